@@ -152,7 +152,7 @@ def test_files_of_other_lengths_are_refused(raw, tmp_path, part):
         (lambda graph: graph.pop(3), "neighbours of every number from 0 to 514"),
         (lambda graph: graph[3].append(516), "the neighbours must lie in 0..515, got up to 516"),
         (lambda graph: graph[3].append(-1), "got up to 5[01][0-9] and down to -1"),
-        (lambda graph: graph[3].append("x"), "where an integer belongs"),
+        (lambda graph: graph[3].append("x"), "where integers belong"),
         (lambda graph: graph[3].append(2**70), "OverflowError"),
     ],
 )

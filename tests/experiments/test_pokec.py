@@ -12,7 +12,7 @@ from peak_memory import at_most
 from scipy.io import savemat
 
 from diffusion_mp_experiments.graphs import load_pokec
-from diffusion_mp_experiments.graphs.pokec_profiles import FEATURES
+from diffusion_mp_experiments.graphs.pokec import FEATURES
 
 REGIONS = ["kraj a, x", "kraj a, y", "Kraj A, z", "kraj b", "null", "kraj c, x", "kraj d", "kraj e", "kraj f"]
 
@@ -93,7 +93,7 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
     lines = [profile(i, age=str(18 + i), texts=(9 + i,), gender=str(i % 2)) for i in range(20)]
     pairs = "".join(f"{i}\t{(7 * i + 3) % 20}\n" for i in range(20))
     whole = load_pokec(write(tmp_path / "root", lines, pairs), cache=tmp_path / "whole")
-    monkeypatch.setattr("diffusion_mp_experiments.graphs.pokec_profiles._BLOCK", 3)
+    monkeypatch.setattr("diffusion_mp_experiments.graphs.pokec._USERS", 3)
     monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BLOCK", 5)
     monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BYTES", 7)
     blocks = load_pokec(tmp_path / "root", cache=tmp_path / "blocks")
@@ -177,7 +177,7 @@ def test_linkx(tmp_path, generator):
         ({"edge_index": np.array([[0, np.nan], [1, 2]])}, "edge_index must hold integers"),
         ({"edge_index": np.zeros((3, 2))}, r"edge_index is \(3, 2\)"),
         ({"label": np.zeros((1, 4))}, "4 labels go with 5 rows of node_feat"),
-        ({"node_feat": "text"}, "node_feat is no full matrix of real numbers"),
+        ({"node_feat": "text"}, "node_feat is no matrix of real numbers"),
     ],
 )
 def test_variables_that_do_not_agree_are_refused(tmp_path, change, message):

@@ -35,20 +35,20 @@ _VERSION = 1  # goes up whenever the same seed gives other graphs, so that no ol
 
 
 class SBMDataset(CachedDataset):
-    """PATTERN or CLUSTER of Dwivedi et al. (2023), drawn here from the published block models.
+    """PATTERN or CLUSTER of Dwivedi et al. (2023), drawn from the published block models.
 
     PATTERN: find the nodes of a planted subgraph (y is 1 there). Five communities (p = 0.5, q = 0.35), letters 0–2 as
     features, and one of 100 fixed patterns of 20 nodes and edge probability 0.5, joined to the rest with 0.5; graph i
     of every split carries pattern i mod 100. CLUSTER: six communities (p = 0.55, q = 0.25); one node of each shows its
     number as a feature, and y is the community of every node. The score of both is `weighted_accuracy`.
 
-    Where the article says 5–35 nodes, the released generator draws 5..34, its upper end being exclusive. So it is here:
-    117.2 nodes per graph, as published for CLUSTER, come out only so (means of 117 and 117.5 nodes). The article's
-    patterns have 20 nodes; those of the released files have 5..34, fixed for each pattern: `pattern_sizes=(5, 34)`.
+    Communities have 5..34 nodes as in the released generator, whose upper end is exclusive, not 5–35 as in the article:
+    only so CLUSTER's graphs have the published 117.2 nodes. The article's patterns have 20 nodes; those of the released
+    files have 5..34, fixed for each pattern: `pattern_sizes=(5, 34)`.
 
-    These are other draws than the released files: the same task and distribution, not the same graphs. Graph i depends
-    on `seed`, split and i alone, so a smaller `num_graphs` gives the first of the larger. PyG's `GNNBenchmarkDataset`
-    reads the released files (it unpickles them) and has the same shapes.
+    The distribution is that of the released files, not the graphs. Graph i depends on `seed`, split and i alone, so a
+    smaller `num_graphs` gives the first of the larger. PyG's `GNNBenchmarkDataset` reads the released files (it
+    unpickles them) and has the same shapes.
 
     Shapes: x [N, 3] (PATTERN) or [N, 7] (CLUSTER), one-hot float; edge_index [2, E] both directions; y [N].
 
@@ -95,17 +95,15 @@ class SBMDataset(CachedDataset):
             raise ValueError(f"pattern_sizes {pattern_sizes} belong to PATTERN; leave them out for {name}.")
         low, high = _pair(pattern_sizes or (20, 20))
         if not 1 <= low <= high:
-            raise ValueError(
-                f"pattern_sizes must be (smallest, largest) with 1 <= smallest <= largest; got {low, high}."
-            )
-
+            must = "(smallest, largest) with 1 <= smallest <= largest"
+            raise ValueError(f"pattern_sizes must be {must}; got {low, high}.")
         self.name, self.split, self.seed = name, split, seed
         self._count, self._pattern_sizes = num_graphs, (low, high)
         sizes = f"-patterns{low}to{high}" if name == "PATTERN" else ""
         super().__init__(root, f"{name}{sizes}-{split}-{num_graphs}-seed{seed}-v{_VERSION}", num_graphs, **options)
 
     def make(self) -> Iterator[Data]:
-        """The graphs of this split, in order."""
+        """Yield the graphs of this split, in order."""
         generator = self._generator(1 + list(_SIZES[self.name]).index(self.split))
         if self.name == "CLUSTER":
             yield from (cluster_graph(generator) for _ in range(self._count))
@@ -135,26 +133,21 @@ class PlantedPattern(NamedTuple):
 def block_model_pairs(
     block: Int[Tensor, " N"], probability: Float[Tensor, "K K"], generator: torch.Generator
 ) -> Int[Tensor, "2 P"]:
-    """Joins every two nodes i < j with `probability[block[i], block[j]]`, independently; each edge once."""
+    """Join any two nodes i < j with `probability[block[i], block[j]]`, independently; each edge once."""
     pairs = torch.triu_indices(len(block), len(block), 1)
     first, second = block[pairs]
     return pairs[:, _uniform(pairs.size(1), generator) < probability[first, second]]
 
 
 def draw_pattern(generator: torch.Generator, *, sizes: tuple[int, int] = (20, 20)) -> PlantedPattern:
-    """A random graph of edge probability 1/2 with random letters; its size is uniform on `sizes`, ends included."""
+    """Draw a graph of edge probability 1/2 with random letters; its size is uniform on `sizes`, ends included."""
     block = torch.zeros(int(_integers(1, *sizes, generator)), dtype=torch.long)
     pairs = block_model_pairs(block, torch.full((1, 1), _PLANTED, dtype=torch.float64), generator)
     return PlantedPattern(pairs, _integers(len(block), 0, _LETTERS - 1, generator))
 
 
 def pattern_graph(pattern: PlantedPattern, generator: torch.Generator) -> Data:
-    """A graph of PATTERN: a block model with random letters, and `pattern` planted in it (Dwivedi et al. 2023).
-
-    Nodes are in random order.
-
-    Shapes: x [N, 3] one-hot float, edge_index [2, E] both directions, y [N], 1 in the pattern and 0 outside.
-    """
+    """Draw a graph of PATTERN, a block model with random letters and `pattern` planted in it, in random order."""
     communities, within, between = _PATTERN
     block = _communities(communities, generator)
     planted = torch.full_like(pattern.letters, communities)
@@ -162,21 +155,17 @@ def pattern_graph(pattern: PlantedPattern, generator: torch.Generator) -> Data:
     probability[-1], probability[:, -1] = _PLANTED, _PLANTED
     probability[-1, -1] = 0  # its own edges are fixed
     background = _integers(len(block), 0, _LETTERS - 1, generator)
-
-    offset = len(block)
+    fixed = pattern.pairs + len(block)
     block = torch.cat([block, planted])
-    pairs = torch.cat([block_model_pairs(block, probability, generator), pattern.pairs + offset], dim=1)
+    pairs = torch.cat([block_model_pairs(block, probability, generator), fixed], dim=1)
     letters = torch.cat([background, pattern.letters])
     return _shuffled(pairs, letters, _LETTERS, (block == communities).long(), generator)
 
 
 def cluster_graph(generator: torch.Generator) -> Data:
-    """A graph of CLUSTER: a block model in which one random node per community shows its number (Dwivedi et al. 2023).
+    """Draw a graph of CLUSTER, a block model in which a random node per community shows its number, in random order.
 
-    Nodes are in random order.
-
-    Shapes: x [N, 7] one-hot float, column c + 1 at the node that shows community c and column 0 at all others;
-        edge_index [2, E] both directions; y [N], the community 0..5.
+    Column c + 1 of x is 1 at the node that shows community c, and column 0 at all others.
     """
     communities, within, between = _CLUSTER
     block = _communities(communities, generator)
@@ -193,7 +182,7 @@ def _communities(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _shuffled(pairs: Tensor, letter: Tensor, letters: int, y: Tensor, generator: torch.Generator) -> Data:
-    """The graph with its nodes renamed at random, so that their order tells nothing."""
+    """Rename the nodes at random, so that their order tells nothing."""
     order = _uniform(len(y), generator).argsort()
     name = torch.empty_like(order)
     name[order] = torch.arange(len(order))
@@ -206,5 +195,5 @@ def _uniform(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _integers(count: int, low: int, high: int, generator: torch.Generator) -> Tensor:
-    """Uniform on low..high, both included."""
+    """Draw uniformly from low..high, both included."""
     return low + (_uniform(count, generator) * (high - low + 1)).long()

@@ -1,4 +1,4 @@
-"""Which labels hyper-parameters are tuned on, and which ones results are reported on."""
+"""Labels to tune hyper-parameters on, and labels to report results on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ _SEED = 2025  # of the pool; the same in every run, or it would be no pool
 
 
 def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
-    """The labels that tuning splits, or else reported splits, are drawn from; all others are −1.
+    """Return the labels that splits for tuning, or for reported results, are drawn from; all others are −1.
 
-    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to what is reported. Splits
-    that are drawn from these labels (`random_split_per_class`, `random_split`: negative labels never enter) train,
-    validate and test on their own side: no label that a result is measured on has been seen while its settings were
-    chosen.
+    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits that are
+    drawn from these labels (`random_split_per_class`, `random_split` ignore negative ones) train, validate and test on
+    their own side, so no label of a reported result was seen while settings were chosen.
 
     Args:
         y: labels [N], negative where there is none.

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from diffusion_mp.errors import as_whole, check_counts, check_number, check_positive
-from diffusion_mp_experiments.files.mapped import ArrayFolder
 from diffusion_mp_experiments.files.reading import as_path
-from diffusion_mp_experiments.graphs.mapped_graph import mapped_graph
+from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
 
 _BLOCK = 1 << 22  # edges, or numbers of features, in memory at a time
 _VERSION = "1"
@@ -31,7 +30,7 @@ def synthetic_pokec(
     unlabelled: float = 1e-4,
     cache: str | Path | None = None,
 ) -> Data:
-    """A directed graph of two classes with Pokec's number of users and friendships, drawn in seconds.
+    """Draw a directed graph of two classes with Pokec's number of users and friendships, in seconds.
 
     - y_i is 0 for one half of the nodes and 1 for the other; a share `unlabelled` has −1 instead, and features and
       edges of its hidden class.
@@ -42,14 +41,14 @@ def synthetic_pokec(
       proportional to w_j. Both degrees are thus log-normal: with a spread of 1.5 and a mean of 18.75 the median is 6
       and the largest about 2·10⁴. Loops and parallel edges are not taken out.
 
-    In Pokec 44.4 % of the friendships join one gender (of 20 000 users that we could count), so what neighbours tell is
-    that opposites attract. The spread of the degrees is our choice; nothing was fitted.
+    In Pokec 44.4 % of the friendships join one gender (counted for 20 000 users). The spread of the degrees is our
+    choice; nothing was fitted.
 
     Args:
         num_nodes, num_edges, num_features: N, E, C.
         seed: decides everything; the same numbers for any number of threads.
         homophily, signal, spread, unlabelled: see above.
-        cache: a folder to write the arrays to, and to open by memory map from then on; without it they are in memory.
+        cache: a folder of memory-mapped arrays; without it they are in memory.
 
     Returns:
         The graph with x [N, C] float32, edge_index [2, E] sorted by source, and y [N].

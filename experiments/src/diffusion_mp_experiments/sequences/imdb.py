@@ -19,9 +19,9 @@ _LONGEST = 1 << 20  # bytes of a review; the longest published one has 14 106
 class IMDb(SequenceDataset):
     """Maas et al.'s (2011) film reviews, byte by byte; label 1 where the review is positive.
 
-    Reads the folder or the archive as it was published, which is not unpacked. Bytes are taken as they are, markup
-    included; the Arena (Tay et al. 2021) reads 4 000 of them and uses the test set for validation as well. Items are in
-    the order of label and file name, wherever they come from: shuffle them.
+    Reads the published folder, or the archive without unpacking it. Bytes include markup; the Arena (Tay et al. 2021)
+    reads 4 000 and uses the test set for validation as well. Items are in the order of label and file name: shuffle
+    them.
 
     Shapes: tokens [L] long, 1–256, L <= max_length; label 0 or 1.
 
@@ -31,8 +31,7 @@ class IMDb(SequenceDataset):
         max_length: bytes that are kept of a review.
 
     Raises:
-        ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, and an archive that is
-            damaged, cut off or of more than 262 144 members.
+        ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, or a damaged archive.
         FileNotFoundError: there are no reviews.
 
     Examples:
@@ -63,13 +62,13 @@ class IMDb(SequenceDataset):
         return len(self._reviews)
 
     def item(self, index: int) -> Item:
-        """Review `index` and its label."""
+        """Return review `index` and its label."""
         text, label = self._reviews[check_index(index, 0, len(self))]
         return byte_tokens(text, self.max_length), label
 
 
 def _from_folder(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
-    """(label, name, first bytes) of every review."""
+    """Yield label, name and first bytes of every review."""
     for label, name in enumerate(_CLASSES):
         for file in (path / split / name).glob("*.txt"):
             if file.is_file():
@@ -79,7 +78,6 @@ def _from_folder(path: Path, split: str, max_length: int) -> Iterator[tuple[int,
 
 
 def _from_archive(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
-    """The same from an archive, in one pass over it; nothing is written, and links and devices are passed over."""
     review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
     with reading(path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."):
         for member, opened in members(path):
