@@ -46,13 +46,9 @@ except (Exception, MemoryError) as error:
 
 
 def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> list[Any]:
-    """Return the named matrices, full ones mapped from `scratch` and sparse ones as `scipy.sparse` matrices.
+    """Return the named matrices of a file of MATLAB 5 to 7: full ones mapped from the empty folder `scratch`, or sparse.
 
-    Args:
-        path: a file of MATLAB 5 to 7.
-        names: of the variables.
-        scratch: an empty folder, which must outlive the arrays.
-        memory: limit on the address space of the child process, in bytes; SciPy and NumPy take 0.4 GB of it.
+    The child process has `memory` bytes of address space, of which SciPy and NumPy take 0.4 GB.
 
     Raises:
         ValueError: there is no such matrix of real numbers, or the file is damaged; call it within `reading`.
@@ -61,16 +57,9 @@ def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> l
         if (version := matfile_version(file)[0]) != 1:
             raise ValueError("it is a file of MATLAB 7.3; save it as version 7" if version else "it is of version 4")
     command = [sys.executable, "-c", _CHILD, str(path.resolve()), str(scratch), str(memory), *names]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each thread reserves memory
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each thread reserves memory
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"scipy.io.loadmat took more than {_SECONDS} seconds") from error
     if done.returncode:

@@ -154,27 +154,24 @@ class _Machine(pickle._Unpickler):
                 return stand_in
         raise ValueError(f"it asks for {module:.60}.{name:.60}, which is no array")
 
-    def _build(self) -> None:
-        state = self.stack.pop()  # type: ignore[attr-defined]
-        self.stack[-1].set_state(state)  # type: ignore[attr-defined]
+    def _build(self: Any) -> None:
+        state = self.stack.pop()
+        self.stack[-1].set_state(state)
 
-    def _push_items(self) -> None:
-        self.append(_Items())  # type: ignore[attr-defined]
-
-    def _push_dictionary(self) -> None:
-        values = self.pop_mark()  # type: ignore[attr-defined]
-        self._push_items()
+    def _dictionary(self: Any) -> None:
+        values, items = self.pop_mark(), _Items()
         for key, value in zip(values[::2], values[1::2], strict=True):
-            self.stack[-1][key] = value  # type: ignore[attr-defined]
+            items[key] = value
+        self.append(items)
 
-    def _push_bytes(self) -> None:
+    def _bytes(self: Any) -> None:
         """The original makes room for as many bytes as the pickle claims to have."""
-        self.append(self.read(int.from_bytes(self.read(8), "little")))  # type: ignore[attr-defined]
+        self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     dispatch = {code: pickle._Unpickler.dispatch[code] for code in _CODES} | {
         pickle.NEWOBJ[0]: pickle._Unpickler.dispatch[pickle.REDUCE[0]],  # a class is called like any other name
         pickle.BUILD[0]: _build,
-        pickle.EMPTY_DICT[0]: _push_items,
-        pickle.DICT[0]: _push_dictionary,
-        pickle.BYTEARRAY8[0]: _push_bytes,
+        pickle.EMPTY_DICT[0]: lambda machine: machine.append(_Items()),
+        pickle.DICT[0]: _dictionary,
+        pickle.BYTEARRAY8[0]: _bytes,
     }

@@ -23,17 +23,11 @@ _BLOCK = 1 << 18  # lines
 _BYTES = 1 << 22
 LONGEST = 1 << 24  # bytes of a line
 _NUMBER = 64  # bytes of a number
-_WAY_OUT = (
-    "Fetch the file again, as it was published; a name that ends in .gz must be gzipped text, any other plain text."
-)
+_WAY_OUT = "Fetch the file again, as it was published: gzipped text where the name ends in .gz, else plain text."
 
 
 def count_lines(path: Path, *, progress: bool = True) -> int:
-    """Count the lines of a text; the last may end without a line break.
-
-    Raises:
-        ValueError: gzip cannot read the file, or a line has more than `LONGEST` bytes.
-    """
+    """Count the lines of a text, whose last may end without a line break; the errors are those of `line_blocks`."""
     return sum(block.count(b"\n") + 1 for _, block in _whole_lines(path, "counting", progress))
 
 
@@ -43,7 +37,7 @@ def line_blocks(
     """Yield lists of at most `size` lines without their line breaks, each with the number of its first line, from 0.
 
     Raises:
-        ValueError: as `count_lines`, or a line has more than `longest` bytes.
+        ValueError: gzip cannot read the file, or a line has more than `longest` bytes.
     """
     for start, block in _whole_lines(path, "reading", progress):
         lines = [line.removesuffix(b"\r") for line in block.split(b"\n")]
@@ -65,16 +59,10 @@ def number_blocks(
 ) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
     """Yield the rows of a table of finite numbers in blocks [rows, columns], each with the number of its first row.
 
-    Args:
-        path: the file.
-        columns, dtype: of the table.
-        delimiter: between the numbers; white space by default.
-        below: numbers must lie in 0 .. below − 1, if given.
-        what: the name of the numbers in errors.
-        progress: show a bar, on a terminal.
+    The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1.
 
     Raises:
-        ValueError: a row has other numbers than these; the sentence names the line, or the first of its block.
+        ValueError: a row has other numbers than these; it names the line or the first of its block, and `what`.
     """
     for start, lines in line_blocks(path, _BLOCK // columns + 1, longest=_NUMBER * columns, progress=progress):
         here = f"{path}, from line {start + 1} on"

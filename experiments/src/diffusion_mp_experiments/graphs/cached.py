@@ -63,20 +63,13 @@ class CachedDataset(InMemoryDataset):
     def make(self) -> Iterator[Data]:
         """Yield `num_graphs` graphs in order."""
 
-    @property
-    def raw_file_names(self) -> list[str]:
-        """None: nothing is downloaded."""
-        return []
+    raw_file_names = ()  # nothing is downloaded
+    processed_file_names = (_GRAPHS,)
 
     @property
     def processed_dir(self) -> str:
         """The folder of the key."""
         return os.path.join(self.root, "processed", self._key)
-
-    @property
-    def processed_file_names(self) -> list[str]:
-        """The one file of graphs."""
-        return [_GRAPHS]
 
     @classmethod
     def save(cls, data_list: Sequence[BaseData], path: str) -> None:

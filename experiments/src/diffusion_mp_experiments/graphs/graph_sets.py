@@ -26,17 +26,11 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
     Features are the attributes of nodes, if any, and then their labels, one-hot. (PyG's `TUDataset` leaves the
     attributes out by default.)
 
-    Args:
-        root: the folder that holds the folder `<name>`.
-        name: of the set.
-
     Returns:
         Graphs with x [N, C], edge_index [2, E] and y [1]; edge_attr [E, D] where edges have any.
 
     Raises:
-        TypeError: name is no name.
-        FileNotFoundError: files are missing; the sentence says which.
-        ValueError: a file is damaged, or they do not belong together.
+        TypeError, FileNotFoundError, ValueError: name is no str, or files are missing or damaged.
 
     Examples:
         >>> (folder / "TINY" / "raw").mkdir(parents=True)
@@ -78,17 +72,15 @@ _WAY_OUT = "Make it anew of the files of https://github.com/google-research/grap
 def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]:
     """Load task "logic8" of Sanchez-Lengeling et al. (2020): molecules, and whether they have certain parts together.
 
-    Args:
-        root: the folder that holds `logic8_graphs_plain.npz`, the published graphs without their pickles.
-        split: the published one, "train" (7 753 molecules) or "test" (918).
+    Reads `root/logic8_graphs_plain.npz`, the published graphs without their pickles. The published split has 7 753
+    molecules to train and 918 to test.
 
     Returns:
         Molecules with x [N, types], one-hot types of atoms, edge_index [2, E], edge_attr [E, 5], y [1] in 0..1, and
         node_label [N], whether an atom is part of the reason.
 
     Raises:
-        ValueError: an unknown split, a damaged file, or arrays that do not belong together.
-        FileNotFoundError: the file is missing.
+        ValueError, FileNotFoundError: an unknown split, or a file that is damaged or missing.
 
     Examples:
         >>> import numpy as np

@@ -50,12 +50,7 @@ def mapped_graph(
 ) -> Data:
     """Return the graph in the folder `cache`, which `make` fills if needed; see `mapped_arrays`.
 
-    Args:
-        cache: a folder for these arrays alone.
-        make: writes edge_index [2, E], y, and other attributes of nodes and edges.
-        sources: the files that it reads.
-        made_by: what else determines the arrays.
-        classes: labels are −1 .. classes − 1.
+    `make` writes edge_index [2, E], y with labels −1 .. classes − 1, and other attributes of nodes and edges.
     """
     arrays = mapped_arrays(cache, make, sources, made_by=made_by)
     with reading(cache, "Delete the folder, and it is made anew."):

@@ -44,8 +44,7 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
 
     Raises:
         ValueError: an unknown name, a damaged file, or files that do not belong together.
-        FileNotFoundError: files are missing; the sentence says which, how to get them and where to put them.
-        ConnectionError: the download failed.
+        FileNotFoundError, ConnectionError: files are missing, with the way to get them, or the download failed.
 
     Examples:
         >>> load_planetoid(folder, "Cora")  # says what to put where
@@ -116,16 +115,16 @@ def _read_part(part: str, content: bytes) -> Any:
     if part == "test.index":
         return np.array([int(line) for line in content.decode("ascii").split()], np.int64)
     value = read_pickle(content)
-    kind: type = csr_matrix if part.endswith("x") else dict if part == "graph" else np.ndarray
-    if not isinstance(value, kind):
-        raise ValueError(f"it holds a {type(value).__name__}, where a {kind.__name__} belongs")
-    if kind is np.ndarray and (value.ndim != 2 or value.shape[1] == 0):
-        raise ValueError(f"it must hold one row of classes for each paper, not an array of shape {value.shape}")
-    if kind is dict:
+    if part.endswith("x") and isinstance(value, csr_matrix):
+        return value
+    if part.endswith("y") and isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1]:
+        return value
+    if part == "graph" and isinstance(value, dict):
         if value.keys() != set(range(len(value))):
             raise ValueError(f"it must list the neighbours of every number from 0 to {len(value) - 1}")
         return [as_integers(value[node]) for node in range(len(value))]
-    return value
+    kind = {"x": "a CSR matrix", "y": "an array [papers, classes]", "h": "a dictionary"}[part[-1]]
+    raise ValueError(f"it must hold {kind}, not a {type(value).__name__} of shape {getattr(value, 'shape', ())}")
 
 
 def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:

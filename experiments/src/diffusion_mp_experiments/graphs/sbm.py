@@ -46,9 +46,8 @@ class SBMDataset(CachedDataset):
     only so CLUSTER's graphs have the published 117.2 nodes. The article's patterns have 20 nodes; those of the released
     files have 5..34, fixed for each pattern: `pattern_sizes=(5, 34)`.
 
-    The distribution is that of the released files, not the graphs. Graph i depends on `seed`, split and i alone, so a
-    smaller `num_graphs` gives the first of the larger. PyG's `GNNBenchmarkDataset` reads the released files (it
-    unpickles them) and has the same shapes.
+    The distribution is that of the released files, not the graphs. Graph i depends on `seed`, split and i alone. PyG's
+    `GNNBenchmarkDataset` reads the released files (it unpickles them) and has the same shapes.
 
     Shapes: x [N, 3] (PATTERN) or [N, 7] (CLUSTER), one-hot float; edge_index [2, E] both directions; y [N].
 
@@ -56,20 +55,16 @@ class SBMDataset(CachedDataset):
         root: a writable folder; graphs are kept in `root/processed/<parameters>`.
         name: "PATTERN" or "CLUSTER".
         split: "train", "val" or "test".
-        num_graphs: graphs of the split; the benchmark's 10 000/2 000/2 000 or 10 000/1 000/1 000 by default.
-        seed: draws patterns and graphs.
+        num_graphs: graphs of the split; by default 10 000/2 000/2 000 (PATTERN) or 10 000/1 000/1 000 (CLUSTER).
+        seed: draws patterns and graphs, 0 .. 2³⁰ − 1.
         pattern_sizes: smallest and largest number of nodes of a pattern, (20, 20) by default; PATTERN only.
         options: transform, pre_transform, force_reload and log of `CachedDataset`.
 
     Raises:
-        ValueError: an unknown name or split, a count below 1, a seed outside 0..2³⁰ − 1, and sizes out of order, or
-            given for CLUSTER.
+        TypeError, ValueError: an argument is unknown or out of range.
 
     Examples:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     graphs = SBMDataset(root, "CLUSTER", num_graphs=2)
-        >>> len(graphs)
+        >>> len(SBMDataset(folder, "CLUSTER", num_graphs=2))
         2
     """
 

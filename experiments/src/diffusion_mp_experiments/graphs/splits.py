@@ -19,14 +19,8 @@ def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> In
     drawn from these labels (`random_split_per_class`, `random_split` ignore negative ones) train, validate and test on
     their own side, so no label of a reported result was seen while settings were chosen.
 
-    Args:
-        y: labels [N], negative where there is none.
-        tuning: the side of tuning, or the side of results.
-        share: of the labelled nodes that belong to tuning.
-
     Raises:
-        TypeError: y is no tensor (array, list) of whole numbers [N].
-        ValueError: a share outside (0, 1).
+        TypeError, ValueError: y holds no whole numbers [N], or the share is not in (0, 1).
     """
     check_flags(tuning=tuning)
     check_number(share, "share")

@@ -36,17 +36,16 @@ def synthetic_pokec(
       edges of its hidden class.
     - x_i = signal · s_i u + ε_i with s_i = ±1 the class, u = (1, …, 1)/√C and ε_i ~ N(0, I). No rule that reads x_i
       alone is right more often than Φ(signal): 62 % for 0.3.
-    - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all of them
-      sum to E; each edge ends in the sender's class with probability `homophily`, at a node j of it with probability
-      proportional to w_j. Both degrees are thus log-normal: with a spread of 1.5 and a mean of 18.75 the median is 6
-      and the largest about 2·10⁴. Loops and parallel edges are not taken out.
+    - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all sum to E;
+      each edge ends in the sender's class with probability `homophily`, at a node j of it with probability proportional
+      to w_j. Both degrees are thus log-normal: with a spread of 1.5 and a mean of 18.75 the median is 6 and the largest
+      about 2·10⁴. Loops and parallel edges remain.
 
-    In Pokec 44.4 % of the friendships join one gender (counted for 20 000 users). The spread of the degrees is our
-    choice; nothing was fitted.
+    In Pokec 44.4 % of the friendships join one gender (counted for 20 000 users). The spread is our choice.
 
     Args:
         num_nodes, num_edges, num_features: N, E, C.
-        seed: decides everything; the same numbers for any number of threads.
+        seed: decides everything, for any number of threads.
         homophily, signal, spread, unlabelled: see above.
         cache: a folder of memory-mapped arrays; without it they are in memory.
 
@@ -54,8 +53,7 @@ def synthetic_pokec(
         The graph with x [N, C] float32, edge_index [2, E] sorted by source, and y [N].
 
     Raises:
-        TypeError, ValueError: sizes below 1 (2 nodes), probabilities outside [0, 1], a spread above 100, and a cache
-            that is damaged.
+        TypeError, ValueError: an argument is out of range, or the cache is damaged.
 
     Examples:
         >>> synthetic_pokec(num_nodes=100, num_edges=400, num_features=3).x.shape

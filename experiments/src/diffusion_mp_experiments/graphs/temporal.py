@@ -41,16 +41,14 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
         Snapshots in the order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight [E].
 
     Raises:
-        TypeError, ValueError: an option does not fit, or the file is damaged.
-        FileNotFoundError: it is missing.
+        TypeError, ValueError, FileNotFoundError: an option does not fit, or the file is damaged or missing.
 
     Examples:
         >>> import json
         >>> content = {"edges": [[0, 1]], "FX": [[0.0, 9.0], [1.0, 8.0], [2.0, 7.0], [3.0, 6.0]]}  # four times
         >>> _ = (folder / "chickenpox.json").write_text(json.dumps(content))
-        >>> first, second = load_snapshots(folder, "chickenpox", lags=2)
-        >>> first.x.tolist(), first.y.tolist()
-        ([[0.0, 1.0], [9.0, 8.0]], [2.0, 7.0])
+        >>> load_snapshots(folder, "chickenpox", lags=2)[0].x.tolist()
+        [[0.0, 1.0], [9.0, 8.0]]
     """
     check_choice(name, "name", get_args(TemporalName))
     lags = _LAGS[name] if lags is None else as_whole(lags, "lags")
@@ -97,16 +95,13 @@ def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
 def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
     """Fit a forecast ŷ [N] of a snapshot's lags x [N, L] to earlier snapshots.
 
-    - "zero": 0, the mean of a standardised series.
-    - "last": the latest lag.
-    - "mean": x̄_i, the mean of the lags.
+    - "zero": 0, the mean of a standardised series; "last": the latest lag; "mean": x̄_i, the mean of the lags.
     - "pooled": x̄_i + (1/N) Σ_j (x_jL − x̄_j): on top of its mean, every node departs from it as all do on average.
     - "own": the mean of y_i over the given snapshots, whatever the lags are.
     - "ridge": a linear autoregression, the same for all nodes (Hoerl & Kennard 1970), its penalty chosen by
       leave-one-out cross-validation.
 
-    Raises:
-        ValueError: an unknown name, or no snapshot.
+    ValueError for an unknown name or no snapshots.
 
     Examples:
         >>> series = [Data(x=torch.rand(5, 4), y=torch.rand(5)) for _ in range(8)]

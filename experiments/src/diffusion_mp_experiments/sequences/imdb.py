@@ -35,11 +35,10 @@ class IMDb(SequenceDataset):
         FileNotFoundError: there are no reviews.
 
     Examples:
-        >>> for name, text in {"pos/0_9.txt": "Splendid!", "neg/0_2.txt": "Oh no."}.items():
-        ...     (folder / "train" / name).parent.mkdir(parents=True)
-        ...     _ = (folder / "train" / name).write_text(text)
-        >>> [(len(tokens), int(label)) for tokens, label in IMDb(folder, max_length=8)]
-        [(6, 0), (8, 1)]
+        >>> (folder / "train" / "pos").mkdir(parents=True)
+        >>> _ = (folder / "train" / "pos" / "0_9.txt").write_text("Splendid!")
+        >>> [(len(tokens), label) for tokens, label in IMDb(folder, max_length=8)]
+        [(8, 1)]
     """
 
     vocabulary = 257
