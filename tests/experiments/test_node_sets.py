@@ -12,13 +12,7 @@ from small_sets import GROUPS, make_facebook, make_heterophilous, make_mnist, ma
 from torch_geometric.datasets import HeterophilousGraphDataset, LINKXDataset
 from torch_geometric.utils import coalesce
 
-from diffusion_mp_experiments.graphs import (
-    load_digits,
-    load_facebook,
-    load_heterophilous,
-    load_mnist,
-    load_newsgroups,
-)
+from diffusion_mp_experiments.graphs import load_digits, load_facebook, load_heterophilous, load_mnist, load_newsgroups
 
 
 def pairs(data):

@@ -16,7 +16,7 @@ from torch_geometric.utils import subgraph
 
 from diffusion_mp.data import AddLaplacianPE
 from diffusion_mp_experiments.graphs import SBMDataset
-from diffusion_mp_experiments.graphs.sbm import block_model_pairs, cluster_graph, draw_pattern, pattern_graph
+from diffusion_mp_experiments.graphs.drawn import block_model_pairs, cluster_graph, draw_pattern, pattern_graph
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -147,7 +147,7 @@ def test_graphs_are_simple_and_undirected(tmp_path, name, letters, classes):
 
 
 def test_one_graph_of_each_is_pinned(tmp_path):
-    """The same on every machine: if this fails, seeds give other graphs than before; raise _VERSION in sbm.py."""
+    """The same on every machine: if this fails, seeds give other graphs than before; raise _VERSION in drawn.py."""
     found = [digest(SBMDataset(tmp_path, name, "test", num_graphs=1, log=False)[0]) for name in ("PATTERN", "CLUSTER")]
     assert found == ["5545658008f562d5", "76d9a1e2d0113885"]
 

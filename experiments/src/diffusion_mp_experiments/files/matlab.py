@@ -46,7 +46,7 @@ except (Exception, MemoryError) as error:
 
 
 def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> list[Any]:
-    """Return the named matrices of a file of MATLAB 5 to 7: full ones mapped from the empty folder `scratch`, or sparse.
+    """Return the named matrices of a file of MATLAB 5 to 7: full ones mapped from the folder `scratch`, or sparse.
 
     The child process has `memory` bytes of address space, of which SciPy and NumPy take 0.4 GB.
 

@@ -1,5 +1,6 @@
 """Graphs of the papers, read from published files or drawn; nothing is downloaded unless asked for."""
 
+from diffusion_mp_experiments.graphs.drawn import SBMDataset, synthetic_pokec
 from diffusion_mp_experiments.graphs.graph_sets import load_synmol, load_tu
 from diffusion_mp_experiments.graphs.node_sets import (
     load_digits,
@@ -12,8 +13,6 @@ from diffusion_mp_experiments.graphs.ogb import SumEdgeFeatures, load_ogb
 from diffusion_mp_experiments.graphs.peptides import PeptidesFunctional
 from diffusion_mp_experiments.graphs.planetoid import load_planetoid
 from diffusion_mp_experiments.graphs.pokec import load_pokec
-from diffusion_mp_experiments.graphs.sbm import SBMDataset
-from diffusion_mp_experiments.graphs.synthetic_pokec import synthetic_pokec
 from diffusion_mp_experiments.graphs.temporal import fit_forecast, load_snapshots
 
 __all__ = [

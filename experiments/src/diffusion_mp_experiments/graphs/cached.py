@@ -38,8 +38,7 @@ class CachedDataset(InMemoryDataset):
         root: a writable folder.
         key: the name of the folder of these graphs.
         num_graphs: how many `make` yields.
-        transform: applied whenever a graph is accessed.
-        pre_transform: applied before saving; a warning tells when it prints differently from the saved one.
+        transform, pre_transform: applied on access, and before saving; a warning tells when the latter has changed.
         force_reload: make the files anew.
         log: show a progress bar while graphs are made.
     """

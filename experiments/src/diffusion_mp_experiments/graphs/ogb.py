@@ -59,18 +59,13 @@ def load_ogb(root: str | Path, name: OgbName, *, cache: str | Path | None = None
     """Load a node data set of the Open Graph Benchmark (Hu et al. 2020), with the masks of its split.
 
     Reads the unpacked archive, `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`, where the ogb
-    package puts it too. Its `processed` folder holds pickles and is not opened.
+    package puts it too. Its `processed` folder holds pickles and is not opened. The arrays are memory-mapped from the
+    folder `cache`, by default `root/ogbn_arxiv/processed/arrays`.
 
     - ogbn-arxiv: x [N, 128], y [N] of 40 classes, node_year [N], and edge_index as published, from a paper to those it
       cites; most models take both directions.
     - ogbn-proteins: y [N, 112] of 0 and 1, node_species [N], edge_index in both directions, edge 2k + 1 the reverse of
       edge 2k, edge_attr [E, 8]; there is no x.
-
-    Args:
-        root: the folder that holds `ogbn_arxiv` or `ogbn_proteins`.
-        name: "ogbn-arxiv" or "ogbn-proteins".
-        cache: the folder of the memory-mapped arrays, by default `root/ogbn_arxiv/processed/arrays`.
-        progress: show a bar while files are read, on a terminal.
 
     Raises:
         ValueError: an unknown name, or a damaged file, with its line where it is known.

@@ -59,14 +59,11 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
     files = {part: raw / f"ind.{name.lower()}.{part}" for part in _PARTS}
     if download and not all(file.is_file() for file in files.values()):
         _download(root, name)
-    check_present(
-        name,
-        raw,
-        files.values(),
-        f"Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there, so that root is "
-        f"{root} and the layout root/{name}/raw/ind.{name.lower()}.*; or, online, let PyG download them: "
-        f'load_planetoid(root, "{name}", download=True).',
+    way_out = (
+        f"Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there, root being {root}"
     )
+    download_them = f'let PyG download them: load_planetoid(root, "{name}", download=True)'
+    check_present(name, raw, files.values(), f"{way_out}; or, online, {download_them}.")
     data = _read_graph(files)
     return NormalizeFeatures()(data) if normalize_features else data
 

@@ -62,19 +62,13 @@ def load_pokec(
 
     The 65 features of the SNAP files: public, completion percentage, last login, registration and age, each
     standardised over the users who state it, 0 for the others; flags where one of the first two, one of the dates, or
-    the age (0 is none) is not stated; a flag for each of the five most frequent regions (the part before the comma), and one
+    the age (0 is none) is not stated; flags for each of the five most frequent regions (the part before the comma), and
     for no region; and for each of the 51 columns 9 to 59, whether it is filled.
 
     The data has no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, as
     `random_split(data.y, 0.1, 0.1, generator)` draws them, while their released command draws 50, 25 and 25 % (D13 in
-    docs/errata.md): say which one a number was obtained with.
-
-    Args:
-        root: the folder of the files.
-        source: "snap" or "linkx".
-        cache: the folder of the memory-mapped arrays, by default `root/processed/pokec-<source>`; the SHA-256 sums of
-            the files are recorded there, for SNAP and LINKX publish none.
-        progress: show a bar while files are read, on a terminal.
+    docs/errata.md): say which one a number was obtained with. The arrays are memory-mapped from the folder `cache`, by
+    default `root/processed/pokec-<source>`, which records the SHA-256 sums of the files, for none are published.
 
     Returns:
         The graph with x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated;

@@ -30,12 +30,8 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
       the last day known. Every region is standardised over all days, as PyG Temporal does it: this shows the test
       period to the model, but only so are figures comparable with published ones.
 
-    Edges are made undirected: two directions have their mean weight, and one alone serves for both.
-
-    Args:
-        root: the folder that holds `chickenpox.json` and `england_covid.json`.
-        name: "chickenpox" or "england_covid".
-        lags: values before the one to be forecast, 4 and 8 by default.
+    Reads `root/<name>.json`. A forecast sees `lags` values, 4 and 8 by default. Edges are made undirected: two
+    directions have their mean weight, and one alone serves for both.
 
     Returns:
         Snapshots in the order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight [E].
