@@ -1,7 +1,7 @@
 """Graphs that are drawn: PATTERN and CLUSTER of the stochastic block model, and one of Pokec's size.
 
-A `torch.Generator` on the CPU draws everything, so that a seed gives the same graphs for any number of threads; those of
-the block model come from uniform numbers in double precision, the same on every machine.
+A `torch.Generator` on the CPU draws everything, so a seed gives the same graphs for any number of threads; those of the
+block model come from uniform numbers in double precision, the same on every machine.
 """
 
 from __future__ import annotations

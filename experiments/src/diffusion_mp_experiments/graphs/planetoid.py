@@ -59,9 +59,7 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
     files = {part: raw / f"ind.{name.lower()}.{part}" for part in _PARTS}
     if download and not all(file.is_file() for file in files.values()):
         _download(root, name)
-    way_out = (
-        f"Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there, root being {root}"
-    )
+    way_out = "Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there"
     download_them = f'let PyG download them: load_planetoid(root, "{name}", download=True)'
     check_present(name, raw, files.values(), f"{way_out}; or, online, {download_them}.")
     data = _read_graph(files)
