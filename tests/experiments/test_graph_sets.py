@@ -75,6 +75,10 @@ def test_small_synmol(tmp_path):
         ({"y": np.array([0, 1, 2])}, r"y must lie in 0\.\.1, got up to 2"),
         ({"edge_index_local": np.full((2, 6), 2)}, "the number of its graph's nodes - 1"),
         ({"edge_feat": np.full((6, 5), np.inf)}, "must be finite numbers"),
+        (
+            {"edge_feat": np.zeros((6, 3_000_000), np.float32)},
+            "its arrays unpack into 720[0-9]{5} bytes, more than 67108864",
+        ),
         ({"test_index": np.array([0])}, "a molecule is twice"),
         ({"atom_type": np.array([0, 2, 1, 1, 0, 64])}, r"atom_type must lie in 0\.\.63"),
     ],

@@ -105,13 +105,6 @@ def _matrix(state: Any) -> csr_matrix:
     return matrix
 
 
-def _bytes(text: Any, encoding: Any) -> bytes:
-    """`_codecs.encode`, by which protocols 0 to 2 write bytes."""
-    if encoding != "latin1":
-        raise ValueError("its bytes are not written as Latin-1")
-    return text.encode("latin-1")
-
-
 class _Items(dict[Any, Any]):
     """A dictionary of strings and numbers; hashing tuples that contain each other can take exponential time."""
 
@@ -136,7 +129,10 @@ _STAND_INS: list[tuple[str, Callable[..., Any]]] = [
     ("scipy.sparse.csr.csr_matrix scipy.sparse._csr.csr_matrix scipy.sparse._csr.csr_array", lambda: _Object(_matrix)),
     ("copy_reg._reconstructor copyreg._reconstructor copyreg.__newobj__", lambda kind, *_: kind()),
     ("collections.defaultdict", lambda *_: _Items()),
-    ("_codecs.encode", _bytes),
+    (
+        "_codecs.encode",
+        lambda text, encoding: text.encode({"latin1": "latin-1"}[encoding]),
+    ),  # bytes in protocols 0 to 2
     ("__builtin__.bytes builtins.bytes", lambda: b""),
     # Arguments of those above only.
     ("numpy.ndarray __builtin__.object builtins.object __builtin__.list builtins.list", lambda: None),

@@ -90,14 +90,17 @@ class SBMDataset(CachedDataset):
             raise ValueError(f"seed must lie in 0 .. 2**30 - 1; got {seed}.")
         if pattern_sizes is not None and name != "PATTERN":
             raise ValueError(f"pattern_sizes {pattern_sizes} belong to PATTERN; leave them out for {name}.")
-        low, high = _pair(pattern_sizes or (20, 20))
+        sizes = pattern_sizes or (20, 20)
+        if not isinstance(sizes, (tuple, list)) or len(sizes) != 2:
+            raise TypeError(f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}.")
+        low, high = (as_whole(size, f"pattern_sizes[{place}]") for place, size in enumerate(sizes))
         if not 1 <= low <= high:
             must = "(smallest, largest) with 1 <= smallest <= largest"
             raise ValueError(f"pattern_sizes must be {must}; got {low, high}.")
         self.name, self.split, self.seed = name, split, seed
         self._count, self._pattern_sizes = num_graphs, (low, high)
-        sizes = f"-patterns{low}to{high}" if name == "PATTERN" else ""
-        super().__init__(root, f"{name}{sizes}-{split}-{num_graphs}-seed{seed}-v{_VERSION}", num_graphs, **options)
+        patterns = f"-patterns{low}to{high}" if name == "PATTERN" else ""
+        super().__init__(root, f"{name}{patterns}-{split}-{num_graphs}-seed{seed}-v{_VERSION}", num_graphs, **options)
 
     def make(self) -> Iterator[Data]:
         """Yield the graphs of this split, in order."""
@@ -112,12 +115,6 @@ class SBMDataset(CachedDataset):
     def _generator(self, stream: int) -> torch.Generator:
         """Streams: 0 the patterns, which all splits share, 1 to 3 the splits."""
         return torch.Generator().manual_seed(4 * self.seed + stream)
-
-
-def _pair(sizes: object) -> tuple[int, int]:
-    if not isinstance(sizes, (tuple, list)) or len(sizes) != 2:
-        raise TypeError(f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}.")
-    return as_whole(sizes[0], "pattern_sizes[0]"), as_whole(sizes[1], "pattern_sizes[1]")
 
 
 class PlantedPattern(NamedTuple):

@@ -113,21 +113,15 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
     if not snapshots:
         raise ValueError("snapshots must hold at least one snapshot to learn from; got none.")
     own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
-    match name:
-        case "last":
-            return lambda x: x[:, -1]
-        case "mean":
-            return lambda x: x.mean(1)
-        case "own":
-            return lambda x: own
-        case "pooled":
-            return lambda x: x.mean(1) + (x[:, -1] - x.mean(1)).mean()
-        case "ridge":
-            return _ridge(snapshots)
-    return lambda x: torch.zeros_like(x[:, 0])
-
-
-def _ridge(snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
+    forecasts: dict[str, Callable[[Tensor], Tensor]] = {
+        "zero": lambda x: torch.zeros_like(x[:, 0]),
+        "last": lambda x: x[:, -1],
+        "mean": lambda x: x.mean(1),
+        "own": lambda x: own,
+        "pooled": lambda x: x.mean(1) + (x[:, -1] - x.mean(1)).mean(),
+    }
+    if name in forecasts:
+        return forecasts[name]
     from sklearn.linear_model import RidgeCV
 
     lags, values = torch.cat([s.x for s in snapshots]), torch.cat([s.y for s in snapshots])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp_experiments.files.archives import members
@@ -48,8 +48,15 @@ class IMDb(SequenceDataset):
         check_choice(split, "split", ("train", "test"))
         check_counts(max_length=max_length)
         self.split, self.max_length = split, max_length
-        path = as_path(path, "path")
-        reviews = _from_archive(path, split, max_length) if path.is_file() else _from_folder(path, split, max_length)
+        path, reviews = as_path(path, "path"), []
+        review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
+        with reading(path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."):
+            for name, size, content in _files(path, split):
+                if found := review.fullmatch(name):
+                    if size > _LONGEST:
+                        must = f"a review must have at most {_LONGEST} bytes; this one has {size}"
+                        raise ValueError(f"{path}, {name[:200]}: {must}.")
+                    reviews.append((_CLASSES.index(found[1]), found[2], content.read(min(max_length, _LONGEST))))
         self._reviews = [(text, label) for label, _, text in sorted(reviews)]
         if not self._reviews:
             raise FileNotFoundError(
@@ -66,25 +73,11 @@ class IMDb(SequenceDataset):
         return byte_tokens(text, self.max_length), label
 
 
-def _from_folder(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
-    """Yield label, name and first bytes of every review."""
-    for label, name in enumerate(_CLASSES):
-        for file in (path / split / name).glob("*.txt"):
-            if file.is_file():
-                _check_size(f"{file}", file.stat().st_size)
-                with file.open("rb") as opened:
-                    yield label, file.name, opened.read(min(max_length, _LONGEST))
-
-
-def _from_archive(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
-    review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
-    with reading(path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."):
-        for member, opened in members(path):
-            if found := review.fullmatch(member.name):
-                _check_size(f"{path}, {member.name[:200]}", member.size)
-                yield _CLASSES.index(found[1]), found[2], opened.read(min(max_length, _LONGEST))
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > _LONGEST:
-        raise ValueError(f"{name}: a review must have at most {_LONGEST} bytes; this one has {size}.")
+def _files(path: Path, split: str) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, size and content of the files in an archive, or of those of a split in a folder."""
+    if path.is_file():
+        yield from ((member.name, member.size, content) for member, content in members(path))
+    for file in (path / split).glob("*/*.txt"):
+        if file.is_file():
+            with file.open("rb") as content:
+                yield f"{split}/{file.parent.name}/{file.name}", file.stat().st_size, content
