@@ -71,7 +71,7 @@ def test_small_synmol(tmp_path):
     [
         ({"num_nodes": np.array([2, 3, 2])}, "do not add up to 6 nodes"),
         ({"num_nodes": np.array([6, 0, 0])}, "do not add up"),
-        ({"y": np.array([0, 1])}, r"num_nodes is \[3\] beside"),
+        ({"y": np.array([0, 1])}, r"num_nodes is \[3\] for"),
         ({"y": np.array([0, 1, 2])}, r"y must lie in 0\.\.1, got up to 2"),
         ({"edge_index_local": np.full((2, 6), 2)}, "the number of its graph's nodes - 1"),
         ({"edge_feat": np.full((6, 5), np.inf)}, "must be finite numbers"),

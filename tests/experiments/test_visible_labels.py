@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diffusion_mp.data import random_split_per_class
-from diffusion_mp_experiments.graphs.splits import visible_labels
+from diffusion_mp_experiments.graphs.node_sets import visible_labels
 
 Y = torch.arange(400) % 4
 Y[::10] = -1

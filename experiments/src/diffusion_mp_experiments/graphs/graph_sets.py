@@ -96,17 +96,17 @@ def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]
     with reading(path, _WAY_OUT):
         read = read_npz(path, [*_NUMBERS, "edge_feat"], _LARGEST)
         arrays = {key: torch.from_numpy(part) for key, part in read.items()}
-        edge_feat, whole = arrays.pop("edge_feat").float(), {key: part.long() for key, part in arrays.items()}
-        _check(whole, edge_feat)
-    nodes, edges = whole["num_nodes"].tolist(), whole["num_edges"].tolist()
+        edge_feat, numbers = arrays.pop("edge_feat").float(), {key: part.long() for key, part in arrays.items()}
+        _check(numbers, edge_feat)
+    nodes, edges = numbers["num_nodes"].tolist(), numbers["num_edges"].tolist()
     parts = {
-        "x": one_hot(whole["atom_type"]).float().split(nodes),
-        "edge_index": whole["edge_index_local"].split(edges, dim=1),
+        "x": one_hot(numbers["atom_type"]).float().split(nodes),
+        "edge_index": numbers["edge_index_local"].split(edges, dim=1),
         "edge_attr": edge_feat.split(edges),
-        "y": whole["y"].split(1),
-        "node_label": whole["node_label"].split(nodes),
+        "y": numbers["y"].split(1),
+        "node_label": numbers["node_label"].split(nodes),
     }
-    return [Data(**{key: part[row] for key, part in parts.items()}) for row in whole[f"{split}_index"].tolist()]
+    return [Data(**{key: part[row] for key, part in parts.items()}) for row in numbers[f"{split}_index"].tolist()]
 
 
 def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
@@ -118,7 +118,7 @@ def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
             found = list(arrays[name].shape)
-            raise ValueError(f"{name} is {found} beside {total} nodes, {pairs} edges and {graphs} graphs")
+            raise ValueError(f"{name} is {found} for {total} nodes, {pairs} edges and {graphs} graphs")
     if edge_feat.dim() != 2 or not edge_feat.isfinite().all():
         raise ValueError(f"edge_feat must be finite numbers [{pairs}, F], got {list(edge_feat.shape)}")
     if (nodes < 1).any() or (edges < 0).any() or int(nodes.sum()) != total or int(edges.sum()) != pairs:

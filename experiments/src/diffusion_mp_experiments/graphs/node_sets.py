@@ -1,4 +1,7 @@
-"""Small node data sets: the graphs of Platonov et al., Facebook100, MNIST, 20 Newsgroups, and scikit-learn's digits."""
+"""Small node data sets: the graphs of Platonov et al., Facebook100, MNIST, 20 Newsgroups, and scikit-learn's digits.
+
+Also the labels of any set that hyper-parameters may be tuned on.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
 from diffusion_mp.data.knn import KNNGraph
-from diffusion_mp.errors import as_whole, check_counts, check_kind
+from diffusion_mp.data.splits import label_mask
+from diffusion_mp.errors import as_whole, check_counts, check_flags, check_kind, check_number
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.arrays import read_npz
 from diffusion_mp_experiments.files.matlab import read_matrices
@@ -258,3 +262,28 @@ def load_digits(num_neighbors: int = 5) -> Data:
     # Sixteenths are exact in every floating-point format, and so are the distances between them.
     data = Data(x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long())
     return KNNGraph(num_neighbors)(data)
+
+
+_POOL_SEED = 2025  # the same in every run
+
+
+def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
+    """Return the labels that splits for tuning, or for reported results, are drawn from; all others are −1.
+
+    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits that are
+    drawn from these labels (`random_split_per_class`, `random_split` ignore negative ones) train, validate and test on
+    their own side, so no label of a reported result was seen while settings were chosen.
+
+    Raises:
+        TypeError, ValueError: y holds no whole numbers [N], or the share is not in (0, 1).
+    """
+    check_flags(tuning=tuning)
+    check_number(share, "share")
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie in (0, 1), the part of the labels for tuning; got {share}.")
+    y = torch.as_tensor(y)
+    labelled = label_mask(y).cpu().nonzero().flatten()
+    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED))
+    pool = torch.zeros(len(y), dtype=torch.bool)
+    pool[labelled[order[: int(share * len(labelled))]]] = True
+    return y.where(pool.to(y.device) == tuning, -1)

@@ -133,7 +133,7 @@ def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
     shapes = {"x": (train, features), "tx": (tested, features), "allx": (num_known, features), "y": (train, classes)}
     for part, expected in {**shapes, "ty": (tested, classes), "test.index": (tested,)}.items():
         if parts[part].shape != expected:
-            refuse(part, f"it has the shape {parts[part].shape}; beside the other files, {expected} is expected")
+            refuse(part, f"it has the shape {parts[part].shape}; the other files need {expected}")
     last, different = len(parts["graph"]) - 1, np.unique(parts["test.index"])
     if not (len(different) == tested > 0 and different[0] == num_known and different[-1] == last):
         numbers = f"from {num_known}, the rows of allx, to {last}, the last node"
