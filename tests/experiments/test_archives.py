@@ -133,3 +133,11 @@ def test_long_names_are_read(tmp_path, format):
         member.size = 4
         archive.addfile(member, io.BytesIO(b"Good"))
     assert read(tmp_path / "a.tar.gz") == [b"Good"]
+
+
+def test_no_header_leads_back():
+    """Older releases of tarfile followed negative sizes round and round."""
+    stream = archives._Forward(io.BytesIO(b"abc"))
+    assert stream.read(2) == b"ab"
+    with pytest.raises(tarfile.ReadError, match="a header leads back"):
+        stream.seek(0)

@@ -23,11 +23,10 @@ from scipy.sparse import issparse, save_npz
 path, folder, memory, *names = sys.argv[1:]
 try:
     import resource
-except ImportError:  # there is none on Windows
-    pass
-else:
     limit, hard = int(memory), resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+except (ImportError, ValueError, OSError):  # Windows has no such limit, and macOS refuses it
+    pass
 try:
     for name in names:
         matrix = loadmat(path, variable_names=[name]).get(name)  # one at a time: together they may not fit
@@ -56,7 +55,19 @@ def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> l
     with path.open("rb") as file:
         if (version := matfile_version(file)[0]) != 1:
             raise ValueError("it is a file of MATLAB 7.3; save it as version 7" if version else "it is of version 4")
-    command = [sys.executable, "-c", _CHILD, str(path.resolve()), str(scratch), str(memory), *names]
+    # -P: a module in the current folder is not imported.
+    command = [
+        sys.executable,
+        "-P",
+        "-W",
+        "ignore",
+        "-c",
+        _CHILD,
+        str(path.resolve()),
+        str(scratch),
+        str(memory),
+        *names,
+    ]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each thread reserves memory
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
