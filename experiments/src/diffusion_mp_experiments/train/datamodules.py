@@ -28,8 +28,8 @@ from diffusion_mp_experiments.graphs import (
     load_ogb,
     load_planetoid,
 )
+from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.graphs.ogb import OgbName
-from diffusion_mp_experiments.graphs.splits import visible_labels
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
 
