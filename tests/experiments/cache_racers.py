@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp_experiments.files.mapped import ArrayFolder, mapped_arrays
 from diffusion_mp_experiments.graphs.cached import CachedDataset
+from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_arrays
 
 NUM_ARRAYS, NUM_GRAPHS = 4, 5
 

@@ -1,92 +1,129 @@
-"""Damaged and malicious variants of files, what a reader may answer to them, and how a format takes part.
-
-A format is a row of `FORMATS` in `hostile_binary.py` or `hostile_text.py`; `test_hostile_files.py` runs all of them.
-"""
+"""Damaged and malicious variants of files, and the formats they are made for; `test_hostile_files.py` reads them."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import select
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+import small_sets as small
+import torch
 from torch_geometric.data import Data
 
-import diffusion_mp
-
-_SECONDS = 20  # for one file
+from diffusion_mp_experiments import graphs
+from diffusion_mp_experiments.files.text_tables import number_blocks
+from diffusion_mp_experiments.sequences import IMDb
 
 
 @dataclass(frozen=True)
 class Format:
     """A kind of file: `make` writes a small valid example into an empty folder and returns the files to be damaged.
 
-    `load` reads that folder with the public reader, looks at everything that came and asserts that it agrees with
-    itself (`check_data` does for a graph). It may raise ValueError or FileNotFoundError, whose sentence names a file.
+    `load` reads that folder and returns graphs, each of which must agree with itself (see `check_data`). It may raise
+    ValueError or FileNotFoundError, whose sentence names a file. With `cache`, a folder that a first `load` makes, its
+    files are damaged instead; the others stay there only if `sources`.
     """
 
     name: str
     make: Callable[[Path], list[Path]]
-    load: Callable[[Path], object]
+    load: Callable[[Path], Iterable[Data]]
+    cache: str | None = None
+    sources: bool = False
+
+    def example(self, folder: Path) -> list[Path]:
+        files = self.make(folder)
+        if self.cache is None:
+            return files
+        self.read(folder)
+        for file in [] if self.sources else files:
+            file.unlink()
+        return sorted((folder / self.cache).iterdir())
+
+    def read(self, folder: Path) -> None:
+        if self.cache is None:  # from the files, not from what an earlier reading left
+            for made in folder.rglob("processed"):
+                shutil.rmtree(made)
+        for data in self.load(folder):
+            check_data(data)
 
 
-def formats() -> dict[str, Format]:
-    """All formats by name."""
-    modules = (import_module("hostile_binary"), import_module("hostile_text"))  # which import this one
-    return {format.name: format for module in modules for format in module.FORMATS}
+def check_data(data: Data) -> None:
+    """The parts of one graph agree: edges between nodes that exist, rows for every node or edge, finite features."""
+    num_nodes = len(data.x) if data.x is not None else data.num_nodes
+    if data.edge_index is not None:
+        assert data.edge_index.shape == (2, data.num_edges)
+        assert not data.edge_index.is_floating_point()
+        assert not data.num_edges or 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < num_nodes
+    for key, value in data.items():
+        if key.startswith("edge_") and key != "edge_index":
+            assert value.size(0) == data.num_edges, key
+        elif key == "x" or key.endswith("_mask") or (key == "y" and value.size(0) != 1):
+            assert value.size(0) == num_nodes, key
+        if key.endswith("_mask"):
+            assert value.dtype == torch.bool
+    assert data.x is None or bool(data.x.isfinite().all())
+    assert data.y is None or data.y.is_floating_point() or int(data.y.min()) >= -1
 
 
-class HostileReader:
-    """A process that reads one folder after another; after a crash or a hang, the next one goes on."""
+def _read_snap(folder: Path) -> list[Data]:
+    data = graphs.load_pokec(folder, progress=False)
+    assert data.x.shape == (data.num_nodes, 65)
+    return [data]
 
-    def __init__(self, log: Path) -> None:
-        self._log, self._process = log, None
 
-    def read(self, name: str, folder: Path) -> tuple[str, str]:
-        """ "loaded", "refused" or "bad", and what was said of it."""
-        if self._process is None:
-            self._start()
-        self._process.stdin.write(f"{name}\t{folder}\n")
-        self._process.stdin.flush()
-        answer = self._answer(_SECONDS)
-        if answer:
-            return tuple(json.loads(answer))
-        said = f"it took more than {_SECONDS} s" if answer is None else f"it crashed: {self._process.wait()}"
-        self.close()
-        return "bad", f"{said}; {self._log.read_text(errors='replace')[-500:]}"
+def _read_imdb(name: str, folder: Path) -> list[Data]:
+    for dataset in (IMDb(folder / name, "train"), IMDb(folder / name, "test")):
+        assert len(dataset) > 0
+        assert all(label in (0, 1) and (tokens >= 1).all() and (tokens <= 256).all() for tokens, label in dataset)
+    return []
 
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
 
-    def _start(self) -> None:
-        source = Path(diffusion_mp.__file__).parents[1]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
-        environment["PYTHONPATH"] = os.pathsep.join([str(source), environment.get("PYTHONPATH", "")])
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("hostile_worker.py")),
-            tempfile.mkdtemp(dir=self._log.parent),
-        ]
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
-        assert self._answer(300) == "ready\n", self._log.read_text()[-2000:]
+def _read_numbers(folder: Path) -> list[Data]:
+    for _, block in number_blocks(folder / "numbers.csv.gz", 3, np.float32, delimiter=",", progress=False):
+        assert (block.dtype, block.shape[1]) == (np.float32, 3)
+        assert np.isfinite(block).all()
+    return []
 
-    def _answer(self, seconds: float) -> str | None:
-        """A line, nothing where the process ended, None where it takes too long."""
-        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
-        return self._process.stdout.readline() if ready else None
+
+def _read_peptides(folder: Path) -> list[Data]:
+    return [data for s in ("train", "val") for data in graphs.PeptidesFunctional(folder, folder / "c", s, log=False)]
+
+
+def _read_ogb(name: str, folder: Path) -> list[Data]:
+    return [graphs.load_ogb(folder, name, progress=False)]
+
+
+_SBM = "processed/CLUSTER-train-2-seed0-v1"
+_ARRAYS = "ogbn_arxiv/processed/arrays"
+_ROWS: list[Format] = [
+    Format("planetoid", small.make_planetoid, lambda folder: [graphs.load_planetoid(folder, "Cora")]),
+    Format("graphs", lambda _: [], lambda folder: graphs.SBMDataset(folder, "CLUSTER", num_graphs=2, log=False), _SBM),
+    Format("pokec-mat", small.make_mat, lambda folder: [graphs.load_pokec(folder, "linkx")]),
+    Format("heterophilous", lambda f: [small.make_heterophilous(f)], lambda f: [graphs.load_heterophilous(f, "small")]),
+    Format("synmol", small.make_synmol, lambda f: graphs.load_synmol(f, "train") + graphs.load_synmol(f, "test")),
+    Format("mnist", small.make_mnist, lambda folder: [graphs.load_mnist(folder, 5)]),
+    Format("facebook", small.make_facebook, lambda folder: [graphs.load_facebook(folder, "small")]),
+    Format("peptides", small.make_peptides, _read_peptides),
+    Format("pokec", small.make_pokec, _read_snap),
+    Format("pokec gzipped", partial(small.make_pokec, zipped=True), _read_snap),
+    Format("pokec cache", small.make_pokec, _read_snap, "processed/pokec-snap"),
+    Format("pokec cache and sources", small.make_pokec, _read_snap, "processed/pokec-snap", sources=True),
+    *(Format(name, small.make_ogb(name), partial(_read_ogb, name)) for name in ("ogbn-arxiv", "ogbn-proteins")),
+    Format("ogbn-arxiv cache", small.make_ogb("ogbn-arxiv"), partial(_read_ogb, "ogbn-arxiv"), _ARRAYS),
+    *(Format(f"imdb {name}", small.make_imdb(name), partial(_read_imdb, name)) for name in ("", "a.tar", "a.tar.gz")),
+    Format("numbers", lambda f: small.write(f, {"numbers.csv.gz": "1.5,-2e3,0\n4,5,6\n-0.25,8,9"}), _read_numbers),
+    Format("news", small.make_newsgroups, lambda f: [graphs.load_newsgroups(f, groups=small.GROUPS, num_words=4)]),
+    Format("tu", small.make_tu, lambda folder: graphs.load_tu(folder, "SMALL")),
+    Format("chickenpox", small.make_chickenpox, lambda folder: graphs.load_snapshots(folder, "chickenpox")),
+    Format("england_covid", small.make_covid, lambda folder: graphs.load_snapshots(folder, "england_covid")),
+]
+FORMATS = {row.name: row for row in _ROWS if row.name != "peptides" or find_spec("rdkit") is not None}
 
 
 def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
@@ -170,18 +207,3 @@ class Payload:
         if self.way == "open":
             return open, (str(self.marker), "w")
         return eval, (f"open({str(self.marker)!r}, 'w').close()",)
-
-
-def check_data(data: Data) -> None:
-    """The parts of one graph agree: tensors, edges between nodes that exist, a row of `edge_attr` for every edge."""
-    num_nodes = data.num_nodes
-    assert data.edge_index.dim() == 2
-    assert data.edge_index.size(0) == 2
-    assert not data.edge_index.is_floating_point()
-    if data.num_edges:
-        assert 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < num_nodes
-    for key, value in data.items():
-        if key.startswith("edge_") and key not in ("edge_index", "edge_label_index", "edge_label"):
-            assert value.size(0) == data.num_edges, key
-        elif key == "x" or key.endswith("_mask") or (key == "y" and value.size(0) != 1):
-            assert value.size(0) == num_nodes, key

@@ -14,14 +14,14 @@ import warnings
 from pathlib import Path
 
 import torch
-from hostile import formats
+from hostile import FORMATS
 
 _MEMORY = 1 << 30  # bytes on top of what is mapped once everything is imported
 
 
 def _read(name: str, folder: Path) -> tuple[str, str]:
     try:
-        _FORMATS[name].load(folder)
+        FORMATS[name].read(folder)
     except (ValueError, FileNotFoundError) as error:
         said = f"{type(error).__name__}: {error}"
         return ("refused" if str(folder) in said else "bad"), said
@@ -40,12 +40,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever readers print
-    _FORMATS = formats()
-    for format in _FORMATS.values():  # what readers import late is there before memory is limited
+    for format in FORMATS.values():  # what readers import late is there before memory is limited
         folder = Path(sys.argv[1]) / format.name
         folder.mkdir()
-        format.make(folder)
-        format.load(folder)
+        format.example(folder)
+        format.read(folder)
     _limit_memory()
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

@@ -5,13 +5,39 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 import struct
 import tarfile
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from scipy.io import savemat
-from scipy.sparse import csc_matrix
+from scipy.sparse import csc_matrix, csr_matrix
+
+
+def write(folder: Path, contents: dict[str, bytes | str]) -> list[Path]:
+    """The files, gzipped where their names say so."""
+    for name, content in contents.items():
+        data = content.encode() if isinstance(content, str) else content
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+    return [folder / name for name in contents]
+
+
+def tarred(contents: dict[str, bytes]) -> bytes:
+    """A tar archive of files, and a link out of it."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, text in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+        link = tarfile.TarInfo("aclImdb/train/pos/1_1.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return content.getvalue()
 
 
 def make_heterophilous(folder: Path, **other) -> Path:
@@ -42,13 +68,9 @@ def make_facebook(folder: Path, **other) -> list[Path]:
 
 def make_mnist(folder: Path, count: int = 7) -> list[Path]:
     rng = np.random.default_rng(0)
-    (folder / "raw").mkdir()
     images = struct.pack(">4I", 2051, count, 28, 28) + rng.integers(0, 256, count * 784, np.uint8).tobytes()
     labels = struct.pack(">2I", 2049, count) + rng.integers(0, 10, count, np.uint8).tobytes()
-    paths = [folder / "raw" / f"train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
-    for path, content in zip(paths, (images, labels), strict=True):
-        path.write_bytes(gzip.compress(content, mtime=0))
-    return paths
+    return write(folder, {"raw/train-images-idx3-ubyte.gz": images, "raw/train-labels-idx1-ubyte.gz": labels})
 
 
 GROUPS = ("sci.space", "rec.autos")
@@ -62,21 +84,11 @@ MESSAGES = {
 
 
 def make_newsgroups(folder: Path) -> list[Path]:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for name, text in MESSAGES.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
-    path = folder / "20news-bydate.tar.gz"
-    path.write_bytes(gzip.compress(content.getvalue(), mtime=0))
-    return [path]
+    return write(folder, {"20news-bydate.tar.gz": tarred(MESSAGES)})
 
 
 def make_tu(folder: Path) -> list[Path]:
     """Three graphs of 3, 1 and 2 nodes, with labels of nodes and edges."""
-    raw = folder / "SMALL" / "raw"
-    raw.mkdir(parents=True)
     texts = {
         "A": "1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n",
         "graph_indicator": "1\n1\n1\n2\n3\n3\n",
@@ -84,9 +96,7 @@ def make_tu(folder: Path) -> list[Path]:
         "node_labels": "0\n2\n1\n0\n1\n1\n",
         "edge_labels": "0\n0\n1\n1\n0\n0\n",
     }
-    for part, text in texts.items():
-        (raw / f"SMALL_{part}.txt").write_text(text)
-    return [raw / f"SMALL_{part}.txt" for part in texts]
+    return write(folder, {f"SMALL/raw/SMALL_{part}.txt": text for part, text in texts.items()})
 
 
 def make_synmol(folder: Path, **other) -> list[Path]:
@@ -112,8 +122,7 @@ def make_series(times: int = 12) -> list[list[float]]:
 
 def make_chickenpox(folder: Path, **other) -> list[Path]:
     content = {"edges": [[0, 1], [1, 0], [2, 1], [2, 2]], "node_ids": {"A": 0}, "FX": make_series()}
-    (folder / "chickenpox.json").write_text(json.dumps({**content, **other}))
-    return [folder / "chickenpox.json"]
+    return write(folder, {"chickenpox.json": json.dumps({**content, **other})})
 
 
 def make_covid(folder: Path) -> list[Path]:
@@ -123,5 +132,113 @@ def make_covid(folder: Path) -> list[Path]:
         "edge_weight": {day: [float(day), 3.0, 5.0] for day in days},
     }
     content = {"edge_mapping": mapping, "time_periods": 12, "y": make_series()}
-    (folder / "england_covid.json").write_text(json.dumps(content))
-    return [folder / "england_covid.json"]
+    return write(folder, {"england_covid.json": json.dumps(content)})
+
+
+KNOWN, TRAIN, TESTED, FEATURES, CLASSES = 506, 6, 9, 4, 3
+
+
+def make_planetoid(folder: Path) -> list[Path]:
+    """A tenth of Cora's size, with one number that no paper has; protocols and names of old and new libraries."""
+    rng = np.random.default_rng(0)
+    tested = rng.permutation(np.setdiff1d(np.arange(KNOWN, KNOWN + TESTED + 1), [KNOWN + 4]))
+    allx = csr_matrix(rng.integers(0, 2, (KNOWN, FEATURES)).astype(np.float32))
+    ally = np.eye(CLASSES, dtype=np.int32)[rng.integers(0, CLASSES, KNOWN)]
+    graph: defaultdict[int, list[int]] = defaultdict(list)
+    for node in range(KNOWN + TESTED + 1):
+        graph[node] = rng.integers(0, KNOWN, 2).tolist()
+    parts = {"x": allx[:TRAIN], "tx": allx[:TESTED], "allx": allx, "y": ally[:TRAIN], "ty": ally[:TESTED], "ally": ally}
+    contents: dict[str, bytes | str] = {}
+    for protocol, (part, content) in zip((2, 4, 5, 2, 4, 5, 2), {**parts, "graph": graph}.items(), strict=True):
+        data = pickle.dumps(content, protocol)
+        if protocol == 2:
+            data = data.replace(b"numpy._core", b"numpy.core").replace(b"scipy.sparse._csr", b"scipy.sparse.csr")
+        contents[f"Cora/raw/ind.cora.{part}"] = data
+    contents["Cora/raw/ind.cora.test.index"] = "".join(f"{node}\n" for node in tested)
+    return sorted(write(folder, contents))
+
+
+def make_peptides(folder: Path, rows: dict[str, str] | None = None) -> list[Path]:
+    """Ethanol, benzene and methane, or other SMILES strings with their labels; the split takes them in turn."""
+    rows = rows or dict.fromkeys(("CCO", "c1ccccc1", "C"), f"[{'1, 0, ' * 4}1, 0]")
+    lines = [f'{i},{smiles},X,"{labels}",{i}' for i, (smiles, labels) in enumerate(rows.items())]
+    split = folder / "splits_random_stratified_peptide.npz"
+    np.savez(split, train=[1, 0], val=[2], test=[len(rows) - 1])
+    text = "\n".join([",smiles,peptide_seq,labels,identifier", *lines])
+    return [*write(folder, {"raw/peptide_multi_class_dataset.csv.gz": text}), split]
+
+
+def make_mat(folder: Path, *, compressed: bool = False, **other) -> list[Path]:
+    """Six users of LINKX's Pokec."""
+    rng = np.random.default_rng(0)
+    variables = {
+        "about": "a variable that is not read",
+        "node_feat": rng.standard_normal((6, 5)),
+        "edge_index": rng.integers(0, 6, (2, 9)),
+        "label": rng.integers(-1, 2, (1, 6)),
+    }
+    savemat(folder / "pokec.mat", {**variables, **other}, do_compression=compressed)
+    return [folder / "pokec.mat"]
+
+
+def profile(user, *, public="1", completion="50", gender="1", region="kraj a, x", age="20", texts=(), end=""):
+    """A line of SNAP's profiles; `texts` are the numbers of columns that are filled, from 9 to 59."""
+    fields = [user, public, completion, gender, region, "2012-05-25 11:20:00.0", "2005-04-03 00:00:00.0", age]
+    fields += ["something, else" if column in texts else "null" for column in range(9, 60)]
+    return "\t".join(map(str, fields)) + end + "\n"
+
+
+PROFILES = [
+    profile(7),
+    profile(3, gender="0", region="kraj b", age="31", texts=[9]),
+    profile(12, gender="null", age="0"),
+]
+
+
+def make_pokec(folder: Path, profiles=PROFILES, pairs="7\t3\n3\t12\n12\t7\n7\t12\n", *, zipped=False) -> list[Path]:
+    texts = {"profiles": "".join(profiles), "relationships": pairs}
+    return write(folder, {f"soc-pokec-{name}.txt{'.gz' * zipped}": text for name, text in texts.items()})
+
+
+def rows_of(table) -> str:
+    return "".join(",".join(map(str, row)) + "\n" for row in np.asarray(table).tolist())
+
+
+def make_ogb(name: str) -> Callable[[Path], list[Path]]:
+    rng = np.random.default_rng(0)
+    split, tables = {
+        "ogbn-arxiv": (
+            "time",
+            {"node-feat": rng.standard_normal((4, 128)).round(3), "node-label": [[0], [39], [4], [4]]}
+            | {"node_year": [[2013], [2017], [2020], [2018]]},
+        ),
+        "ogbn-proteins": (
+            "species",
+            {"edge-feat": rng.random((5, 8)).round(3), "node-label": rng.integers(0, 2, (4, 112))}
+            | {"species": [[3702], [4932], [9606], [3702]]},
+        ),
+    }[name]
+    tables = {"edge": [[0, 1], [3, 1], [2, 0], [3, 3], [0, 2]], **tables}
+
+    def make(folder: Path) -> list[Path]:
+        contents = {f"raw/{file}.csv.gz": rows_of(table) for file, table in tables.items()}
+        contents |= {
+            f"split/{split}/{part}.csv.gz": f"{node}\n" for node, part in enumerate(("train", "valid", "test"))
+        }
+        return write(folder / name.replace("-", "_"), contents)
+
+    return make
+
+
+REVIEWS = {
+    "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!",
+    "train/neg/10_2.txt": b"Bad, and " * 9,
+    "train/neg/9_1.txt": b"Worse",
+    "test/pos/3_10.txt": b"Fine",
+    "test/neg/0_1.txt": b"",
+}
+
+
+def make_imdb(name: str) -> Callable[[Path], list[Path]]:
+    contents = {f"aclImdb/{file}": text for file, text in REVIEWS.items()}
+    return lambda folder: write(folder, {name: tarred(contents)} if name else REVIEWS)

@@ -1,15 +1,21 @@
 """No file runs code, crashes the process, hangs it or takes its memory; whatever is refused is named.
 
-Every format of `hostile_binary.py` and `hostile_text.py` is damaged in many ways, and replaced by files that would
-leave a marker behind if anything obeyed them, and read in a process with a limit of memory and time.
+Every format of `hostile.py` is damaged in many ways, replaced by files that leave a marker behind if anything obeys
+them, and read in a process with a limit of memory and time.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
+import os
 import pickle
+import select
 import shutil
+import subprocess
+import sys
+import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -20,10 +26,58 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hostile import Format, HostileReader, Payload, formats, mutations
+from hostile import FORMATS, Format, Payload, mutations
 
-FORMATS = formats()
+import diffusion_mp
+
+SECONDS = 20  # for one file
 WAYS = ("system", "eval", "open")
+
+
+class HostileReader:
+    """A process that reads one folder after another; after a crash or a hang, the next one goes on."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._process = log, None
+
+    def read(self, name: str, folder: Path) -> tuple[str, str]:
+        """ "loaded", "refused" or "bad", and what was said of it."""
+        if self._process is None:
+            self._start()
+        self._process.stdin.write(f"{name}\t{folder}\n")
+        self._process.stdin.flush()
+        answer = self._answer(SECONDS)
+        if answer:
+            return tuple(json.loads(answer))
+        said = f"it took more than {SECONDS} s" if answer is None else f"it crashed: {self._process.wait()}"
+        self.close()
+        return "bad", f"{said}; {self._log.read_text(errors='replace')[-500:]}"
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> None:
+        source = Path(diffusion_mp.__file__).parents[1]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+        environment["PYTHONPATH"] = os.pathsep.join([str(source), environment.get("PYTHONPATH", "")])
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("hostile_worker.py")),
+            tempfile.mkdtemp(dir=self._log.parent),
+        ]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self._answer(300) == "ready\n", self._log.read_text()[-2000:]
+
+    def _answer(self, seconds: float) -> str | None:
+        """A line, nothing where the process ended, None where it takes too long."""
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        return self._process.stdout.readline() if ready else None
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +94,7 @@ class Example:
         self.format, self.reader, self._numbers = format, reader, count()
         self.folder, self._copies = folder / "valid", folder
         self.folder.mkdir()
-        self.files = [file.relative_to(self.folder) for file in format.make(self.folder)]
+        self.files = [file.relative_to(self.folder) for file in format.example(self.folder) if file.stat().st_size]
 
     def with_content(self, content: dict[Path, bytes]) -> tuple[str, str]:
         copy = self._copies / str(next(self._numbers))

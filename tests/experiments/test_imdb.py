@@ -6,31 +6,22 @@ import tarfile
 from collections import Counter
 
 import pytest
+from small_sets import REVIEWS, write
 
 from diffusion_mp.data import pad
 from diffusion_mp_experiments.sequences import IMDb
 
-REVIEWS = {
-    "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!",
-    "train/neg/10_2.txt": b"Bad, and " * 9,
-    "train/neg/9_1.txt": b"Worse",
-    "test/pos/3_10.txt": b"Fine",
-    "test/neg/0_1.txt": b"",
-}
 OTHERS = {
-    "train/unsup/0_0.txt": b"unlabelled",
-    "train/labeledBow.feat": b"9 0:1",
-    "README": b"read",
-    "train/pos/x.md": b"x",
+    "train/unsup/0_0.txt": "unlabelled",
+    "train/labeledBow.feat": "9 0:1",
+    "README": "read",
+    "train/pos/x.md": "x",
 }
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in (REVIEWS | OTHERS).items():
-        path = tmp_path / "aclImdb" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
+    write(tmp_path / "aclImdb", REVIEWS | OTHERS)
     return tmp_path / "aclImdb"
 
 
@@ -46,12 +37,8 @@ def test_folder_and_archive(folder, tmp_path, archive):
         with tarfile.open(path, archive) as tar:
             for file in sorted(folder.rglob("*"), reverse=True):  # not in the order of names
                 tar.add(file, f"aclImdb/{file.relative_to(folder)}", recursive=False)
-    train = IMDb(path)
-    assert texts(train) == [
-        (REVIEWS["train/neg/10_2.txt"], 0),
-        (REVIEWS["train/neg/9_1.txt"], 0),
-        (REVIEWS["train/pos/0_9.txt"], 1),
-    ]
+    train, names = IMDb(path), ("train/neg/10_2.txt", "train/neg/9_1.txt", "train/pos/0_9.txt")
+    assert texts(train) == [(REVIEWS[name], int("pos" in name)) for name in names]
     assert texts(IMDb(path, "test")) == [(b"", 0), (b"Fine", 1)]
     assert texts(IMDb(path, max_length=4))[1] == (b"Wors", 0)
     assert train[2][0].max() == 0xC3 + 1
@@ -79,7 +66,6 @@ def test_the_real_archive(data_root):
     if not path.is_file():
         pytest.skip(f"no aclImdb/aclImdb_labelled.tar.gz at {data_root}")
     dataset = IMDb(path, max_length=1000)
-    assert len(dataset) == 25_000
     assert Counter(label for _, label in dataset._reviews) == {0: 12_500, 1: 12_500}
     assert bytes((dataset[0][0] - 1).tolist()).startswith(b"Story of a man who has unnatural feelings for a pig.")
     assert all(len(dataset[i][0]) <= 1000 for i in range(0, 25_000, 500))

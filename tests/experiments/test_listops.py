@@ -1,21 +1,73 @@
-"""ListOps: answers against a third evaluator, the published grammar and files, splits, seeds, one pinned expression."""
+"""ListOps (Nangia & Bowman 2018): answers by two evaluators, the published grammar and files, splits, and seeds."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import random
 import re
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from listops_grammar import Operation, decode, encode, evaluate, parse, published
 
 from diffusion_mp_experiments.sequences import ListOps, listops
 from diffusion_mp_experiments.sequences.listops import TOKENS
 
 SHORT = {"min_length": 10, "max_length": 60, "max_depth": 5, "max_args": 5}
+_NUMBER = {token: number for number, token in enumerate(TOKENS)}
+_VALUE = {_NUMBER[str(digit)]: digit for digit in range(10)}
+_OPERATOR = {_NUMBER[f"[{name}"]: name for name in listops.OPERATORS}
+_END = _NUMBER["]"]
+
+
+class Operation(NamedTuple):
+    """An inner node of the tree of an expression, whose leaves are digits."""
+
+    operator: str
+    arguments: tuple[int | Operation, ...]
+
+
+def encode(expression: str) -> torch.Tensor:
+    """The tokens of an expression; the parentheses of published files are for shift-reduce parsers."""
+    words = expression.replace("(", " ").replace(")", " ").split()
+    return torch.tensor([_NUMBER[word] for word in words], dtype=torch.long)
+
+
+def decode(tokens: torch.Tensor) -> str:
+    """The expression, without padding."""
+    return " ".join(TOKENS[token] for token in tokens.tolist() if token)
+
+
+def parse(tokens: torch.Tensor) -> int | Operation:
+    """The tree of an expression: a digit, or an operation on trees."""
+    done: list[int | Operation] = []
+    open_: list[tuple[str, list[int | Operation]]] = [("", done)]
+    for token in tokens.tolist():
+        assert not done, "it goes on after its end"
+        arguments = open_[-1][1]
+        if token in _VALUE:
+            arguments.append(_VALUE[token])
+        elif token in _OPERATOR:
+            open_.append((_OPERATOR[token], []))
+        else:
+            assert token == _END
+            assert arguments
+            name, _ = open_.pop()
+            open_[-1][1].append(Operation(name, tuple(arguments)))
+    (tree,) = done
+    return tree
+
+
+def evaluate(tree: int | Operation) -> int:
+    """What an expression is worth, 0-9."""
+    if isinstance(tree, int):
+        return tree
+    return listops.OPERATORS[tree.operator]([evaluate(argument) for argument in tree.arguments])
+
+
 FUNCTIONS = {
     "MIN": min,
     "MAX": max,
@@ -190,7 +242,11 @@ def test_every_published_answer(data_root, monkeypatch, name, rows, half_medians
     path = data_root / "listops" / name
     if not path.is_file():
         pytest.skip(f"no listops/{name} at {data_root}")
-    trees = [(parse(tokens), label) for tokens, label in published(path)]
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
+        columns = [line.rstrip("\n").split("\t") for line in file]
+    # Nangia & Bowman write label TAB expression, the Arena expression TAB label below a header.
+    pairs = [pair if pair[0].isdigit() else pair[::-1] for pair in columns if pair != ["Source", "Target"]]
+    trees = [(parse(encode(expression)), int(label)) for label, expression in pairs]
     assert len(trees) == rows
     assert all(evaluate(tree) == label for tree, label in trees)
     monkeypatch.setitem(listops.OPERATORS, "MED", lambda values: int(np.ceil(np.median(values))))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion_mp_experiments.files.mapped import mapped_arrays
+from diffusion_mp_experiments.graphs.mapped import mapped_arrays
 
 
 @pytest.fixture

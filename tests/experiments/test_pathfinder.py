@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 
 import jaxtyping
 import numpy as np
@@ -161,12 +160,3 @@ def test_paths_that_do_not_fit(monkeypatch):
     for index in (-1, 5):
         with pytest.raises(IndexError, match=rf"0 \.\. 4; got {index}"):
             Pathfinder(num=5).scene(index)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_typecheck")
-def test_ten_thousand_images_take_about_a_minute():
-    dataset, begin = Pathfinder(num=500), time.process_time()
-    for i in range(500):
-        dataset[i]
-    assert 20 * (time.process_time() - begin) < 120

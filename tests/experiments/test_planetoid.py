@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hostile import Payload, check_data
-from hostile_binary import FEATURES, KNOWN, TESTED, TRAIN, make_planetoid
+from small_sets import FEATURES, KNOWN, TESTED, TRAIN, make_planetoid
 from torch_geometric.datasets import Planetoid
 from torch_geometric.io import read_planetoid_data
 
@@ -15,23 +15,15 @@ from diffusion_mp.data import random_split_per_class
 from diffusion_mp_experiments.graphs import load_planetoid
 
 
-def test_missing_root_says_what_where_and_how(tmp_path):
-    with pytest.raises(FileNotFoundError) as caught:
+def test_missing_files_are_named_and_how_to_get_them(tmp_path):
+    said = r"nowhere/Cora/raw: missing ind\.cora\.x, .*ind\.cora\.test\.index\. .*download=True"
+    with pytest.raises(FileNotFoundError, match=said):
         load_planetoid(tmp_path / "nowhere", "cora")
-    message = str(caught.value)
-    for part in ("ind.cora.x", "ind.cora.test.index", str(tmp_path / "nowhere" / "Cora" / "raw"), "download=True"):
-        assert part in message
-
-
-def test_only_the_missing_files_are_named(tmp_path):
     raw = tmp_path / "CiteSeer" / "raw"
     raw.mkdir(parents=True)
     (raw / "ind.citeseer.x").touch()
     with pytest.raises(FileNotFoundError, match=r"missing ind\.citeseer\.tx, "):
         load_planetoid(tmp_path, "CiteSeer")
-
-
-def test_unknown_name(tmp_path):
     with pytest.raises(ValueError, match="Cora, CiteSeer, PubMed, got 'Pokec'"):
         load_planetoid(tmp_path, "Pokec")
 
@@ -47,133 +39,12 @@ def test_download_calls_pyg_and_explains_its_failure(tmp_path, monkeypatch):
     with pytest.raises(ConnectionError, match=r"could not download Cora .* no route to host.*put them under"):
         load_planetoid(tmp_path, "Cora", download=True)
     assert asked == [(str(tmp_path), "Cora")]
-
-
-def test_download_that_brings_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(Planetoid, "__init__", lambda self, root, name: None)
     with pytest.raises(FileNotFoundError, match=r"missing ind\.cora\.x"):
         load_planetoid(tmp_path, "Cora", download=True)
 
 
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("name", "nodes", "edges", "features", "classes"),
-    [("Cora", 2708, 10556, 1433, 7), ("CiteSeer", 3327, 9104, 3703, 6)],
-)
-def test_known_sizes_and_nothing_written(data_root, name, nodes, edges, features, classes):
-    folder = data_root / "Planetoid" / name
-    before = sorted(folder.rglob("*"))
-    data = load_planetoid(data_root / "Planetoid", name)
-    assert (data.num_nodes, data.num_edges, data.num_features) == (nodes, edges, features)
-    assert int(data.y.max()) + 1 == classes
-    assert int(data.train_mask.sum()) == 20 * classes
-    assert (int(data.val_mask.sum()), int(data.test_mask.sum())) == (500, 1000)
-    rows = data.x.sum(dim=1)
-    assert torch.allclose(rows[rows > 0], torch.ones(()))
-    assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.data
-def test_citeseer_placeholders_have_no_label(data_root):
-    data = load_planetoid(data_root / "Planetoid", "CiteSeer", normalize_features=False)
-    unlabelled = data.y < 0
-    assert int(unlabelled.sum()) == 15
-    assert data.x[unlabelled].abs().sum() == 0
-    assert not (unlabelled & (data.train_mask | data.val_mask | data.test_mask)).any()
-    split = random_split_per_class(data.y, 20, 500, None, torch.Generator().manual_seed(0))
-    assert not (unlabelled & (split.train | split.val | split.test)).any()
-    assert int((load_planetoid(data_root / "Planetoid", "Cora").y < 0).sum()) == 0
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("name", ["Cora", "CiteSeer"])
-def test_the_graph_is_that_of_pyg(data_root, name):
-    """Bit by bit, but for the labels of the numbers without a paper."""
-    ours = load_planetoid(data_root / "Planetoid", name, normalize_features=False)
-    theirs = read_planetoid_data(str(data_root / "Planetoid" / name / "raw"), name)
-    assert ours.keys() == theirs.keys()
-    theirs.y[ours.y < 0] = -1
-    for key, value in theirs.items():
-        assert ours[key].dtype == value.dtype
-        assert torch.equal(ours[key], value)
-
-
-@pytest.fixture
-def raw(tmp_path) -> Path:
-    """The files of a small data set with one number that no paper has, in the test range."""
-    return make_planetoid(tmp_path)[0].parent
-
-
-def test_old_and_new_pickles(raw, tmp_path):
-    data = load_planetoid(tmp_path, "Cora", normalize_features=False)
-    check_data(data)
-    assert data.x.shape == (KNOWN + TESTED + 1, FEATURES)
-    assert data.y[KNOWN + 4] == -1
-    assert int((data.y < 0).sum()) == 1
-    assert (int(data.train_mask.sum()), int(data.val_mask.sum()), int(data.test_mask.sum())) == (TRAIN, 500, TESTED)
-    tested = [int(line) for line in (raw / "ind.cora.test.index").read_text().split()]
-    with (raw / "ind.cora.ty").open("rb") as file:  # this test wrote it
-        assert data.y[tested].tolist() == pickle.load(file).argmax(axis=1).tolist()
-
-
-@pytest.mark.parametrize(
-    "cut", [lambda lines: lines[:-1], lambda lines: lines[:4], lambda lines: [*lines[:-1], lines[0]]]
-)
-def test_a_shorter_test_index_is_refused(raw, tmp_path, cut):
-    """With fewer lines PyG makes another graph of the same files, and says nothing."""
-    path = raw / "ind.cora.test.index"
-    path.write_text("\n".join(cut(path.read_text().split())))
-    with pytest.raises(
-        ValueError, match=r"ind\.cora\.test\.index: it (has the shape|must hold different).*Fetch the eight"
-    ):
-        load_planetoid(tmp_path, "Cora")
-
-
-@pytest.mark.parametrize("line", ["-1", "10000", "507.5", "x", "9" * 30])
-def test_other_lines_in_the_test_index_are_refused(raw, tmp_path, line):
-    path = raw / "ind.cora.test.index"
-    path.write_text("\n".join([*path.read_text().split()[1:], line]))
-    with pytest.raises(ValueError, match=r"ind\.cora\.test\.index: "):
-        load_planetoid(tmp_path, "Cora")
-
-
-@pytest.mark.parametrize("part", ["x", "y", "tx", "ty", "allx", "ally"])
-def test_files_of_other_lengths_are_refused(raw, tmp_path, part):
-    with (raw / f"ind.cora.{part}").open("rb") as file:
-        content = pickle.load(file)
-    (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(content[:-1]))
-    with pytest.raises(ValueError, match=r"ind\.cora\.\S+: it (has the shape|must hold different)"):
-        load_planetoid(tmp_path, "Cora")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda graph: graph.pop(3), "neighbours of every number from 0 to 514"),
-        (lambda graph: graph[3].append(516), "the neighbours must lie in 0..515, got up to 516"),
-        (lambda graph: graph[3].append(-1), "got up to 5[01][0-9] and down to -1"),
-        (lambda graph: graph[3].append("x"), "where an integer belongs"),
-        (lambda graph: graph[3].append(2**70), "OverflowError"),
-    ],
-)
-def test_other_graphs_are_refused(raw, tmp_path, change, message):
-    with (raw / "ind.cora.graph").open("rb") as file:
-        graph = pickle.load(file)
-    change(graph)
-    (raw / "ind.cora.graph").write_bytes(pickle.dumps(graph))
-    with pytest.raises(ValueError, match=rf"ind\.cora\.graph: .*{message}"):
-        load_planetoid(tmp_path, "Cora")
-
-
-def test_a_forbidden_name_is_named_and_not_run(raw, tmp_path):
-    marker = tmp_path / "marker"
-    (raw / "ind.cora.tx").write_bytes(pickle.dumps([np.ones(2), Payload(marker)]))
-    with pytest.raises(ValueError, match=r"ind\.cora\.tx: it asks for posix\.system, which is no array\. Fetch"):
-        load_planetoid(tmp_path, "Cora")
-    assert not marker.exists()
-
-
-def test_what_was_downloaded_is_not_run_either(tmp_path, monkeypatch):
+def test_what_was_downloaded_is_not_run(tmp_path, monkeypatch):
     """PyG would unpickle the files at once, and those that lie in its folder `processed`."""
     harm, raw = Payload(tmp_path / "marker"), tmp_path / "Cora" / "raw"
     processed = raw.parent / "processed"
@@ -192,9 +63,106 @@ def test_what_was_downloaded_is_not_run_either(tmp_path, monkeypatch):
     assert not (tmp_path / "marker").exists()
 
 
-def test_a_download_of_good_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(Planetoid, "download", lambda self: make_planetoid(tmp_path / "new"))
-    (tmp_path / "new").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"missing ind\.cora\.x"):
-        load_planetoid(tmp_path, "Cora", download=True)
-    assert load_planetoid(tmp_path / "new", "Cora", download=True).num_nodes == KNOWN + TESTED + 1
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "sizes", "classes", "unlabelled"),
+    [("Cora", (2708, 10556, 1433), 7, 0), ("CiteSeer", (3327, 9104, 3703), 6, 15)],
+)
+def test_the_graph_is_that_of_pyg_and_nothing_is_written(data_root, name, sizes, classes, unlabelled):
+    """Bit by bit, but for the labels of the numbers without a paper."""
+    folder = data_root / "Planetoid" / name
+    before = sorted(folder.rglob("*"))
+    data = load_planetoid(data_root / "Planetoid", name, normalize_features=False)
+    assert (data.num_nodes, data.num_edges, data.num_features) == sizes
+    assert int(data.train_mask.sum()) == 20 * classes
+    assert (int(data.val_mask.sum()), int(data.test_mask.sum())) == (500, 1000)
+    theirs = read_planetoid_data(str(folder / "raw"), name)
+    assert data.keys() == theirs.keys()
+    nobody = data.y < 0
+    theirs.y[nobody] = -1
+    for key, value in theirs.items():
+        assert data[key].dtype == value.dtype
+        assert torch.equal(data[key], value)
+    assert int(nobody.sum()) == unlabelled
+    assert data.x[nobody].abs().sum() == 0
+    split = random_split_per_class(data.y, 20, 500, None, torch.Generator().manual_seed(0))
+    for mask in (data.train_mask, data.val_mask, data.test_mask, *split):
+        assert not (nobody & mask).any()
+    rows = load_planetoid(data_root / "Planetoid", name).x.sum(dim=1)
+    assert torch.allclose(rows[rows > 0], torch.ones(()))
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.fixture
+def raw(tmp_path) -> Path:
+    """The files of a small data set with one number that no paper has, in the test range."""
+    return make_planetoid(tmp_path)[0].parent
+
+
+def test_old_and_new_pickles(raw, tmp_path):
+    data = load_planetoid(tmp_path, "Cora", normalize_features=False)
+    check_data(data)
+    assert data.x.shape == (KNOWN + TESTED + 1, FEATURES)
+    assert (data.y < 0).nonzero().tolist() == [[KNOWN + 4]]
+    assert (int(data.train_mask.sum()), int(data.val_mask.sum()), int(data.test_mask.sum())) == (TRAIN, 500, TESTED)
+    tested = [int(line) for line in (raw / "ind.cora.test.index").read_text().split()]
+    labels = pickle.loads((raw / "ind.cora.ty").read_bytes())  # this test wrote it
+    assert data.y[tested].tolist() == labels.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[:-1],  # PyG makes another graph of fewer lines, and says nothing
+        lambda lines: lines[:4],
+        lambda lines: [*lines[:-1], lines[0]],
+        *(lambda lines, line=line: [*lines[1:], line] for line in ("-1", "10000", "507.5", "x", "9" * 30)),
+    ],
+)
+def test_other_test_indices_are_refused(raw, tmp_path, change):
+    path = raw / "ind.cora.test.index"
+    path.write_text("\n".join(change(path.read_text().split())))
+    with pytest.raises(ValueError, match=r"ind\.cora\.test\.index: .*Fetch the eight"):
+        load_planetoid(tmp_path, "Cora")
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        *(
+            (part, lambda content: content[:-1], r"\S+: it (has the shape|must hold different)")
+            for part in ("x", "y", "tx", "ty", "allx", "ally")
+        ),
+        ("x", lambda matrix: matrix.toarray(), r"x: it must hold a CSR matrix, not a ndarray of shape \(6, 4\)"),
+        ("ally", lambda labels: labels[:, 0], "ally: it must hold an array"),
+        ("ty", lambda labels: labels[:, :0], "ty: it must hold an array"),
+        ("y", lambda labels: np.ones((50, 3), np.int32), r"x: it has the shape \(6, 4\)"),
+        ("graph", list, "graph: it must hold a dictionary, not a list"),
+        ("graph", lambda graph: graph | {600: [1]}, "graph: .*neighbours of every number from 0 to 516"),
+        ("graph", lambda graph: graph | {3: [516]}, "graph: the neighbours must lie in 0..515, got up to 516"),
+        ("graph", lambda graph: graph | {3: [-1]}, "graph: .*got up to 5[01][0-9] and down to -1"),
+        ("graph", lambda graph: graph | {3: ["x"]}, "graph: .*where integers belong"),
+        ("graph", lambda graph: graph | {3: [2**70]}, "graph: OverflowError"),
+        (
+            "tx",
+            lambda content: [np.ones(2), Payload(Path("marker"))],
+            r"tx: it asks for posix\.system, which is no array",
+        ),
+    ],
+)
+def test_other_content_is_refused(raw, tmp_path, part, change, message):
+    path = raw / f"ind.cora.{part}"
+    path.write_bytes(pickle.dumps(change(pickle.loads(path.read_bytes()))))
+    with pytest.raises(ValueError, match=rf"ind\.cora\.{message}"):
+        load_planetoid(tmp_path, "Cora")
+    assert not Path("marker").exists()
+
+
+def test_too_few_papers_to_validate_with(tmp_path):
+    raw = make_planetoid(tmp_path)[0].parent
+    for part in ("x", "y"):
+        path = raw / f"ind.cora.{part}"
+        rows = pickle.loads((raw / f"ind.cora.all{part}").read_bytes())[:7]
+        path.write_bytes(pickle.dumps(rows))
+    with pytest.raises(ValueError, match="y: 7 papers to train with and 500 to validate with exceed the 506 of allx"):
+        load_planetoid(tmp_path, "Cora")

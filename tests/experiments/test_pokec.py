@@ -9,40 +9,21 @@ import numpy as np
 import pytest
 import torch
 from peak_memory import at_most
-from scipy.io import savemat
+from small_sets import make_mat, make_pokec, profile
 
 from diffusion_mp_experiments.graphs import load_pokec
-from diffusion_mp_experiments.graphs.pokec_profiles import FEATURES
+from diffusion_mp_experiments.graphs.pokec import FEATURES
 
 REGIONS = ["kraj a, x", "kraj a, y", "Kraj A, z", "kraj b", "null", "kraj c, x", "kraj d", "kraj e", "kraj f"]
 
 
-def profile(user, *, public="1", completion="50", gender="1", region="kraj a, x", age="20", texts=(), end=""):
-    """A line of the profiles; `texts` are column numbers that are filled, in SNAP's counting."""
-    day = "2012-05-25 11:20:00.0"
-    fields = [str(user), public, completion, gender, region, day, "2005-04-03 00:00:00.0", age]
-    fields += ["something, else" if column in texts else "null" for column in range(9, 60)]
-    return "\t".join(fields) + end + "\n"
-
-
-def write(root, profiles, pairs, *, zipped=False):
-    root.mkdir(exist_ok=True)
-    texts = {"soc-pokec-profiles.txt": "".join(profiles), "soc-pokec-relationships.txt": pairs}
-    for name, text in texts.items():
-        if zipped:
-            (root / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
-        else:
-            (root / name).write_text(text)
-    return root
+def load(root, profiles, pairs="0\t1\n", **options):
+    make_pokec(root, profiles, pairs, **options)
+    return load_pokec(root)
 
 
 def column(data, name):
     return data.x[:, FEATURES.index(name)].tolist()
-
-
-def test_sixty_five_features():
-    assert len(FEATURES) == len(set(FEATURES)) == 65
-    assert FEATURES[-1] == "column_59_filled"
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -54,11 +35,11 @@ def test_users_labels_edges(tmp_path, zipped):
         profile(12, gender="null", age="null", end="\t"),
         profile(3, gender="1", age="10", public="0"),
     ]
-    data = load_pokec(write(tmp_path / "root", lines, "7\t1000\n12\t3\n3\t12", zipped=zipped))
+    data = load(tmp_path, lines, "7\t1000\n12\t3\n3\t12", zipped=zipped)
     assert data.user_id.tolist() == [1000, 7, 12, 3]
     assert data.y.tolist() == [0, 1, -1, 1]
     assert data.edge_index.tolist() == [[1, 2, 3], [0, 3, 2]]
-    assert data.x.shape == (4, 65)
+    assert data.x.shape == (4, 65) == (4, len(set(FEATURES)))
     assert data.x.dtype == torch.float32
     assert column(data, "age") == [1, 0, 0, -1]  # 30 and 10 are stated: mean 20, deviation 10
     assert column(data, "age_unknown") == [0, 1, 1, 0]
@@ -71,7 +52,7 @@ def test_users_labels_edges(tmp_path, zipped):
 
 def test_regions_by_frequency(tmp_path):
     lines = [profile(i, region=region) for i, region in enumerate(REGIONS)]
-    data = load_pokec(write(tmp_path / "root", lines, "0\t1\n"))
+    data = load(tmp_path, lines)
     assert column(data, "region_1") == [1, 1, 1, 0, 0, 0, 0, 0, 0]
     assert column(data, "region_2") == [0, 0, 0, 1, 0, 0, 0, 0, 0]
     assert column(data, "region_unknown") == [0, 0, 0, 0, 1, 0, 0, 0, 0]
@@ -83,7 +64,7 @@ def test_dates_are_days(tmp_path):
     lines = [profile(i) for i in range(3)]
     lines[0] = lines[0].replace("2005-04-03", "2005-04-01")
     lines[1] = lines[1].replace("2005-04-03 00:00:00.0", "null")
-    data = load_pokec(write(tmp_path / "root", lines, "0\t1\n"))
+    data = load(tmp_path, lines)
     assert column(data, "registration") == [-1, 0, 1]
     assert column(data, "dates_unknown") == [0, 1, 0]
 
@@ -92,23 +73,22 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
     """Blocks of lines, and of bytes that end within a line."""
     lines = [profile(i, age=str(18 + i), texts=(9 + i,), gender=str(i % 2)) for i in range(20)]
     pairs = "".join(f"{i}\t{(7 * i + 3) % 20}\n" for i in range(20))
-    whole = load_pokec(write(tmp_path / "root", lines, pairs), cache=tmp_path / "whole")
-    monkeypatch.setattr("diffusion_mp_experiments.graphs.pokec_profiles._BLOCK", 3)
+    whole = load(tmp_path, lines, pairs)
+    monkeypatch.setattr("diffusion_mp_experiments.graphs.pokec._USERS", 3)
     monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BLOCK", 5)
     monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BYTES", 7)
-    blocks = load_pokec(tmp_path / "root", cache=tmp_path / "blocks")
+    blocks = load_pokec(tmp_path, cache=tmp_path / "blocks")
     for name in ("x", "y", "edge_index", "user_id"):
         assert torch.equal(whole[name], blocks[name])
 
 
 def test_the_cache_records_what_was_read(tmp_path):
-    root = write(tmp_path / "root", [profile(0), profile(1)], "0\t1\n")
-    load_pokec(root)
-    record = json.loads((root / "processed" / "pokec-snap" / "sources.json").read_text())
+    load(tmp_path, [profile(0), profile(1)])
+    record = json.loads((tmp_path / "processed" / "pokec-snap" / "sources.json").read_text())
     for name, entry in record["files"].items():
-        assert entry["sha256"] == hashlib.sha256((root / name).read_bytes()).hexdigest()
-        (root / name).unlink()
-    assert load_pokec(root).num_nodes == 2  # the cache is enough
+        assert entry["sha256"] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        (tmp_path / name).unlink()
+    assert load_pokec(tmp_path).num_nodes == 2  # the cache is enough
 
 
 @pytest.mark.parametrize(
@@ -137,21 +117,17 @@ def test_the_cache_records_what_was_read(tmp_path):
     ],
 )
 def test_other_formats_are_refused(tmp_path, profiles, pairs, message):
-    root = write(tmp_path / "root", profiles, pairs)
     with pytest.raises(ValueError, match=message):
-        load_pokec(root)
-    assert not (root / "processed" / "pokec-snap").exists()
+        load(tmp_path, profiles, pairs)
+    assert not (tmp_path / "processed" / "pokec-snap").exists()
 
 
-def test_missing_files_say_where_they_are(tmp_path):
+@pytest.mark.usefixtures("no_typecheck")
+def test_missing_files_and_unknown_sources(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"):
         load_pokec(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"):
         load_pokec(tmp_path, "linkx")
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_unknown_source(tmp_path):
     with pytest.raises(ValueError, match="source must be one of 'snap', 'linkx'"):
         load_pokec(tmp_path, "kaggle")
 
@@ -159,8 +135,7 @@ def test_unknown_source(tmp_path):
 def test_linkx(tmp_path, generator):
     x = torch.randn(5, 65, generator=generator, dtype=torch.float64)
     edges = torch.randint(5, (2, 9), generator=generator)
-    label = np.array([[0, 1, 1, -1, 0]])
-    savemat(tmp_path / "pokec.mat", {"node_feat": x.numpy(), "edge_index": edges.numpy(), "label": label})
+    make_mat(tmp_path, node_feat=x.numpy(), edge_index=edges.numpy(), label=np.array([[0, 1, 1, -1, 0]]))
     data = load_pokec(tmp_path, "linkx")
     assert torch.equal(data.x, x.float())
     assert torch.equal(data.edge_index, edges)
@@ -171,37 +146,20 @@ def test_linkx(tmp_path, generator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"edge_index": np.array([[0, 5], [1, 2]])}, "edge_index must lie in 0..4, got up to 5"),
+        ({"edge_index": np.array([[0, 6], [1, 2]])}, "edge_index must lie in 0..5, got up to 6"),
         ({"edge_index": np.array([[0, -1], [1, 2]])}, "down to -1"),
         ({"edge_index": np.array([[0, 0.5], [1, 2]])}, "edge_index must hold integers"),
         ({"edge_index": np.array([[0, np.nan], [1, 2]])}, "edge_index must hold integers"),
         ({"edge_index": np.zeros((3, 2))}, r"edge_index is \(3, 2\)"),
-        ({"label": np.zeros((1, 4))}, "4 labels go with 5 rows of node_feat"),
-        ({"node_feat": "text"}, "node_feat is no full matrix of real numbers"),
+        ({"label": np.zeros((1, 4))}, "4 labels go with 6 rows of node_feat"),
+        ({"node_feat": "text"}, "node_feat is no matrix of real numbers"),
     ],
 )
 def test_variables_that_do_not_agree_are_refused(tmp_path, change, message):
-    variables = {"node_feat": np.ones((5, 3)), "edge_index": np.zeros((2, 2)), "label": np.zeros((1, 5))}
-    savemat(tmp_path / "pokec.mat", variables | change)
+    make_mat(tmp_path, **change)
     with pytest.raises(ValueError, match=rf"pokec\.mat: .*{message}.*\. It must be LINKX's pokec\.mat"):
         load_pokec(tmp_path, "linkx")
     assert [path.name for path in (tmp_path / "processed").iterdir() if path.is_dir()] == []
-
-
-def test_a_cache_with_edges_to_nobody_is_refused(tmp_path):
-    savemat(
-        tmp_path / "pokec.mat", {"node_feat": np.ones((5, 3)), "edge_index": np.zeros((2, 2)), "label": np.zeros(5)}
-    )
-    load_pokec(tmp_path, "linkx")
-    np.save(tmp_path / "processed" / "pokec-linkx" / "edge_index.npy", np.array([[0, 5], [0, 0]]))
-    with pytest.raises(ValueError, match=r"pokec-linkx: edge_index must lie in 0..4, got up to 5 .*Delete the folder"):
-        load_pokec(tmp_path, "linkx")
-
-
-def test_another_mat_is_refused(tmp_path):
-    savemat(tmp_path / "pokec.mat", {"A": np.eye(2)})
-    with pytest.raises(ValueError, match="it has no node_feat"):
-        load_pokec(tmp_path, "linkx")
 
 
 @pytest.mark.data
@@ -226,32 +184,22 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
     with gzip.open(data_root / "pokec" / "nodes_20k.csv.gz", "rt") as file:
         users = list(csv.DictReader(file))
     lines = [profile(u["user_id"], gender=u["gender"], region=u["region_large"], age=u["age"] or "null") for u in users]
-    root = write(tmp_path / "root", lines, "")
+    make_pokec(tmp_path, lines, "")
     pairs = data_root / "pokec" / "soc-pokec-relationships.sample20k.txt.gz"
-    (root / "soc-pokec-relationships.txt").write_bytes(gzip.decompress(pairs.read_bytes()))
-    data = load_pokec(root)
+    (tmp_path / "soc-pokec-relationships.txt").write_bytes(gzip.decompress(pairs.read_bytes()))
+    data = load_pokec(tmp_path)
     same = data.y[data.edge_index[0]] == data.y[data.edge_index[1]]
     assert data.num_edges == 298_926
     assert float(same.float().mean()) == pytest.approx(0.4439, abs=1e-4)
 
 
 def test_users_without_friendships(tmp_path):
-    data = load_pokec(write(tmp_path / "root", [profile(0), profile(1)], ""))
+    data = load(tmp_path, [profile(0), profile(1)], "")
     assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
 
 
-@pytest.mark.parametrize("name", ["soc-pokec-profiles.txt.gz", "soc-pokec-relationships.txt.gz"])
-def test_damaged_gzip(tmp_path, name):
-    root = write(tmp_path / "root", [profile(0), profile(1)], "0\t1\n", zipped=True)
-    (root / name).write_bytes((root / name).read_bytes()[:-9])
-    with pytest.raises(ValueError, match=rf"{name}: EOFError.*Fetch the file again"):
-        load_pokec(root)
-
-
 def test_a_profile_of_one_field_takes_no_room(tmp_path):
-    """Numpy makes every row of a block as long as the longest: 100 rows and one of 10 MB would be a gigabyte."""
-    lines = [profile(user) for user in range(100)]
-    lines[50] = lines[50].replace("\t50\t", "\t" + "5" * 10_000_000 + "\t")
-    root = write(tmp_path / "root", lines, "0\t1\n")
+    """NumPy makes every row of a block as long as the longest: 100 rows and one of 10 MB would be a gigabyte."""
+    lines = [profile(user, completion="5" * 10_000_000 if user == 50 else "50") for user in range(100)]
     with pytest.raises(ValueError, match="of column 3 has 10000000 bytes"), at_most(100e6):
-        load_pokec(root)
+        load(tmp_path, lines)

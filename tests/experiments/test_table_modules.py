@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from hostile_text import make_ogb
-from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_series, make_synmol, make_tu
+from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_ogb, make_series, make_synmol, make_tu
 from torch import nn
 from torch_geometric.data import Data
 
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
-from diffusion_mp_experiments.graphs.splits import visible_labels
+from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
 from diffusion_mp_experiments.train import (
     FacebookDataModule,

@@ -1,4 +1,7 @@
-"""Tar archives of anybody's making, read in one pass: nothing is written, and no header decides how much is read."""
+"""Tar archives, read in one pass; `tarfile` alone reads as much as a header claims and ends silently at a damaged one.
+
+Nothing is written to the disk.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,16 @@ from typing import IO, cast
 _MEMBERS = 1 << 18
 _AT_ONCE = 1 << 20  # bytes
 _GZIP = b"\x1f\x8b"
-_END = bytes(tarfile.BLOCKSIZE)
 
 
 def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
-    """The files in a .tar or .tar.gz, each with what reads its content until the next is asked for.
+    """Yield the files in a .tar or .tar.gz, each with a stream of its content that is valid until the next one.
 
-    Links, devices and folders are passed over. Python's tarfile takes a damaged header for the end of the archive and a
-    header's word for how much memory to fill or how far to go back, without end; here all of these are refused, and so
-    is an archive that ends early, goes on after its end, or has more than 262 144 members.
+    Links, devices and folders are skipped. An archive that ends early, continues after its end, has headers that claim
+    large blocks or point back, or has more than 262 144 members is refused.
 
     Raises:
-        tarfile.TarError: and whatever else tarfile and gzip raise; see `reading`.
+        tarfile.TarError: also whatever else tarfile and gzip raise; call it within `reading`.
     """
     with path.open("rb") as file:
         zipped = file.read(2) == _GZIP
@@ -36,14 +37,14 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
                 content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
                 if content is not None:
                     yield member, content
-        if stream.last != _END:
+        if stream.last != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError("it is damaged or cut off: its members do not end with a block of zeros")
         if stream.read(_AT_ONCE).strip(b"\0") or stream.read(1):
             raise tarfile.ReadError("it goes on after its end")
 
 
 class _Forward:
-    """A stream for tarfile that goes forward only and hands out at most `_AT_ONCE` bytes; `last` are the latest."""
+    """A stream that only moves forward and returns at most `_AT_ONCE` bytes; `last` are those read last."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
         self._stream, self.last = stream, b""

@@ -1,4 +1,4 @@
-"""What takes long to make and is then kept on the disk: complete or absent, however many processes ask for it."""
+"""Folders that take long to make: complete or absent, however many processes ask for them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,29 @@ T = TypeVar("T")
 
 
 def made_once(folder: Path, load: Callable[[Path], T | None], make: Callable[[Path], None], *, anew: bool = False) -> T:
-    """What `load(folder)` gives; where that is None, or with `anew`, `make` writes the folder first.
+    """Return `load(folder)`; where that is None, or with `anew`, `make` writes the folder first.
 
-    `load` answers None unless the folder is there, complete and of today; it says so itself where that is a surprise.
-    `make` gets an empty folder beside it, which is renamed when everything is written. Whoever makes it holds the lock
-    `<folder>.lock`, which the operating system takes back from a process that dies; the others wait and then read. What
-    a killed process left behind is deleted by the next one that holds the lock. A complete folder is read without a
-    lock, so it may be read-only.
+    `load` returns None unless the folder is complete and current. `make` gets an empty folder beside it, which is
+    renamed once everything is written. The process that makes it holds the lock `<folder>.lock`, which the operating
+    system releases if that process dies; others wait and then read. A complete folder is read without a lock, so it may
+    be read-only.
     """
-    found = None if anew else load(folder)
-    if found is not None:
+    if not anew and (found := load(folder)) is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        found = None if anew else load(folder)  # somebody may have made it while this process waited
-        if found is not None:
+        if not anew and (found := load(folder)) is not None:  # another process made it in the meantime
             return found
         prefix = f"{folder.name}.part-"
-        for left in folder.parent.iterdir():
+        for left in folder.parent.iterdir():  # by processes that were killed
             if left.name.startswith(prefix):
                 shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as part:
-            new, old = Path(part) / "new", Path(part) / "old"
+            new = Path(part) / "new"
             new.mkdir()
             make(new)
             if folder.exists():
-                folder.rename(old)
+                folder.rename(Path(part) / "old")
             new.rename(folder)
         found = load(folder)
     if found is None:

@@ -1,4 +1,4 @@
-"""What all readers of files share: paths, the sentence for what is missing, and the one for what is damaged."""
+"""What all readers of files share: paths, indices, and the sentences for files that are missing or damaged."""
 
 from __future__ import annotations
 
@@ -8,50 +8,58 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from torch import Tensor
+
 from diffusion_mp.errors import check_kind, describe
 
 _LONGEST = 300  # characters of a parser's own words: some quote the file
 
 
 def as_path(value: str | Path, name: str) -> Path:
-    """The path, with ~ for the home folder; whether something is there is for others to say.
-
-    Raises:
-        TypeError, ValueError: it is no path, or no file system takes it; the sentence names the argument.
-    """
+    """Return the path with ~ expanded, whether or not it exists; TypeError or ValueError names the argument."""
     check_kind(value, name, (str, os.PathLike), "a path, a str or a pathlib.Path")
     try:
         path = Path(value).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            path.stat()  # whose other errors are of names that no file system takes
+            path.stat()  # its other errors are for names that no file system takes
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be a path that a file can have; got {describe(value)}: {error}.") from error
     return path
 
 
 def check_present(what: str, folder: Path, files: Iterable[Path], how_to_get: str) -> None:
-    """Raise ``FileNotFoundError`` unless all files of a data set are there; it says which are not, and `how_to_get`."""
+    """Raise FileNotFoundError, naming the missing files and `how_to_get` them, unless all are there."""
     missing = [str(file.relative_to(folder)) for file in files if not file.is_file()]
     if missing:
         raise FileNotFoundError(f"{what} is not at {folder}: missing {', '.join(missing)}. {how_to_get}")
 
 
+def check_indices(index: Tensor, limit: int | Tensor, name: str) -> None:
+    """Raise ValueError unless `index` holds integers in 0 .. limit − 1; a tensor has a limit for each of them."""
+    if index.is_floating_point() or index.is_complex():
+        raise ValueError(f"{name} must be integers; got {index.dtype}")
+    if index.numel() and (int(index.min()) < 0 or bool((index >= limit).any())):
+        highest = limit - 1 if isinstance(limit, int) else "the number of its graph's nodes - 1"
+        raise ValueError(
+            f"{name} must lie in 0..{highest}, got up to {int(index.max())} and down to {int(index.min())}"
+        )
+
+
 @contextmanager
 def reading(path: Path, way_out: str) -> Iterator[None]:
-    """Turns whatever fails inside the block over the content of `path` into one ValueError, "path: what. way_out".
+    """Turn any error about the content of `path` into one ValueError, "path: what. way_out".
 
-    What a parser raises depends on the bytes it met: gzip, zip, tar, pickle, json, struct, image and Unicode errors,
-    KeyError, IndexError, RecursionError and more, so all of them are taken. What says nothing about the content passes
-    as it is: a file that is absent, forbidden or on a failing disk (an OSError with an error number), too little
-    memory, a library that is not installed, an interrupt; so does a ValueError that names `path` already. Nothing but
-    the reading belongs into the block.
+    Parsers raise nearly everything (KeyError, struct.error, RecursionError, ...), so every Exception is taken, except
+    those that say nothing about the content: an OSError with an error number (absent, forbidden, a failing disk), too
+    little memory, a missing library; and a ValueError that names `path` already. Keep anything but reading out of the
+    block.
     """
     try:
         yield
     except (MemoryError, ImportError):
         raise
     except Exception as error:
-        # Parsers raise theirs without a number, or have sought a place before the beginning of the file.
+        # Parsers raise OSError without a number, or have sought a place before the beginning of the file.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         said = str(error)

@@ -1,7 +1,7 @@
-"""Tables in text files, plain or gzipped, read block by block with a progress bar.
+"""Tables in text files, plain or gzipped, streamed block by block with a progress bar.
 
-A file is compressed a thousandfold at no cost, so nothing here holds more of it than one block of `_BYTES` and one line
-of `LONGEST`, whatever the file has been made of.
+`numpy.loadtxt` and `csv` hold a line of any length, and gzip compresses a thousandfold: a small file could fill the
+memory. Here at most one block of `_BYTES` and one line of `LONGEST` are held.
 """
 
 from __future__ import annotations
@@ -23,27 +23,21 @@ _BLOCK = 1 << 18  # lines
 _BYTES = 1 << 22
 LONGEST = 1 << 24  # bytes of a line
 _NUMBER = 64  # bytes of a number
-_WAY_OUT = (
-    "Fetch the file again, as it was published; a name that ends in .gz must be gzipped text, any other plain text."
-)
+_WAY_OUT = "Fetch the file again, as it was published: gzipped text where the name ends in .gz, else plain text."
 
 
 def count_lines(path: Path, *, progress: bool = True) -> int:
-    """Lines of the text; the last may end without a line break.
-
-    Raises:
-        ValueError: what gzip can not read, naming the file, and a line of more than `LONGEST` bytes, naming it.
-    """
+    """Count the lines of a text, whose last may end without a line break; the errors are those of `line_blocks`."""
     return sum(block.count(b"\n") + 1 for _, block in _whole_lines(path, "counting", progress))
 
 
 def line_blocks(
     path: Path, size: int, *, longest: int = LONGEST, progress: bool = True
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """The text in lists of at most `size` lines, without their line breaks, each with the number of its first line.
+    """Yield lists of at most `size` lines without their line breaks, each with the number of its first line, from 0.
 
     Raises:
-        ValueError: as `count_lines`, and a line of more than `longest` bytes.
+        ValueError: gzip cannot read the file, or a line has more than `longest` bytes.
     """
     for start, block in _whole_lines(path, "reading", progress):
         lines = [line.removesuffix(b"\r") for line in block.split(b"\n")]
@@ -63,47 +57,36 @@ def number_blocks(
     what: str = "numbers",
     progress: bool = True,
 ) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
-    """The rows of a table of finite numbers [rows, columns] in blocks, each with the number of its first row.
+    """Yield the rows of a table of finite numbers in blocks [rows, columns], each with the number of its first row.
 
-    Args:
-        path: the file.
-        columns, dtype: of the table.
-        delimiter: between the numbers; white space by default.
-        below: numbers must lie in 0 .. below − 1, if given.
-        what: what a sentence calls the numbers.
-        progress: show a bar, on a terminal.
+    The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1.
 
     Raises:
-        ValueError: a row that is not so many numbers, naming the lines; a number that is not finite or, with `below`,
-            out of range, naming its line.
+        ValueError: a row has other numbers than these; it names the line or the first of its block, and `what`.
     """
     for start, lines in line_blocks(path, _BLOCK // columns + 1, longest=_NUMBER * columns, progress=progress):
+        here = f"{path}, from line {start + 1} on"
         try:
-            with warnings.catch_warnings():  # older releases of numpy only warn of 1.5 where whole numbers are due
+            with warnings.catch_warnings():  # older releases of NumPy only warn of 1.5 among integers
                 warnings.simplefilter("error")
                 block = np.loadtxt(lines, dtype, comments=None, delimiter=delimiter, ndmin=2, encoding=None)
         except (ValueError, Warning) as error:
-            raise ValueError(f"{path}, from line {start + 1} on: {error}") from error
+            raise ValueError(f"{here}: {error}") from error
         if block.shape != (len(lines), columns):
-            raise ValueError(
-                f"{path}, from line {start + 1} on: expected {len(lines)} rows of {columns} numbers; got "
-                f"{block.shape[0]} of {block.shape[1]}."
-            )
-        if not np.isfinite(block).all():
-            line = start + int((~np.isfinite(block)).any(1).argmax()) + 1
-            raise ValueError(f"{path}, line {line}: the {what} must be finite; got NaN or infinity.")
-        if below is not None and not 0 <= block.min() <= block.max() < below:
-            line = start + int(((block < 0) | (block >= below)).any(1).argmax()) + 1
-            raise ValueError(
-                f"{path}, line {line}: the {what} must lie in 0..{below - 1}; got {block.min()}..{block.max()} from "
-                f"line {start + 1} on."
-            )
+            found = f"{block.shape[0]} of {block.shape[1]}"
+            raise ValueError(f"{here}: expected {len(lines)} rows of {columns} numbers; got {found}.")
+        wrong, must = ~np.isfinite(block), "must be finite; got NaN or infinity"
+        if below is not None and not wrong.any():
+            must = f"must lie in 0..{below - 1}; got {block.min()}..{block.max()} from line {start + 1} on"
+            wrong = (block < 0) | (block >= below)
+        if wrong.any():
+            raise ValueError(f"{path}, line {start + int(wrong.any(1).argmax()) + 1}: the {what} {must}.")
         yield start, block
 
 
 def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, bytes]]:
-    """The text in blocks of whole lines, without the last line break, each with the number of its first line."""
-    hidden: Any = None if progress else True  # for tqdm: no bar where standard error is not a terminal, or none at all
+    """Yield blocks of complete lines, without the last line break, each with the number of its first line."""
+    hidden: Any = None if progress else True  # for tqdm, None is: no bar where standard error is not a terminal
     start, rest, block = 0, b"", b" "
     with (
         path.open("rb") as file,
@@ -122,6 +105,5 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
 
 
 def _too_long(path: Path, line: int, longest: int) -> ValueError:
-    return ValueError(
-        f"{path}, line {line + 1}: a line must have at most {longest} bytes; this one has more. {_WAY_OUT}"
-    )
+    said = f"a line must have at most {longest} bytes; this one has more"
+    return ValueError(f"{path}, line {line + 1}: {said}. {_WAY_OUT}")

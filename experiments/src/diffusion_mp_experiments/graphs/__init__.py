@@ -1,21 +1,19 @@
 """Graphs of the papers, read from published files or drawn; nothing is downloaded unless asked for."""
 
-from diffusion_mp_experiments.graphs.digits import load_digits
-from diffusion_mp_experiments.graphs.edge_sums import SumEdgeFeatures
-from diffusion_mp_experiments.graphs.facebook import load_facebook
-from diffusion_mp_experiments.graphs.forecasts import fit_forecast
-from diffusion_mp_experiments.graphs.heterophilous import load_heterophilous
-from diffusion_mp_experiments.graphs.mnist import load_mnist
-from diffusion_mp_experiments.graphs.newsgroups import load_newsgroups
-from diffusion_mp_experiments.graphs.ogb import load_ogb
+from diffusion_mp_experiments.graphs.drawn import SBMDataset, synthetic_pokec
+from diffusion_mp_experiments.graphs.graph_sets import load_synmol, load_tu
+from diffusion_mp_experiments.graphs.node_sets import (
+    load_digits,
+    load_facebook,
+    load_heterophilous,
+    load_mnist,
+    load_newsgroups,
+)
+from diffusion_mp_experiments.graphs.ogb import SumEdgeFeatures, load_ogb
 from diffusion_mp_experiments.graphs.peptides import PeptidesFunctional
 from diffusion_mp_experiments.graphs.planetoid import load_planetoid
 from diffusion_mp_experiments.graphs.pokec import load_pokec
-from diffusion_mp_experiments.graphs.sbm import SBMDataset
-from diffusion_mp_experiments.graphs.synmol import load_synmol
-from diffusion_mp_experiments.graphs.synthetic_pokec import synthetic_pokec
-from diffusion_mp_experiments.graphs.temporal import load_snapshots
-from diffusion_mp_experiments.graphs.tu import load_tu
+from diffusion_mp_experiments.graphs.temporal import fit_forecast, load_snapshots
 
 __all__ = [
     "PeptidesFunctional",

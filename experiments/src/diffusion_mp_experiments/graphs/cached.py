@@ -1,24 +1,26 @@
-"""Datasets whose graphs are made once and then read from disk."""
+"""Datasets whose graphs are made once and then read from disk as plain tensors."""
 
 from __future__ import annotations
 
+import mmap
 import os
+import pickle
 import re
 import warnings
+import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.data.data import BaseData
 from tqdm import tqdm
 
 from diffusion_mp_experiments.files.made_once import made_once
-from diffusion_mp_experiments.files.reading import as_path, reading
-from diffusion_mp_experiments.files.tensor_file import load_tensors
-from diffusion_mp_experiments.graphs.agreement import check_collated
+from diffusion_mp_experiments.files.reading import as_path, check_indices, reading
 
 Transform = Callable[[Data], Data]
 
@@ -28,19 +30,15 @@ _GRAPHS, _NOTE = "graphs.pt", "pre_transform.txt"
 class CachedDataset(InMemoryDataset):
     """An in-memory dataset that writes `make()`'s graphs to `root/processed/key` and reads them from there.
 
-    A subclass sets what `make` needs, then calls `super().__init__`; `key` must tell all of it apart, for a file that
-    is there is not made again. The folder is complete or absent, however many processes ask for it and whichever of
-    them are killed. It is read as tensors only, whatever its files say; where they are damaged, or an earlier version
-    wrote them, a warning says so and they are made anew. (PyG's own caches are unpickled, and so is the note of the
-    `pre_transform` beside them; here nothing of PyG's reads or writes, since this class has no `process`.)
+    A subclass sets what `make` needs, then calls `super().__init__`; different graphs need different keys, for existing
+    files are not made again. The folder is complete or absent (see `made_once`). Damaged files are made anew, with a
+    warning. PyG's own caches are unpickled; here nothing of PyG's reads or writes, since this class has no `process`.
 
     Args:
         root: a writable folder.
         key: the name of the folder of these graphs.
-        num_graphs: how many `make` gives.
-        transform: acts on a graph whenever it is asked for.
-        pre_transform: acts before saving; a warning says when another one than the saved one is passed (what they print
-            is compared, and PyG's transforms print no options).
+        num_graphs: how many `make` yields.
+        transform, pre_transform: applied on access, and before saving; a warning tells when the latter has changed.
         force_reload: make the files anew.
         log: show a progress bar while graphs are made.
     """
@@ -62,41 +60,31 @@ class CachedDataset(InMemoryDataset):
 
     @abstractmethod
     def make(self) -> Iterator[Data]:
-        """The graphs, `num_graphs` of them, in order."""
+        """Yield `num_graphs` graphs in order."""
 
-    @property
-    def raw_file_names(self) -> list[str]:
-        """None: nothing is downloaded."""
-        return []
+    raw_file_names = ()  # nothing is downloaded
+    processed_file_names = (_GRAPHS,)
 
     @property
     def processed_dir(self) -> str:
-        """A folder of its own for every key."""
+        """The folder of the key."""
         return os.path.join(self.root, "processed", self._key)
-
-    @property
-    def processed_file_names(self) -> list[str]:
-        """The one file of graphs."""
-        return [_GRAPHS]
 
     @classmethod
     def save(cls, data_list: Sequence[BaseData], path: str) -> None:
-        """Writes graphs as tensors and plain containers."""
+        """Write graphs as tensors and plain containers."""
         data, slices = cls.collate(data_list)
         torch.save((data.to_dict(), slices), path)
 
     def load(self, path: str, data_cls: type[BaseData] = Data) -> None:
-        """Reads what `save` wrote; ValueError naming the file where it is anything else."""
+        """Read what `save` wrote; ValueError naming the file where it is anything else."""
         with reading(Path(path), "A cache that cannot be read is made anew."):
-            loaded = load_tensors(Path(path))
-            if not isinstance(loaded, tuple) or len(loaded) != 2:
-                raise ValueError("it is not in this version's format")
-            data, slices = loaded
+            data, slices = _load_tensors(Path(path))
             check_collated(data, slices, self._num_graphs)
             self.data, self.slices = data_cls.from_dict(data), slices
 
     def _read(self, folder: Path) -> bool | None:
-        """Whether the graphs are there; None where they are not, or cannot be read."""
+        """Read the graphs; None where they are absent or damaged."""
         if not (folder / _GRAPHS).is_file():
             return None
         try:
@@ -114,7 +102,6 @@ class CachedDataset(InMemoryDataset):
         return True
 
     def _write(self, folder: Path) -> None:
-        """Makes and saves the graphs, with a progress bar unless `log=False`."""
         bar: Any = tqdm(self.make(), self._key, self._num_graphs, unit="graph", disable=not self.log)
         graphs = [data if self.pre_transform is None else self.pre_transform(data) for data in bar]
         self.save(graphs, str(folder / _GRAPHS))
@@ -122,5 +109,82 @@ class CachedDataset(InMemoryDataset):
 
 
 def _printed(transform: Transform | None) -> bytes:
-    """What a transform prints, without the address that a function has in this run."""
+    """What a transform prints, without the address that a function has in this process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform)).encode()
+
+
+def _load_tensors(path: Path) -> Any:
+    """Return dense tensors in plain containers from `torch.load(weights_only=True)`.
+
+    What it does not check: compressed archives, and tensors that claim more than the file has, fill the memory.
+    """
+    # A mapped file makes no room for bytes that a header of `zipfile` only claims.
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content[:2] != b"PK":
+            raise ValueError("it is no zip file, as torch.save writes since version 1.6")
+        with zipfile.ZipFile(cast("IO[bytes]", content)) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("torch.save compresses nothing, but parts of this are compressed")
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # its sentence proposes to run what the file asks for
+        raise ValueError("it is damaged, or asks for more than tensors") from error
+    claimed, waiting = 0, [loaded]
+    while waiting:
+        value = waiting.pop()
+        claimed += 1  # so that containers which contain each other come to an end
+        if type(value) is Tensor:
+            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
+                raise ValueError(f"it holds a tensor that is not dense: {value.layout} on {value.device}")
+            claimed += value.numel() * value.element_size()
+        elif isinstance(value, (list, tuple, dict)):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+        elif not isinstance(value, (str, int, float, type(None))):
+            raise ValueError(f"it holds a {type(value).__name__}, which is neither a tensor nor a plain value")
+        if claimed > path.stat().st_size:
+            raise ValueError("its tensors claim more bytes than the file has")
+    return loaded
+
+
+def check_collated(data: Any, slices: Any, num_graphs: int) -> None:
+    """Raise ValueError unless `data` and `slices` are `num_graphs` collated graphs.
+
+    Every attribute must be divided among the same number of graphs, edges join nodes of their own graph, and
+    `edge_attr` and `y` have the lengths of edges and nodes (or `y` of graphs). `slices` is None for a single graph.
+    """
+    if not isinstance(data, dict) or not all(isinstance(name, str) and name.isidentifier() for name in data):
+        raise ValueError("it is not a dictionary of attributes")
+    if any(name.startswith("_") and name != "_num_nodes" for name in data):
+        raise ValueError(f"{sorted(data)} are not the attributes of a graph")
+    x, edge_index = data.get("x"), data.get("edge_index")
+    if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor) or x.dim() != 2 or edge_index.dim() != 2:
+        raise ValueError("its graphs have no x [N, C] or no edge_index [2, E]")
+    lengths = {name: length for name, part in data.items() if (length := _length(name, part)) is not None}
+    if slices is None:
+        slices = {name: torch.tensor([0, length]) for name, length in lengths.items()}
+    if not isinstance(slices, dict) or not slices.keys() <= data.keys():
+        raise ValueError("it divides attributes among graphs that it does not have")
+    sizes = {}
+    for name, end in slices.items():
+        if isinstance(end, Tensor):
+            if end.dim() != 1 or end.dtype != torch.int64 or len(end) < 2 or end[0] or bool((end.diff() < 0).any()):
+                raise ValueError(f"{name} is divided by {list(end.shape)} numbers that do not ascend from 0")
+            if int(end[-1]) != lengths.get(name):
+                raise ValueError(f"{name} is divided into graphs at {int(end[-1])}, where it does not end")
+            sizes[name] = end.diff()
+    if (counts := {len(size) for size in sizes.values()}) != {num_graphs}:
+        raise ValueError(f"it has attributes of {sorted(counts)} graphs, expected {num_graphs}")
+    if edge_index.size(0) != 2:
+        raise ValueError(f"edge_index must be [2, E], got {list(edge_index.shape)}")
+    nodes, edges = sizes["x"], sizes["edge_index"]
+    check_indices(edge_index, nodes.repeat_interleave(edges), "edge_index")
+    for name, expected in (("edge_attr", [edges]), ("y", [nodes, torch.ones_like(nodes)])):
+        if name in sizes and not any(torch.equal(sizes[name], fitting) for fitting in expected):
+            raise ValueError(f"{name} does not go with the nodes and edges of its graphs")
+
+
+def _length(name: str, part: Any) -> int | None:
+    """The length of an attribute in the dimension in which PyG joins graphs; None for what it does not join."""
+    if isinstance(part, Tensor):
+        return part.size(Data().__cat_dim__(name, part)) if part.dim() else None
+    return len(part) if isinstance(part, list) else None

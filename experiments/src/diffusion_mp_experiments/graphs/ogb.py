@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import check_choice
-from diffusion_mp_experiments.files.mapped import ArrayFolder
+from diffusion_mp.errors import check_choice, check_edge_rows, check_kind, check_pairs, check_state
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
-from diffusion_mp_experiments.graphs.mapped_graph import mapped_graph
+from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
 
 OgbName = Literal["ogbn-arxiv", "ogbn-proteins"]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """The attribute that a file of `raw` becomes, its columns, type and classes. Undirected edges are in it once."""
+    """The attribute that a file becomes, its columns, type and classes; undirected edges are in the file once."""
 
     name: str
     columns: int
@@ -30,108 +32,65 @@ class _Table:
 
     @property
     def row(self) -> str:
-        """What it has a row for."""
         return "edge" if self.name.startswith("edge_") else "node"
 
 
-@dataclass(frozen=True)
-class _Benchmark:
-    archive: str
-    split: str
-    tables: dict[str, _Table]
-
-
 _VERSION = "1"
+_BLOCK = 1 << 22  # edges; ogbn-proteins has 79 million
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}  # OGB's names and ours
-_BENCHMARKS = {
-    "ogbn-arxiv": _Benchmark(
-        "arxiv.zip",
-        "time",
-        {
-            "edge": _Table("edge_index", 2, np.int64),
-            "node-feat": _Table("x", 128, np.float32),
-            "node-label": _Table("y", 1, np.int64, classes=40),
-            "node_year": _Table("node_year", 1, np.int64),
-        },
-    ),
-    "ogbn-proteins": _Benchmark(
-        "proteins.zip",
-        "species",
-        {
-            "edge": _Table("edge_index", 2, np.int64, undirected=True),
-            "edge-feat": _Table("edge_attr", 8, np.float32, undirected=True),
-            "node-label": _Table("y", 112, np.int64, classes=2),
-            "node_species": _Table("node_species", 1, np.int64),
-        },
-    ),
+_FOLDERS = {"ogbn-arxiv": "time", "ogbn-proteins": "species"}  # of the splits
+_TABLES = {
+    "ogbn-arxiv": {
+        "edge": _Table("edge_index", 2, np.int64),
+        "node-feat": _Table("x", 128, np.float32),
+        "node-label": _Table("y", 1, np.int64, classes=40),
+        "node_year": _Table("node_year", 1, np.int64),
+    },
+    "ogbn-proteins": {
+        "edge": _Table("edge_index", 2, np.int64, undirected=True),
+        "edge-feat": _Table("edge_attr", 8, np.float32, undirected=True),
+        "node-label": _Table("y", 112, np.int64, classes=2),
+        "node_species": _Table("node_species", 1, np.int64),
+    },
 }
 
 
-def load_ogb(
-    root: str | Path,
-    name: OgbName,
-    *,
-    cache: str | Path | None = None,
-    progress: bool = True,
-) -> Data:
-    r"""One node data set of the Open Graph Benchmark (Hu et al. 2020), with its split in its masks.
+def load_ogb(root: str | Path, name: OgbName, *, cache: str | Path | None = None, progress: bool = True) -> Data:
+    """Load a node data set of the Open Graph Benchmark (Hu et al. 2020), with the masks of its split.
 
-    Reads the archive as it is unpacked: `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`; the
-    ogb package puts it there too. Its `processed` folder holds pickles and is not opened.
+    Reads the unpacked archive, `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`, where the ogb
+    package puts it too. Its `processed` folder holds pickles and is not opened. The arrays are memory-mapped from the
+    folder `cache`, by default `root/ogbn_arxiv/processed/arrays`.
 
     - ogbn-arxiv: x [N, 128], y [N] of 40 classes, node_year [N], and edge_index as published, from a paper to those it
       cites; most models take both directions.
     - ogbn-proteins: y [N, 112] of 0 and 1, node_species [N], edge_index in both directions, edge 2k + 1 the reverse of
       edge 2k, edge_attr [E, 8]; there is no x.
 
-    Args:
-        root: the folder that holds `ogbn_arxiv` or `ogbn_proteins`.
-        name: "ogbn-arxiv" or "ogbn-proteins".
-        cache: the folder of the arrays, by default `root/ogbn_arxiv/processed/arrays`. They are complete or not at all,
-            lie beside the SHA-256 sums of the files, and are opened by memory map.
-        progress: show a bar while files are read, on a terminal.
-
-    Returns:
-        The graph, as above, with train_mask, val_mask and test_mask [N].
-
     Raises:
-        ValueError: an unknown name, or, naming the file and where it is known the line: what is no table of finite
-            numbers, tables of different lengths, an edge to a node that does not exist, a label out of range, and
-            splits that are empty or share a node.
+        ValueError: an unknown name, or a damaged file, with its line where it is known.
         FileNotFoundError: files are missing; the sentence says which and where to get them.
 
     Examples:
-        >>> import gzip
-        >>> files = {"raw/edge": ["0,2", "1,2"], "raw/node-feat": [",".join("0" * 128)] * 3, "raw/node-label": "012"}
-        >>> files |= {"raw/node_year": "345", "split/time/train": "0", "split/time/valid": "1", "split/time/test": "2"}
-        >>> for file, lines in files.items():
-        ...     path = folder / "ogbn_arxiv" / f"{file}.csv.gz"
-        ...     path.parent.mkdir(parents=True, exist_ok=True)
-        ...     _ = path.write_bytes(gzip.compress("\n".join(lines).encode()))
-        >>> load_ogb(folder, "ogbn-arxiv").edge_index.tolist()
-        [[0, 1], [2, 2]]
+        >>> load_ogb(folder, "ogbn-arxiv")  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: ogbn-arxiv...raw/edge.csv.gz...https://ogb.stanford.edu/docs/nodeprop...
     """
-    check_choice(name, "name", _BENCHMARKS)
-    benchmark = _BENCHMARKS[name]
-    folder = as_path(root, "root") / name.replace("-", "_")
-    tables = {_raw(folder, file): table for file, table in benchmark.tables.items()}
-    splits = {folder / "split" / benchmark.split / f"{file}.csv.gz": mask for file, mask in _SPLITS.items()}
+    check_choice(name, "name", _TABLES)
+    folder, archive = as_path(root, "root") / name.replace("-", "_"), f"{name.removeprefix('ogbn-')}.zip"
+    tables = {_raw(folder, file): table for file, table in _TABLES[name].items()}
+    splits = {folder / "split" / _FOLDERS[name] / f"{file}.csv.gz": mask for file, mask in _SPLITS.items()}
 
     def make(arrays: ArrayFolder) -> None:
-        check_present(
-            name,
-            folder,
-            [*tables, *splits],
-            f"Unpack {benchmark.archive} (https://ogb.stanford.edu/docs/nodeprop) and name its folder {folder.name}, "
-            "or let the ogb package download it.",
-        )
+        way_out = f"Unpack {archive} (https://ogb.stanford.edu/docs/nodeprop) and name its folder {folder.name}"
+        check_present(name, folder, [*tables, *splits], f"{way_out}, or let the ogb package download it.")
         rows = {file: count_lines(file, progress=progress) for file in tables}
         counts = {table.row: rows[file] for file, table in tables.items() if table.name in ("edge_index", "y")}
         for file, table in tables.items():
             if rows[file] != counts[table.row]:
                 raise ValueError(
                     f"{file} must have {counts[table.row]} rows, one for each {table.row} as the other files have; got "
-                    f"{rows[file]}. Take all of them from one {benchmark.archive}."
+                    f"{rows[file]}. Take all of them from one {archive}."
                 )
             below = counts["node"] if table.name == "edge_index" else table.classes
             _write_table(file, table, rows[file], below, arrays, progress=progress)
@@ -153,12 +112,10 @@ def _raw(folder: Path, file: str) -> Path:
 def _write_table(
     path: Path, table: _Table, rows: int, below: int | None, arrays: ArrayFolder, *, progress: bool
 ) -> None:
-    """Writes the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
+    """Write the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
     copies = 2 if table.undirected else 1  # each undirected edge becomes two rows, one after the other
     is_edges = table.name == "edge_index"
-    shape: tuple[int, ...] = (2, copies * rows) if is_edges else (copies * rows, table.columns)
-    if table.columns == 1:
-        shape = shape[:1]
+    shape = (2, copies * rows) if is_edges else (copies * rows, table.columns)[: 1 if table.columns == 1 else 2]
     what = "nodes" if is_edges else "labels" if below else "numbers"
     arrays.create(table.name, shape, table.dtype)
     blocks = number_blocks(path, table.columns, table.dtype, delimiter=",", below=below, what=what, progress=progress)
@@ -174,7 +131,7 @@ def _write_table(
 
 
 def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -> None:
-    """Writes a mask for each file of node numbers; no node is in two of them, or twice in one."""
+    """Write a mask for each file of node numbers; no node is in two of them, or twice in one."""
     split_of = np.full(num_nodes, -1)
     for number, (path, name) in enumerate(splits.items()):
         for start, nodes in number_blocks(path, 1, np.int64, below=num_nodes, what="nodes", progress=False):
@@ -187,3 +144,31 @@ def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -
         if not mask.any():
             raise ValueError(f"{path} must name the nodes of a split, one each line; it names none.")
         arrays.put(f"{name}_mask", mask)
+
+
+class SumEdgeFeatures(BaseTransform):
+    """x_i = Σ_{j→i} e_ji, the sum of the features of the edges that end in a node; zero where none does.
+
+    Models use these features on ogbn-proteins, which has none for nodes (Hu et al. 2020). They are summed block by
+    block and in double precision, so the edges may be memory-mapped. Reads edge_index [2, E] and edge_attr [E, D] of
+    `Data`, and sets x [N, D] in the type of edge_attr; TypeError or ValueError where there are none.
+
+    Examples:
+        >>> data = SumEdgeFeatures()(Data(x=x, edge_index=edge_index, edge_attr=torch.ones(12, 2)))
+    """
+
+    def forward(self, data: Any) -> Data:
+        """Return the (shallow) copy of data that PyG passes, with its features."""
+        check_kind(data, "data", Data, "a torch_geometric Data")
+        check_kind(data.edge_index, "data.edge_index", Tensor, "a tensor [2, E]")
+        check_kind(data.edge_attr, "data.edge_attr", Tensor, "a tensor [E, D] with the features of the edges")
+        attr, nodes = data.edge_attr, int(data.num_nodes or 0)
+        edges = check_pairs(data.edge_index, "data.edge_index", nodes, attr.device)
+        check_edge_rows(attr, edges.size(1), "data.edge_attr")
+        check_state(attr, "data.edge_attr")
+        x = torch.zeros(nodes, attr.size(1), dtype=torch.float64, device=attr.device)
+        for start in range(0, edges.size(1), _BLOCK):
+            here = slice(start, start + _BLOCK)
+            x.index_add_(0, edges[1, here], attr[here].double())
+        data.x = x.to(attr.dtype)
+        return data

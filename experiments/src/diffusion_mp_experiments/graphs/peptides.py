@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 
 from diffusion_mp.errors import check_choice, check_counts
-from diffusion_mp_experiments.files.npz import read_npz
+from diffusion_mp_experiments.files.arrays import read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_present, reading
 from diffusion_mp_experiments.graphs.cached import CachedDataset
 
@@ -28,14 +28,12 @@ _WAY_OUT = "Fetch it anew, from https://github.com/vijaydwivedi75/lrgb."
 
 
 class PeptidesFunctional(CachedDataset):
-    r"""Peptides-func (Dwivedi et al. 2022): 15 535 peptides, ten functions that exclude each other nowhere.
+    """Peptides-func (Dwivedi et al. 2022): 15 535 peptides with ten binary labels.
 
-    Reads the SMILES strings and the official split in `source` and makes graphs of them with PyG's `from_smiles`, once:
-    15 535 molecules take a few minutes. Nodes are heavy atoms, edges bonds. PyG numbers the same nine atom and three
-    bond features as the files of the Long Range Graph Benchmark do, which OGB made, but each from a list of its own:
-    models trained on one do not read the other. PyG's `LRGBDataset` reads the benchmark's (it unpickles them).
-
-    Nothing is unpickled, nor is any cache.
+    Makes graphs of SMILES strings with PyG's `from_smiles`, once: 15 535 molecules take a few minutes. Nodes are heavy
+    atoms, edges bonds. PyG numbers the same nine atom and three bond features as the files of the Long Range Graph
+    Benchmark, but from other lists: models trained on one do not read the other. PyG's `LRGBDataset` reads the
+    benchmark's files (it unpickles them).
 
     Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10] of 0 and 1, float.
 
@@ -44,25 +42,17 @@ class PeptidesFunctional(CachedDataset):
             `splits_random_stratified_peptide.npz` (row numbers by split); it may be read-only.
         root: a writable folder; graphs are kept in `root/processed/<parameters>`.
         split: "train", "val" or "test".
-        num_graphs: only the first so many of the split.
+        num_graphs: how many of the split, from its beginning; all by default.
         options: transform, pre_transform, force_reload and log of `CachedDataset`.
 
     Raises:
-        ValueError: an unknown split, more graphs than the split has, a damaged file, or a row that is no molecule or
-            has not ten labels.
-        FileNotFoundError: files are missing; the sentence says which.
-        ModuleNotFoundError: rdkit is not installed.
+        ValueError: an unknown split, more graphs than the split has, or a damaged file.
+        FileNotFoundError, ModuleNotFoundError: files are missing, or rdkit is not installed.
 
     Examples:
-        >>> import gzip
-        >>> import numpy as np
-        >>> (folder / "raw").mkdir()
-        >>> lines = ["smiles,labels", 'CCO,"[1, 0, 0, 0, 0, 0, 0, 0, 0, 1]"']  # ethanol
-        >>> table = gzip.compress("\n".join(lines).encode())
-        >>> _ = (folder / "raw" / "peptide_multi_class_dataset.csv.gz").write_bytes(table)
-        >>> np.savez(folder / "splits_random_stratified_peptide.npz", train=[0], val=[], test=[])
-        >>> PeptidesFunctional(folder, folder / "cache", log=False)[0]
-        Data(x=[3, 9], edge_index=[2, 4], edge_attr=[4, 3], y=[1, 10], smiles='CCO')
+        >>> PeptidesFunctional(folder, folder / "cache")  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: Peptides-func...raw/peptide_multi_class_dataset.csv.gz...
     """
 
     def __init__(
@@ -76,31 +66,27 @@ class PeptidesFunctional(CachedDataset):
     ) -> None:
         check_choice(split, "split", ("train", "val", "test"))
         self.source, self.split = as_path(source, "source"), split
-        check_present(
-            "Peptides-func",
-            self.source,
-            [self.source / _MOLECULES, self.source / _SPLIT],
-            "Put the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb) there, under "
-            "these names.",
-        )
-        with reading(self.source / _SPLIT, _WAY_OUT):
-            self._rows = _row_numbers(self.source / _SPLIT, split)
+        table, official = self.source / _MOLECULES, self.source / _SPLIT
+        benchmark = "the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb)"
+        check_present("Peptides-func", self.source, [table, official], f"Put {benchmark} there, under these names.")
+        with reading(official, _WAY_OUT):
+            rows = read_npz(official, [split], _LARGEST)[split]
+            if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
+                raise ValueError(f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers")
+            self._rows = rows.tolist()
         if num_graphs is not None:
             check_counts(num_graphs=num_graphs)
             if num_graphs > len(self._rows):
-                raise ValueError(
-                    f"num_graphs must be at most {len(self._rows)}, the size of {split}; got {num_graphs}."
-                )
+                most = f"{len(self._rows)}, the size of {split}"
+                raise ValueError(f"num_graphs must be at most {most}; got {num_graphs}.")
             self._rows = self._rows[:num_graphs]
         super().__init__(root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options)
 
     def make(self) -> Iterator[Data]:
-        """The molecules of this split, in the order of the split file."""
+        """Yield the molecules of this split, in the order of the split file."""
         if find_spec("rdkit") is None:
-            raise ModuleNotFoundError(
-                "Molecules are read with rdkit, which is not installed: "
-                "pip install 'diffusion-mp-experiments[molecules]'."
-            )
+            install = "pip install 'diffusion-mp-experiments[molecules]'"
+            raise ModuleNotFoundError(f"Molecules are read with rdkit, which is not installed: {install}.")
         path = self.source / _MOLECULES
         with reading(path, _WAY_OUT):
             molecules = _molecules(path)
@@ -110,24 +96,14 @@ class PeptidesFunctional(CachedDataset):
                 data, labels = from_smiles(molecules[row]["smiles"]), json.loads(molecules[row]["labels"])
                 if data.num_nodes == 0:  # what PyG makes of a string that rdkit cannot read
                     raise ValueError(f"Row {row} of {_MOLECULES} is no molecule: {molecules[row]['smiles']!r}.")
-                if len(labels) != _CLASSES:
-                    raise ValueError(f"Row {row} of {_MOLECULES} has {len(labels)} labels; expected {_CLASSES}.")
-                if not {0, 1}.issuperset(labels):
-                    raise ValueError(f"Row {row} of {_MOLECULES} has other labels than 0 and 1: {labels}.")
+                if len(labels) != _CLASSES or not {0, 1}.issuperset(labels):
+                    raise ValueError(f"Row {row} of {_MOLECULES} must have {_CLASSES} labels 0 or 1; got {labels}.")
                 data.y = torch.tensor([labels], dtype=torch.float)
                 yield data
 
 
-def _row_numbers(path: Path, split: str) -> list[int]:
-    """The rows of a split."""
-    rows = read_npz(path, [split], _LARGEST)[split]
-    if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
-        raise ValueError(f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers")
-    return rows.tolist()
-
-
 def _molecules(path: Path) -> list[dict[str, str]]:
-    """The rows of the table, unless it unpacks into a multiple of what there is of peptides."""
+    """Return the rows of the table, which must not unpack into a multiple of its published size."""
     with gzip.open(path) as file:
         text = file.read(_LARGEST + 1)
     if len(text) > _LARGEST:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch_geometric.data import Data
@@ -17,27 +15,23 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import coalesce, index_to_mask, remove_self_loops
 
-from diffusion_mp_experiments.files.pickled_arrays import NAMES, as_array, as_csr, as_integers, as_mapping
-from diffusion_mp_experiments.files.plain_pickle import read_pickle
-from diffusion_mp_experiments.files.reading import as_path, check_present, reading
-from diffusion_mp_experiments.graphs.agreement import check_indices
+from diffusion_mp_experiments.files.pickles import as_integers, read_pickle
+from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 
 # Lower-cased here because PyG finds `ind.cora.x` in the folder `Cora`.
 _FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+_PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 _NUM_VAL = 500
 _LARGEST = 1 << 30  # bytes of all features, written out; those of CiteSeer, the most, are 49 million
 _WAY_OUT = "Fetch the eight files anew, together, from the folder data of https://github.com/kimiyoung/planetoid."
 
 
 def load_planetoid(root: str | Path, name: str, *, download: bool = False, normalize_features: bool = True) -> Data:
-    """One citation network of Yang, Cohen & Salakhutdinov (2016), with the public split in its masks.
+    """Load one citation network of Yang, Cohen & Salakhutdinov (2016), with the public split in its masks.
 
     Reads `root/<Name>/raw/ind.<name>.*` and writes nothing, so `root` may be read-only. The graph is the one that PyG
-    makes of these files, but for CiteSeer's 15 node numbers without any paper behind them: PyG calls them class 0, here
-    they are unlabelled (−1) and never enter a split.
-
-    The raw files are Python pickles. They are read as data: one that asks for anything but arrays, sparse matrices and
-    dictionaries is refused, and none of it runs.
+    makes, except for CiteSeer's 15 node numbers without a paper: PyG calls them class 0, here they are unlabelled (−1)
+    and never enter a split. The files are pickles; they are read as data and none of their code runs.
 
     Args:
         root: the folder that holds the folder `<Name>`.
@@ -50,8 +44,7 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
 
     Raises:
         ValueError: an unknown name, a damaged file, or files that do not belong together.
-        FileNotFoundError: files are missing; the sentence says which, how to get them and where to put them.
-        ConnectionError: the download failed.
+        FileNotFoundError, ConnectionError: files are missing, with the way to get them, or the download failed.
 
     Examples:
         >>> load_planetoid(folder, "Cora")  # says what to put where
@@ -63,23 +56,18 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
     name = _FOLDERS[name.lower()]
     root = as_path(root, "root")
     raw = root / name / "raw"
-    files = {part: raw / f"ind.{name.lower()}.{part}" for part in _PARSERS}
+    files = {part: raw / f"ind.{name.lower()}.{part}" for part in _PARTS}
     if download and not all(file.is_file() for file in files.values()):
         _download(root, name)
-    check_present(
-        name,
-        raw,
-        files.values(),
-        f"Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there, so that root is "
-        f"{root} and the layout root/{name}/raw/ind.{name.lower()}.*; or, online, let PyG download them: "
-        f'load_planetoid(root, "{name}", download=True).',
-    )
+    way_out = "Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there"
+    download_them = f'let PyG download them: load_planetoid(root, "{name}", download=True)'
+    check_present(name, raw, files.values(), f"{way_out}; or, online, {download_them}.")
     data = _read_graph(files)
     return NormalizeFeatures()(data) if normalize_features else data
 
 
 def _download(root: Path, name: str) -> None:
-    """Has PyG download the raw files, and neither process nor load them: PyG would unpickle them."""
+    """Let PyG download the raw files, and neither process nor load them: PyG would unpickle them."""
     only_raw: dict[str, Any] = {"has_process": False, "load": lambda self, path: None}
     try:
         type("RawPlanetoid", (Planetoid,), only_raw)(str(root), name)
@@ -90,42 +78,26 @@ def _download(root: Path, name: str) -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The content of the files.
-
-    All papers but the tested stand in `allx`, `ally`, the labelled ones first (`x`, `y`). Row i of `tx`, `ty` is paper
-    `test_index[i]`; `graph` has the neighbours of every number.
-    """
-
-    x: csr_matrix
-    tx: csr_matrix
-    allx: csr_matrix
-    y: Shaped[np.ndarray, "y _"]
-    ty: Shaped[np.ndarray, "ty _"]
-    ally: Shaped[np.ndarray, "ally _"]
-    graph: dict[int, Int64[np.ndarray, " _"]]
-    test_index: Int64[np.ndarray, " tested"]
-
-
 def _read_graph(files: dict[str, Path]) -> Data:
-    """The graph in the files of all parts; ValueError naming the file that is damaged or disagrees with the others."""
-    found = {}
+    """Return the graph; ValueError names the file that is damaged or disagrees with the others.
+
+    All papers but the tested are in `allx`, `ally`, the labelled ones first (`x`, `y`). Row i of `tx`, `ty` is paper
+    `test.index[i]`; `graph` has the neighbours of every number.
+    """
+    parts = {}
     for part, path in files.items():
         with reading(path, _WAY_OUT):
-            found[part.replace(".", "_")] = _PARSERS[part](path.read_bytes())
-    parts = _Parts(**found)
-    for part, wrong in _disagreements(parts):
-        raise ValueError(f"{files[part]}: {wrong}. {_WAY_OUT}")
+            parts[part] = _read_part(part, path.read_bytes())
+    _check(files, parts)
     with reading(files["graph"], _WAY_OUT):
-        edge_index = _edges(parts.graph)
+        edge_index = _edges(parts["graph"])
 
-    num_nodes, num_train = len(parts.graph), len(parts.y)
-    known, tested = torch.arange(len(parts.ally)), torch.from_numpy(parts.test_index)
-    x, y = torch.zeros(num_nodes, parts.allx.shape[1]), torch.full((num_nodes,), -1)
-    for rows, features, labels in ((known, parts.allx, parts.ally), (tested, parts.tx, parts.ty)):
-        x[rows] = torch.from_numpy(features.toarray()).to(x.dtype)
-        y[rows] = torch.from_numpy(labels).to(x.dtype).max(dim=1)[1]
+    num_nodes, num_train = len(parts["graph"]), len(parts["y"])
+    known, tested = torch.arange(len(parts["ally"])), torch.from_numpy(parts["test.index"])
+    x, y = torch.zeros(num_nodes, parts["allx"].shape[1]), torch.full((num_nodes,), -1)
+    for rows, prefix in ((known, "all"), (tested, "t")):
+        x[rows] = torch.from_numpy(parts[f"{prefix}x"].toarray()).to(x.dtype)
+        y[rows] = torch.from_numpy(parts[f"{prefix}y"]).to(x.dtype).max(dim=1)[1]
     data = Data(x=x, edge_index=edge_index, y=y)
     data.train_mask = index_to_mask(torch.arange(num_train), num_nodes)
     data.val_mask = index_to_mask(torch.arange(num_train, num_train + _NUM_VAL), num_nodes)
@@ -133,64 +105,49 @@ def _read_graph(files: dict[str, Path]) -> Data:
     return data
 
 
-def _disagreements(parts: _Parts) -> Iterator[tuple[str, str]]:
-    """Which file disagrees with the others, and how; `test.index`, which nothing protects, rather than `ty`."""
-    num_known, features, classes = len(parts.ally), parts.allx.shape[1], parts.ally.shape[1]
-    shapes = {
-        "x": (parts.x.shape, (len(parts.y), features)),
-        "tx": (parts.tx.shape, (len(parts.ty), features)),
-        "allx": (parts.allx.shape, (num_known, features)),
-        "y": (parts.y.shape, (len(parts.y), classes)),
-        "ty": (parts.ty.shape, (len(parts.ty), classes)),
-        "test.index": (parts.test_index.shape, (len(parts.ty),)),
-    }
-    for part, (found, expected) in shapes.items():
-        if found != expected:
-            yield part, f"it has the shape {found}; beside the other files, {expected} is expected"
-    last, different = len(parts.graph) - 1, np.unique(parts.test_index)
-    if not (len(different) == len(parts.ty) > 0 and different[0] == num_known and different[-1] == last):
+def _read_part(part: str, content: bytes) -> Any:
+    """Return a CSR matrix, an array [rows, classes], lists of neighbours, or an array of the numbers in a text."""
+    if part == "test.index":
+        return np.array([int(line) for line in content.decode("ascii").split()], np.int64)
+    value = read_pickle(content)
+    if part.endswith("x") and isinstance(value, csr_matrix):
+        return value
+    if part.endswith("y") and isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1]:
+        return value
+    if part == "graph" and isinstance(value, dict):
+        if value.keys() != set(range(len(value))):
+            raise ValueError(f"it must list the neighbours of every number from 0 to {len(value) - 1}")
+        return [as_integers(value[node]) for node in range(len(value))]
+    kind = {"x": "a CSR matrix", "y": "an array [papers, classes]", "h": "a dictionary"}[part[-1]]
+    raise ValueError(f"it must hold {kind}, not a {type(value).__name__} of shape {getattr(value, 'shape', ())}")
+
+
+def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
+    """Raise ValueError naming the file that disagrees with the others: `test.index` rather than `ty`."""
+
+    def refuse(part: str, wrong: str) -> None:
+        raise ValueError(f"{files[part]}: {wrong}. {_WAY_OUT}")
+
+    num_known, features, classes = len(parts["ally"]), parts["allx"].shape[1], parts["ally"].shape[1]
+    train, tested = len(parts["y"]), len(parts["ty"])
+    shapes = {"x": (train, features), "tx": (tested, features), "allx": (num_known, features), "y": (train, classes)}
+    for part, expected in {**shapes, "ty": (tested, classes), "test.index": (tested,)}.items():
+        if parts[part].shape != expected:
+            refuse(part, f"it has the shape {parts[part].shape}; the other files need {expected}")
+    last, different = len(parts["graph"]) - 1, np.unique(parts["test.index"])
+    if not (len(different) == tested > 0 and different[0] == num_known and different[-1] == last):
         numbers = f"from {num_known}, the rows of allx, to {last}, the last node"
-        yield "test.index", f"it must hold different numbers {numbers}"
-    if len(parts.y) + _NUM_VAL > num_known:
-        yield "y", f"{len(parts.y)} papers to train with and {_NUM_VAL} to validate with exceed the {num_known} of allx"
+        refuse("test.index", f"it must hold different numbers {numbers}")
+    if train + _NUM_VAL > num_known:
+        refuse("y", f"{train} papers to train with and {_NUM_VAL} to validate with exceed the {num_known} of allx")
     if (last + 1) * features > _LARGEST // 4:
-        yield "allx", f"{last + 1} papers with {features} features exceed {_LARGEST} bytes"
+        refuse("allx", f"{last + 1} papers with {features} features exceed {_LARGEST} bytes")
 
 
-def _features(content: bytes) -> csr_matrix:
-    return as_csr(read_pickle(content, NAMES))
-
-
-def _labels(content: bytes) -> Shaped[np.ndarray, "n classes"]:
-    labels = as_array(read_pickle(content, NAMES))
-    if labels.ndim != 2 or labels.shape[1] == 0:
-        raise ValueError(f"it must hold one row of classes for each paper, not an array of shape {labels.shape}")
-    return labels
-
-
-def _neighbours(content: bytes) -> dict[int, Int64[np.ndarray, " _"]]:
-    lists = as_mapping(read_pickle(content, NAMES))
-    if lists.keys() != set(range(len(lists))):
-        raise ValueError(f"it must list the neighbours of every number from 0 to {len(lists) - 1}")
-    return {node: as_integers(lists[node]) for node in range(len(lists))}
-
-
-def _numbers(content: bytes) -> Int64[np.ndarray, " n"]:
-    return np.array([int(line) for line in content.decode("ascii").split()], np.int64)
-
-
-def _edges(graph: dict[int, Int64[np.ndarray, " _"]]) -> Tensor:
+def _edges(graph: list[Int64[np.ndarray, " _"]]) -> Tensor:
     """Every pair once, without loops, sorted as PyG sorts them."""
-    row = np.repeat(np.arange(len(graph)), [len(neighbours) for neighbours in graph.values()])
-    edge_index = torch.from_numpy(np.stack([row, np.concatenate(list(graph.values()))]))
+    row = np.repeat(np.arange(len(graph)), [len(neighbours) for neighbours in graph])
+    edge_index = torch.from_numpy(np.stack([row, np.concatenate(graph)]))
     check_indices(edge_index, len(graph), "the neighbours")
     edge_index, _ = remove_self_loops(edge_index)
     return coalesce(edge_index, num_nodes=len(graph), sort_by_row=False)
-
-
-_PARSERS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(("x", "tx", "allx"), _features),
-    **dict.fromkeys(("y", "ty", "ally"), _labels),
-    "graph": _neighbours,
-    "test.index": _numbers,
-}

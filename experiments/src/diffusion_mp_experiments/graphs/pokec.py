@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Float, Int, Int64, Shaped
 from torch_geometric.data import Data
 
 from diffusion_mp.errors import check_choice
-from diffusion_mp_experiments.files.mapped import ArrayFolder
-from diffusion_mp_experiments.files.mat5 import map_variable
-from diffusion_mp_experiments.files.reading import as_path, check_present, reading
-from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
-from diffusion_mp_experiments.graphs.agreement import check_indices
-from diffusion_mp_experiments.graphs.mapped_graph import mapped_graph
-from diffusion_mp_experiments.graphs.pokec_profiles import read_profiles
+from diffusion_mp_experiments.files.matlab import read_matrices
+from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
+from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
 
 _FILES = {"snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"], "linkx": ["pokec.mat"]}
 _HOW_TO_GET = {
@@ -27,7 +26,25 @@ _HOW_TO_GET = {
     "linkx": "Download pokec.mat as the README of https://github.com/CUAI/Non-Homophily-Large-Scale says",
 }
 _VERSION = "1"  # of what is computed from the files
-_BLOCK = 1 << 18  # rows of a matrix
+_ROWS = 1 << 18  # of a matrix, in memory at a time
+_MEMORY = 4 << 30  # bytes to read a matrix of LINKX in, the largest of which has 0.85 GB
+_COLUMNS = 59  # of the profiles
+_TEXTS = range(8, _COLUMNS)  # lists of words and free text
+_MISSING = (b"null", b"")
+_REGIONS = 5
+_USERS = 1 << 13  # in memory at a time; a line has about 1 000 bytes
+_FIELD = 64  # bytes of a number, a date or a gender
+_LARGEST = 1_000_000  # of public, completion percentage and age
+_DAY = re.compile(rb"\d{4}-\d\d-\d\d")
+
+FEATURES = (
+    *("public", "completion", "last_login", "registration", "age"),
+    *("completion_unknown", "dates_unknown", "age_unknown"),
+    *(f"region_{place}" for place in range(1, _REGIONS + 1)),
+    "region_unknown",
+    *(f"column_{column + 1}_filled" for column in _TEXTS),
+)
+_FIRST_TEXT = len(FEATURES) - len(_TEXTS)
 
 
 def load_pokec(
@@ -37,49 +54,34 @@ def load_pokec(
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Data:
-    r"""Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
+    """Load Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
 
     - `"snap"` reads `root/soc-pokec-profiles.txt` and `root/soc-pokec-relationships.txt`, each plain or as `.txt.gz`,
-      block by block: less than 1 GB of memory at any size. Friendships find their users by id; a line number is none.
+      block by block: less than 1 GB of memory at any size. Friendships find their users by id, not by line number.
     - `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe is not published.
 
-    Files are read once, as data: nothing in them is run.
+    The 65 features of the SNAP files: public, completion percentage, last login, registration and age, each
+    standardised over the users who state it, 0 for the others; flags where one of the first two, one of the dates, or
+    the age (0 is none) is not stated; flags for each of the five most frequent regions (the part before the comma), and
+    for no region; and for each of the 51 columns 9 to 59, whether it is filled.
 
-    The 65 features of the SNAP files:
-
-    - public, completion percentage, last login, registration and age, each standardised over the users who state it, 0
-      for the others, and a flag where the first two, the dates, or the age (0 is none) are not stated;
-    - a flag for each of the five most frequent regions (what stands before the comma), and one for no region;
-    - for each of the 51 columns 9 to 59, whether it is filled.
-
-    The data has no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, while the command that they
-    released draws 50, 25 and 25 % (D13 in docs/errata.md): say which one a number was obtained with.
-    `random_split(data.y, 0.1, 0.1, generator)` draws the former, `random_split(data.y, 0.5, 0.25, generator)` the
-    latter, among the labelled users.
-
-    Args:
-        root: the folder of the files.
-        source: "snap" or "linkx".
-        cache: the folder of the arrays, by default `root/processed/pokec-<source>`. They are complete or not at all,
-            lie beside the SHA-256 sums of the files (SNAP and LINKX publish none), and are opened by memory map.
-        progress: show a bar while files are read, on a terminal.
+    The data has no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, as
+    `random_split(data.y, 0.1, 0.1, generator)` draws them, while their released command draws 50, 25 and 25 % (D13 in
+    docs/errata.md): say which one a number was obtained with. The arrays are memory-mapped from the folder `cache`, by
+    default `root/processed/pokec-<source>`, which records the SHA-256 sums of the files, for none are published.
 
     Returns:
         The graph with x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated;
         of SNAP also user_id [N].
 
     Raises:
-        ValueError: an unknown source, lines that are not in SNAP's format (naming them), and a friendship of somebody
-            without a profile.
+        ValueError: an unknown source, or a damaged file, with its lines where they are known.
         FileNotFoundError: files are missing; the sentence says which and where to get them.
 
     Examples:
-        >>> rest = "\t".join(["kraj a, x", "2012-05-25 11:20:00.0", "2005-04-03 00:00:00.0", "20"] + ["null"] * 51)
-        >>> _ = (folder / "soc-pokec-profiles.txt").write_text(f"7\t1\t50\t1\t{rest}\n3\t1\t90\t0\t{rest}\n")
-        >>> _ = (folder / "soc-pokec-relationships.txt").write_text("7\t3\n")
-        >>> data = load_pokec(folder)
-        >>> data.user_id.tolist(), data.y.tolist(), data.edge_index.tolist()
-        ([7, 3], [1, 0], [[0], [1]])
+        >>> load_pokec(folder)  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: Pokec...soc-pokec-profiles.txt.gz...https://snap.stanford.edu/data/soc-Pokec.html...
     """
     check_choice(source, "source", _FILES)
     root = as_path(root, "root")
@@ -92,9 +94,8 @@ def load_pokec(
         instead = "Without them, synthetic_pokec() generates a graph of the same size."
         check_present("Pokec", root, files, f"{_HOW_TO_GET[source]} and put them there. {instead}")
         if source == "snap":
-            profiles, friendships = files
-            read_profiles(profiles, arrays, progress=progress)
-            _read_friendships(friendships, arrays, progress=progress)
+            _read_profiles(files[0], arrays, progress=progress)
+            _read_friendships(files[1], arrays, progress=progress)
         else:
             _read_mat(files[0], arrays)
 
@@ -102,12 +103,11 @@ def load_pokec(
 
 
 def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> None:
-    """Writes edge_index [2, E], in the order of the file."""
+    """Write edge_index [2, E], in the order of the file."""
     user = np.load(arrays.path / "user_id.npy")
     order = np.argsort(user)
     ids = user[order]
-    num_edges = count_lines(path, progress=progress)
-    arrays.create("edge_index", (2, num_edges), np.int64)
+    arrays.create("edge_index", (2, count_lines(path, progress=progress)), np.int64)
     for start, pairs in number_blocks(path, 2, np.int64, progress=progress):
         place = np.searchsorted(ids, pairs).clip(max=len(ids) - 1)
         stranger = pairs[ids[place] != pairs]
@@ -120,19 +120,19 @@ def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> Non
 
 
 def _read_mat(path: Path, arrays: ArrayFolder) -> None:
-    """Writes x, edge_index and y, block by block."""
+    """Write x, edge_index and y, block by block."""
     way_out = "It must be LINKX's pokec.mat, with node_feat [N, C], edge_index [2, E] and label [1, N]; fetch it anew."
     with reading(path, way_out), TemporaryDirectory(dir=arrays.path) as scratch:
-        x, edges, label = (map_variable(path, name, Path(scratch)) for name in ("node_feat", "edge_index", "label"))
+        x, edges, label = read_matrices(path, ["node_feat", "edge_index", "label"], Path(scratch), _MEMORY)
         if len(edges) != 2 or label.size != len(x):
             raise ValueError(f"edge_index is {edges.shape}, and {label.size} labels go with {len(x)} rows of node_feat")
         arrays.put("y", _integers(label.reshape(-1), "label"))
         arrays.create("x", x.shape, np.float32)
-        for start in range(0, len(x), _BLOCK):
-            arrays.write("x", slice(start, start + _BLOCK), x[start : start + _BLOCK].astype(np.float32))
+        for start in range(0, len(x), _ROWS):
+            arrays.write("x", slice(start, start + _ROWS), x[start : start + _ROWS].astype(np.float32))
         arrays.create("edge_index", edges.shape, np.int64)
-        for start in range(0, edges.shape[1], _BLOCK):
-            where = slice(None), slice(start, start + _BLOCK)
+        for start in range(0, edges.shape[1], _ROWS):
+            where = slice(None), slice(start, start + _ROWS)
             pairs = _integers(edges[where], "edge_index")
             check_indices(torch.from_numpy(pairs), len(x), "edge_index")
             arrays.write("edge_index", where, pairs)
@@ -144,3 +144,104 @@ def _integers(numbers: Shaped[np.ndarray, " ..."], name: str) -> Int64[np.ndarra
     if not np.array_equal(integers, numbers):
         raise ValueError(f"{name} must hold integers")
     return integers
+
+
+def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> None:
+    """Write x [N, 65], y [N] and user_id [N], a row for each line of the file."""
+    num_users = count_lines(path, progress=progress)
+    if not num_users:
+        raise ValueError(f"{path} must have a line for every user; it is empty.")
+    user, label = np.zeros(num_users, np.int64), np.zeros(num_users, np.int64)
+    numbers, region = np.zeros((num_users, 5)), np.zeros(num_users, np.int64)
+    codes: dict[bytes, int] = {}  # of regions, in the order of their first user
+    arrays.create("x", (num_users, len(FEATURES)), np.float32)
+    for start, lines in line_blocks(path, _USERS, progress=progress):
+        rows = [_fields(path, number, line) for number, line in enumerate(lines, start + 1)]
+        here = slice(start, start + len(rows))
+        columns = list(zip(*rows, strict=True))
+        try:
+            _check_lengths(columns)
+            user[here], label[here] = np.array(columns[0]).astype(np.int64), _genders(columns[3])
+            numbers[here] = np.stack([*map(_numbers, columns[1:3]), *map(_days, columns[5:7]), _numbers(columns[7])], 1)
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, lines {here.start + 1} to {here.stop}: columns 1, 2, 3 and 8 must be numbers, 4 must be 0 "
+                f"or 1, 6 and 7 dates such as 2012-05-25 11:20:00.0; null in all but the first; {error}."
+            ) from error
+        # The region without the district: "zilinsky kraj" of "zilinsky kraj, zilina".
+        large = [None if name in _MISSING else name.partition(b",")[0].strip().lower() for name in columns[4]]
+        region[here] = [-1 if name is None else codes.setdefault(name, len(codes)) for name in large]
+        filled = np.array([[field not in _MISSING for field in row[_TEXTS.start :]] for row in rows], np.float32)
+        arrays.write("x", (here, slice(_FIRST_TEXT, None)), filled)
+    if len(np.unique(user)) != num_users:
+        raise ValueError(f"{path}: the first column must name every user once; {num_users} lines name fewer users.")
+    numbers[numbers[:, 4] == 0, 4] = np.nan  # an age of 0 says that it was not stated
+    for place, features in _features(numbers, region):
+        arrays.write("x", (place, slice(_FIRST_TEXT)), features)
+    arrays.put("y", label)
+    arrays.put("user_id", user)
+
+
+def _fields(path: Path, number: int, line: bytes) -> list[bytes]:
+    fields = line.split(b"\t", _COLUMNS + 1)
+    if len(fields) == _COLUMNS + 1 and not fields[-1]:  # a tab ends the line
+        fields.pop()
+    if len(fields) != _COLUMNS:
+        expected = f"expected {_COLUMNS} columns between tabs, as SNAP's profiles have"
+        raise ValueError(f"{path}, line {number}: {expected}; got {len(fields)}.")
+    return fields
+
+
+def _check_lengths(columns: Sequence[Sequence[bytes]]) -> None:
+    """Refuse long fields, for NumPy makes every row as long as the longest."""
+    for place in (0, 1, 2, 3, 5, 6, 7):
+        longest = max(columns[place], key=len)
+        if len(longest) > _FIELD:
+            raise ValueError(f"{longest[:_FIELD]!r} … of column {place + 1} has {len(longest)} bytes")
+
+
+def _numbers(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
+    numbers = np.array([b"-1" if field in _MISSING else field for field in column]).astype(float)
+    stated = np.array([field not in _MISSING for field in column])
+    wrong = stated & ~((numbers >= 0) & (numbers <= _LARGEST))
+    if wrong.any():
+        raise ValueError(f"{column[int(wrong.argmax())]!r} does not lie in 0 .. {_LARGEST}")
+    return np.where(stated, numbers, np.nan)
+
+
+def _days(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
+    """Days since 1970, without the time of day."""
+    dates = [b"1970-01-01" if field in _MISSING else field[:10] for field in column]
+    for date in dates:
+        if not _DAY.fullmatch(date):  # NumPy would take "today" for one
+            raise ValueError(f"{date!r} is no date")
+    days = np.array([date.decode("ascii") for date in dates])  # NumPy 1 ends the process at bytes that are no date
+    stated = np.array([field not in _MISSING for field in column])
+    return np.where(stated, days.astype("datetime64[D]").astype(np.float64), np.nan)
+
+
+def _genders(column: Sequence[bytes]) -> Int[np.ndarray, " rows"]:
+    unknown = set(column) - {b"0", b"1", *_MISSING}
+    if unknown:
+        raise ValueError(f"gender {unknown.pop()!r} is neither 0, 1 nor null")
+    return np.array([-1 if field in _MISSING else int(field) for field in column])
+
+
+def _features(
+    numbers: Float[np.ndarray, "N five"], region: Int[np.ndarray, " N"]
+) -> Iterator[tuple[slice, Float[np.ndarray, "rows columns"]]]:
+    """Yield the columns before the texts: standardised numbers, and regions by their frequency."""
+    mean, deviation = np.array([_moments(column[~np.isnan(column)]) for column in numbers.T]).T
+    frequent = np.argsort(-np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable")[:_REGIONS]
+    for start in range(0, len(region), _USERS):
+        rows = slice(start, start + _USERS)
+        unknown = np.isnan(numbers[rows])
+        standard = np.where(unknown, 0, (numbers[rows] - mean) / deviation)
+        groups = np.stack([unknown[:, :2].any(1), unknown[:, 2:4].any(1), unknown[:, 4]], 1)
+        here = region[rows, None]
+        yield rows, np.concatenate([standard, groups, here == frequent, here < 0], 1).astype(np.float32)
+
+
+def _moments(stated: Float[np.ndarray, " users"]) -> tuple[float, float]:
+    """Mean and standard deviation; a number that is the same for all, or that nobody states, is divided by 1."""
+    return (float(stated.mean()), float(stated.std()) or 1.0) if len(stated) else (0.0, 1.0)

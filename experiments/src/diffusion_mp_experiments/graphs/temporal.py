@@ -1,92 +1,71 @@
-"""The data sets of PyG Temporal as snapshots, a graph for every time that can be forecast."""
+"""The data sets of PyG Temporal as snapshots, and forecasts of them that need no network."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToUndirected
 
-from diffusion_mp.errors import as_whole, check_choice
-from diffusion_mp_experiments.files.reading import as_path, check_present, reading
-from diffusion_mp_experiments.graphs.agreement import check_indices
+from diffusion_mp.errors import as_whole, check_choice, check_kind, check_state
+from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 
 TemporalName = Literal["chickenpox", "england_covid"]
+ForecastName = Literal["zero", "last", "mean", "own", "pooled", "ridge"]
 _LAGS = {"chickenpox": 4, "england_covid": 8}
-_WAY_OUT = (
-    "Fetch it anew, from the folder dataset of https://github.com/benedekrozemberczki/pytorch_geometric_temporal."
-)
+_FOLDER = "from the folder dataset of https://github.com/benedekrozemberczki/pytorch_geometric_temporal."
 
 
 def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None) -> list[Data]:
-    """One set of PyG Temporal (Rozemberczki et al. 2021), a graph for every day or week that can be forecast.
+    """Load one set of PyG Temporal (Rozemberczki et al. 2021), a graph for every day or week that can be forecast.
 
     - chickenpox: weekly cases in 20 Hungarian counties, 521 weeks, one graph; standardised when published.
     - england_covid: daily cases in 129 regions, 61 days, a weighted graph of movements for every day, which is that of
-      the last day known. Standardised here as PyG Temporal does it, every region over all days. That shows the test
-      period to whoever reads the lags; figures are comparable with published ones only so.
+      the last day known. Every region is standardised over all days, as PyG Temporal does it: this shows the test
+      period to the model, but only so are figures comparable with published ones.
 
-    Edges are made undirected: two directions have their mean weight, and one alone serves for both.
-
-    Args:
-        root: the folder that holds `chickenpox.json` and `england_covid.json`.
-        name: "chickenpox" or "england_covid".
-        lags: values before the one to be forecast, 4 and 8 by default.
+    Reads `root/<name>.json`. A forecast sees `lags` values, 4 and 8 by default. Edges are made undirected: two
+    directions have their mean weight, and one alone serves for both.
 
     Returns:
         Snapshots in the order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight [E].
 
     Raises:
-        TypeError, ValueError: an option does not fit, or the file is damaged.
-        FileNotFoundError: it is missing.
+        TypeError, ValueError, FileNotFoundError: an option does not fit, or the file is damaged or missing.
 
     Examples:
         >>> import json
         >>> content = {"edges": [[0, 1]], "FX": [[0.0, 9.0], [1.0, 8.0], [2.0, 7.0], [3.0, 6.0]]}  # four times
         >>> _ = (folder / "chickenpox.json").write_text(json.dumps(content))
-        >>> first, second = load_snapshots(folder, "chickenpox", lags=2)
-        >>> first.x.tolist(), first.y.tolist()
-        ([[0.0, 1.0], [9.0, 8.0]], [2.0, 7.0])
+        >>> load_snapshots(folder, "chickenpox", lags=2)[0].x.tolist()
+        [[0.0, 1.0], [9.0, 8.0]]
     """
     check_choice(name, "name", get_args(TemporalName))
     lags = _LAGS[name] if lags is None else as_whole(lags, "lags")
     path = as_path(root, "root") / f"{name}.json"
-    check_present(name, path.parent, [path], _WAY_OUT.replace("Fetch it anew,", "Fetch it"))
-    with reading(path, _WAY_OUT):
-        series, graphs = _PARSERS[name](json.loads(path.read_bytes()))
-    if not 0 < lags < len(series):
-        raise ValueError(f"lags must lie in 1..{len(series) - 1}, for {name} has {len(series)} times; got {lags}.")
+    check_present(name, path.parent, [path], f"Fetch it {_FOLDER}")
+    with reading(path, f"Fetch it anew, {_FOLDER}"):
+        content = json.loads(path.read_bytes())
+        series = _series(content["FX" if name == "chickenpox" else "y"])
+        times, nodes = series.shape
+        if name == "chickenpox":
+            graphs = [_graph(content["edges"], [1.0] * len(content["edges"]), nodes)]
+        else:
+            edges, weights = content["edge_mapping"]["edge_index"], content["edge_mapping"]["edge_weight"]
+            graphs = [_graph(edges[str(day)], weights[str(day)], nodes) for day in range(times)]
+            series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
+    if not 0 < lags < times:
+        raise ValueError(f"lags must lie in 1..{times - 1}, for {name} has {times} times; got {lags}.")
     return [
         Data(x=series[now - lags : now].t().contiguous(), y=series[now], **graphs[(now - 1) % len(graphs)])
-        for now in range(lags, len(series))
+        for now in range(lags, times)
     ]
-
-
-def _chickenpox(content: Any) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    series = _series(content["FX"])
-    edges = content["edges"]
-    return series, [_graph(edges, [1.0] * len(edges), series.size(1))]
-
-
-def _england_covid(content: Any) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    series, mapping = _series(content["y"]), content["edge_mapping"]
-    days = [
-        _graph(mapping["edge_index"][str(day)], mapping["edge_weight"][str(day)], series.size(1))
-        for day in range(len(series))
-    ]
-    mean, spread = series.mean(0), series.std(0, correction=0)
-    return (series - mean) / (spread + 1e-10), days
-
-
-_PARSERS: dict[str, Callable[[Any], tuple[Tensor, list[dict[str, Tensor]]]]] = {
-    "chickenpox": _chickenpox,
-    "england_covid": _england_covid,
-}
 
 
 def _series(rows: Any) -> Tensor:
@@ -107,3 +86,45 @@ def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
     graph = Data(edge_index=edge_index.t().contiguous(), edge_weight=edge_weight, num_nodes=num_nodes)
     graph = ToUndirected(reduce="mean")(graph)
     return {"edge_index": graph.edge_index, "edge_weight": graph.edge_weight}
+
+
+def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
+    """Fit a forecast ŷ [N] of a snapshot's lags x [N, L] to earlier snapshots.
+
+    - "zero": 0, the mean of a standardised series; "last": the latest lag; "mean": x̄_i, the mean of the lags.
+    - "pooled": x̄_i + (1/N) Σ_j (x_jL − x̄_j): on top of its mean, every node departs from it as all do on average.
+    - "own": the mean of y_i over the given snapshots, whatever the lags are.
+    - "ridge": a linear autoregression, the same for all nodes (Hoerl & Kennard 1970), its penalty chosen by
+      leave-one-out cross-validation.
+
+    ValueError for an unknown name or no snapshots.
+
+    Examples:
+        >>> series = [Data(x=torch.rand(5, 4), y=torch.rand(5)) for _ in range(8)]
+        >>> fit_forecast("ridge", series)(torch.rand(5, 4)).shape
+        torch.Size([5])
+    """
+    check_choice(name, "name", get_args(ForecastName))
+    check_kind(snapshots, "snapshots", (list, tuple), "a list of Data")
+    for snapshot in snapshots:
+        check_kind(snapshot, "snapshots", Data, "a list of Data")
+        check_state(snapshot.x, "x of snapshots")
+        check_kind(snapshot.y, "y of snapshots", Tensor, "a tensor [N]")
+    if not snapshots:
+        raise ValueError("snapshots must hold at least one snapshot to learn from; got none.")
+    own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
+    forecasts: dict[str, Callable[[Tensor], Tensor]] = {
+        "zero": lambda x: torch.zeros_like(x[:, 0]),
+        "last": lambda x: x[:, -1],
+        "mean": lambda x: x.mean(1),
+        "own": lambda x: own,
+        "pooled": lambda x: x.mean(1) + (x[:, -1] - x.mean(1)).mean(),
+    }
+    if name in forecasts:
+        return forecasts[name]
+    from sklearn.linear_model import RidgeCV
+
+    lags, values = torch.cat([s.x for s in snapshots]), torch.cat([s.y for s in snapshots])
+    fitted = RidgeCV(np.logspace(-3, 3, 13)).fit(lags.double().numpy(), values.double().numpy())
+    weight, constant = torch.from_numpy(fitted.coef_).to(lags), float(fitted.intercept_)
+    return lambda x: x @ weight + constant

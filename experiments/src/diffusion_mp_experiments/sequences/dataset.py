@@ -1,4 +1,4 @@
-"""Data sets of sequences whose items are made when they are asked for."""
+"""Data sets of sequences whose items are made on access."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Item = tuple[Any, ...]  # the tokens [L] of a sequence, then the label, an int
 class SequenceDataset(Dataset[Item]):
     """Items (tokens [L] long, label), for `DataLoader(..., collate_fn=diffusion_mp.data.pad)`.
 
-    A subclass says how many tokens and classes there are, how many items, and what item i is. Items are made when they
-    are asked for; `list(dataset)` keeps them, which is worth its memory where one is trained on for many epochs.
+    Items are made on access; `list(dataset)` keeps them, which pays for many epochs. A subclass defines `vocabulary`
+    (tokens are 0 .. vocabulary − 1), `classes` (labels are 0 .. classes − 1), `__len__` and `item`.
 
     Examples:
         >>> isinstance(ListOps(num=2), SequenceDataset)
@@ -28,25 +28,23 @@ class SequenceDataset(Dataset[Item]):
     """
 
     vocabulary: ClassVar[int]
-    """Tokens are 0 .. vocabulary − 1."""
     classes: ClassVar[int]
-    """Labels are 0 .. classes − 1."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many items there are."""
+        """Return the number of items."""
 
     @abstractmethod
     def item(self, index: int) -> Item:
-        """Item `index`, with 0 <= index < len(self)."""
+        """Return item `index`, with 0 <= index < len(self)."""
 
     def __getitem__(self, index: int) -> Item:
-        """Item `index`, counted from the end if negative; IndexError outside, TypeError for what is no whole number."""
+        """Return item `index`, counted from the end if negative."""
         return self.item(check_index(index, -len(self), len(self)) % len(self))
 
 
 def check_index(index: object, low: int, high: int) -> int:
-    """The index as an int, low .. high − 1; any whole number will do, numpy's and PyTorch's too."""
+    """Return the index as an int; IndexError unless it lies in low .. high − 1, TypeError for no whole number."""
     number = as_whole(index, "index", "torch.utils.data.Subset takes several items.")
     if not low <= number < high:
         raise IndexError(f"index must lie in {low} .. {high - 1}; got {number}.")
@@ -54,15 +52,14 @@ def check_index(index: object, low: int, high: int) -> int:
 
 
 def byte_tokens(text: bytes, max_length: int) -> Int[Tensor, " L"]:
-    """The first `max_length` bytes of a text as tokens 1–256, which leaves 0 for padding."""
+    """Return the first `max_length` bytes of a text as tokens 1–256, which leaves 0 for padding."""
     return torch.tensor(list(text[:max_length]), dtype=torch.long) + 1
 
 
 def item_random(*key: str | int) -> Random:
-    """A source of uniform numbers that depends on `key` alone, say task, seed, split and index.
+    """Return a generator that depends on `key` alone, such as task, seed, split and index, in any worker and order.
 
-    Item i is then the same whether the items before it were drawn or not, in any worker and in any order. Callers use
-    `random()` only: Python promises its sequence for a seed across versions and machines, and promises it for no other
-    method. The key is hashed, so that neighbouring keys give unrelated sequences.
+    Call `random()` only: it is the one method whose sequence Python promises across versions and machines. The key is
+    hashed, so that neighbouring keys give unrelated sequences.
     """
     return Random("/".join(map(str, key)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp_experiments.files.archives import members
@@ -19,9 +19,9 @@ _LONGEST = 1 << 20  # bytes of a review; the longest published one has 14 106
 class IMDb(SequenceDataset):
     """Maas et al.'s (2011) film reviews, byte by byte; label 1 where the review is positive.
 
-    Reads the folder or the archive as it was published, which is not unpacked. Bytes are taken as they are, markup
-    included; the Arena (Tay et al. 2021) reads 4 000 of them and uses the test set for validation as well. Items are in
-    the order of label and file name, wherever they come from: shuffle them.
+    Reads the published folder, or the archive without unpacking it. Bytes include markup; the Arena (Tay et al. 2021)
+    reads 4 000 and uses the test set for validation as well. Items are in the order of label and file name: shuffle
+    them.
 
     Shapes: tokens [L] long, 1–256, L <= max_length; label 0 or 1.
 
@@ -31,16 +31,14 @@ class IMDb(SequenceDataset):
         max_length: bytes that are kept of a review.
 
     Raises:
-        ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, and an archive that is
-            damaged, cut off or of more than 262 144 members.
+        ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, or a damaged archive.
         FileNotFoundError: there are no reviews.
 
     Examples:
-        >>> for name, text in {"pos/0_9.txt": "Splendid!", "neg/0_2.txt": "Oh no."}.items():
-        ...     (folder / "train" / name).parent.mkdir(parents=True)
-        ...     _ = (folder / "train" / name).write_text(text)
-        >>> [(len(tokens), int(label)) for tokens, label in IMDb(folder, max_length=8)]
-        [(6, 0), (8, 1)]
+        >>> (folder / "train" / "pos").mkdir(parents=True)
+        >>> _ = (folder / "train" / "pos" / "0_9.txt").write_text("Splendid!")
+        >>> [(len(tokens), label) for tokens, label in IMDb(folder, max_length=8)]
+        [(8, 1)]
     """
 
     vocabulary = 257
@@ -50,8 +48,15 @@ class IMDb(SequenceDataset):
         check_choice(split, "split", ("train", "test"))
         check_counts(max_length=max_length)
         self.split, self.max_length = split, max_length
-        path = as_path(path, "path")
-        reviews = _from_archive(path, split, max_length) if path.is_file() else _from_folder(path, split, max_length)
+        path, reviews = as_path(path, "path"), []
+        review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
+        with reading(path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."):
+            for name, size, content in _files(path, split):
+                if found := review.fullmatch(name):
+                    if size > _LONGEST:
+                        must = f"a review must have at most {_LONGEST} bytes; this one has {size}"
+                        raise ValueError(f"{path}, {name[:200]}: {must}.")
+                    reviews.append((_CLASSES.index(found[1]), found[2], content.read(min(max_length, _LONGEST))))
         self._reviews = [(text, label) for label, _, text in sorted(reviews)]
         if not self._reviews:
             raise FileNotFoundError(
@@ -63,31 +68,16 @@ class IMDb(SequenceDataset):
         return len(self._reviews)
 
     def item(self, index: int) -> Item:
-        """Review `index` and its label."""
+        """Return review `index` and its label."""
         text, label = self._reviews[check_index(index, 0, len(self))]
         return byte_tokens(text, self.max_length), label
 
 
-def _from_folder(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
-    """(label, name, first bytes) of every review."""
-    for label, name in enumerate(_CLASSES):
-        for file in (path / split / name).glob("*.txt"):
-            if file.is_file():
-                _check_size(f"{file}", file.stat().st_size)
-                with file.open("rb") as opened:
-                    yield label, file.name, opened.read(min(max_length, _LONGEST))
-
-
-def _from_archive(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
-    """The same from an archive, in one pass over it; nothing is written, and links and devices are passed over."""
-    review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
-    with reading(path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."):
-        for member, opened in members(path):
-            if found := review.fullmatch(member.name):
-                _check_size(f"{path}, {member.name[:200]}", member.size)
-                yield _CLASSES.index(found[1]), found[2], opened.read(min(max_length, _LONGEST))
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > _LONGEST:
-        raise ValueError(f"{name}: a review must have at most {_LONGEST} bytes; this one has {size}.")
+def _files(path: Path, split: str) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, size and content of the files in an archive, or of those of a split in a folder."""
+    if path.is_file():
+        yield from ((member.name, member.size, content) for member, content in members(path))
+    for file in (path / split).glob("*/*.txt"):
+        if file.is_file():
+            with file.open("rb") as content:
+                yield f"{split}/{file.parent.name}/{file.name}", file.stat().st_size, content

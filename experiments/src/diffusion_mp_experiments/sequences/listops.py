@@ -37,16 +37,15 @@ _ATTEMPTS = 100_000
 
 
 class ListOps(SequenceDataset):
-    """Nested operations on lists of digits, such as [MAX 2 9 [MIN 4 7 ] 0 ]; the label is what they are worth.
+    """Nested operations on lists of digits, such as [MAX 2 9 [MIN 4 7 ] 0 ]; the label is their value.
 
     The grammar of Nangia & Bowman (2018) with the parameters of the Long Range Arena (Tay et al. 2021): a node above
     `max_depth` is an operation with probability 1/4 and else a digit, an operation has 2 .. `max_args` arguments,
-    operators and digits are uniform, and trees are drawn until the length fits. The defaults are the Arena's, whose
-    bounds of 500 and 2 000 tokens exclude themselves. MED rounds down, as the published code does.
+    operators and digits are uniform, and trees are drawn until the length fits. The Arena's bounds of 500 and 2 000
+    tokens are exclusive. MED rounds down, as in the published code.
 
-    Item i depends on `seed`, split, i and the parameters alone, so a smaller `num` gives the first of the larger, and
-    nothing is stored. No expression is in two splits, however short: a hash of it says which one it belongs to.
-    (Within a split short expressions repeat; the Arena drops repetitions.) Labels are not balanced.
+    Item i depends on `seed`, split, i and the parameters alone; nothing is stored. A hash of an expression assigns it
+    to one split. Within a split short expressions repeat, which the Arena drops. Labels are not balanced.
 
     Shapes: tokens [L] long, 1–17 (`TOKENS` of this module), min_length <= L <= max_length; label 0–9.
 
@@ -54,15 +53,14 @@ class ListOps(SequenceDataset):
         split: "train", "val" or "test".
         num: how many; the Arena's 96 000/2 000/2 000 by default.
         seed: draws everything.
-        min_length, max_length: in tokens, ends included; parentheses are no tokens, "]" is one.
-        max_depth: of the tree, at which there are only digits; the outermost operation is at 1.
+        min_length, max_length: in tokens, inclusive; parentheses are no tokens, "]" is one.
+        max_depth: of the tree, where there are only digits; the outermost operation is at 1.
         max_args: of an operation; the original has 5, and a depth of 20.
         operators: of MIN, MAX, MED, SM, FIRST and LAST.
 
     Raises:
-        ValueError: an unknown split or operator, a count below 1, lengths out of order or below 4, a depth or number of
-            arguments below 2.
-        RuntimeError: no tree of such a length turns up (when an item is drawn).
+        ValueError: an unknown split or operator, or a number out of range.
+        RuntimeError: no tree of such a length is found (when an item is drawn).
 
     Examples:
         >>> tokens, value = ListOps(num=2, min_length=10, max_length=50)[0]
@@ -89,9 +87,8 @@ class ListOps(SequenceDataset):
         if max_args < 2 or max_depth < 2:
             raise ValueError(f"max_args and max_depth must be at least 2, for an operation; got {max_args, max_depth}.")
         if not _SHORTEST <= min_length <= max_length:
-            raise ValueError(
-                f"lengths must be in order and at least {_SHORTEST}, that of [MAX 1 2 ]; got {min_length, max_length}."
-            )
+            least = f"{_SHORTEST}, that of [MAX 1 2 ]"
+            raise ValueError(f"lengths must be in order and at least {least}; got {min_length, max_length}.")
         check_kind(operators, "operators", (list, tuple), "a list of names")
         if not operators:
             raise ValueError(f"operators must name at least one of {', '.join(OPERATORS)}; got none.")
@@ -105,13 +102,10 @@ class ListOps(SequenceDataset):
         return self._num
 
     def item(self, index: int) -> Item:
-        """Expression `index` and its answer."""
+        """Return expression `index` and its answer."""
         random = item_random("listops", self.seed, self.split, check_index(index, 0, self._num))
-        for _ in range(_ATTEMPTS):
-            shape = self._shape(random)
-            if shape is not None:
-                break
-        else:
+        shape = next(filter(None, (self._shape(random) for _ in range(_ATTEMPTS))), None)
+        if shape is None:
             raise RuntimeError(
                 f"No tree of {self.min_length} .. {self.max_length} tokens in {_ATTEMPTS} draws; raise max_depth "
                 f"{self.max_depth} or max_args {self.max_args}, or widen the lengths."
@@ -123,7 +117,7 @@ class ListOps(SequenceDataset):
                 return torch.tensor([_NUMBER[word] for word in words], dtype=torch.long), answer
 
     def _shape(self, random: Random) -> list[int] | None:
-        """The numbers of arguments of a tree's nodes in the order of its tokens, 0 for a digit; None if it is unfit."""
+        """Draw the numbers of arguments of a tree's nodes, 0 for a digit, in order; None if the length is unfit."""
         shape: list[int] = []
         depths, length = [1], 0  # of the nodes that are still to come
         while depths:
@@ -138,7 +132,7 @@ class ListOps(SequenceDataset):
         return shape if length >= self.min_length else None
 
     def _fill(self, shape: list[int], random: Random) -> tuple[list[str], int]:
-        """Digits and operators for a shape: the words of the expression, and its answer."""
+        """Draw digits and operators for a shape; return the words of the expression and its answer."""
         words: list[str] = []
         open_: list[tuple[str, int, list[int]]] = [("FIRST", 2, [])]  # operator, number of arguments, those known
         for arguments in shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -12,23 +13,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusion_mp.errors import as_whole, check_choice, check_counts
-from diffusion_mp_experiments.sequences.dashed_paths import DashedPath, Point, Room
 from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
 _HALF_WIDTH, _DISC, _CONTRAST = 0.25, 1.5, 0.75
 _TRIES, _SHORT_TRIES, _SCENES = 20, 60, 1_000
+Point = tuple[float, float]  # (row, column); pixel (i, j) is the unit square from the point (i, j) to (i + 1, j + 1)
+
+_BESIDE = 7.0  # pixels between the beginnings of two paths, if one is to begin beside the other
+_NEAR = 13  # pixels at a squared distance below this from a path are not free
+_REACH = 3  # the largest whole number whose square is below it
+_PADDING = 2  # pixels at the border that stay empty
+_STEP, _DASH, _PERIOD = 0.5, 4, 7  # pixels; steps of a dash (2 pixels); steps of a dash and its gap (1.5 pixels)
+_TURN = 60  # degrees to either side, from one dash to the next
+_HEADINGS = 12  # tried before a path is given up
+# Rounded, so that the last bit of a machine's cosine does not show.
+_UNIT = [
+    (round(math.sin(a) * 2**20) / 2**20, round(math.cos(a) * 2**20) / 2**20) for a in map(math.radians, range(360))
+]
 
 
 class Scene(NamedTuple):
-    """An image and what it was made from."""
+    """An image, its label, its paths without gaps and discs, and the two pixels (row, column) of the discs."""
 
     image: UInt8[Tensor, "S S"]
     label: int
     solid: Bool[Tensor, "S S"]
-    """The paths without gaps and discs; two paths never touch, not even at corners."""
     ends: tuple[tuple[int, int], ...]
-    """The two pixels (row, column) at whose places the discs are."""
 
 
 class Pathfinder(SequenceDataset):
@@ -36,14 +47,12 @@ class Pathfinder(SequenceDataset):
 
     After Linsley et al. (2018), in the size of the Long Range Arena (Tay et al. 2021): 32 × 32 pixels, two long paths
     of 14 dashes that begin 7 pixels apart, up to five short ones of 4 to distract (two fit on average), discs of radius
-    1.5. It is a drawing of our own, not theirs: dashes of 2 pixels and gaps of 1.5, a turn of at most 60° from dash to
-    dash, and paths more than 2 pixels apart, so that the gaps within a path are shorter than those between paths.
+    1.5. The drawing is not theirs: dashes of 2 pixels and gaps of 1.5, turns of at most 60° between dashes, and paths
+    more than 2 pixels apart, so that the gaps within a path are shorter than those between paths.
 
-    Classes alternate, item i is of class i mod 2. Where the paths lie does not depend on the class: it only decides
-    which ends get a disc, the beginning of one path and the end of the same or of the other. So the ink is the same.
-
-    Item i depends on `seed`, split, i and the parameters alone, and nothing is stored. Tokens are the grey values in
-    the order of rows; `scene(i)` has the image, and the paths without gaps.
+    Item i is of class i mod 2. The class only decides which ends get a disc, the beginning of one path and the end of
+    the same or of the other; so the ink is the same. Item i depends on `seed`, split, i and the parameters alone, and
+    nothing is stored. Tokens are the grey values in the order of rows; `scene(i)` has the image.
 
     Shapes: tokens [size²] long, 0–255; label 0 or 1.
 
@@ -53,7 +62,7 @@ class Pathfinder(SequenceDataset):
         seed: draws everything.
         size: pixels of a side.
         dashes: of a long path; the Arena's "hard" has 14, its "easy" 6.
-        distractors: the most short paths; fewer where they do not fit.
+        distractors: short paths at most; fewer where they do not fit.
         distractor_dashes: of a short path.
 
     Raises:
@@ -92,17 +101,17 @@ class Pathfinder(SequenceDataset):
         return self._num
 
     def item(self, index: int) -> Item:
-        """The grey values of image `index`, row after row, and its class."""
+        """Return the grey values of image `index`, row after row, and its class."""
         scene = self.scene(index)
         return scene.image.flatten().long(), scene.label
 
     def scene(self, index: int) -> Scene:
-        """Image `index`, its class, and what the image does not show."""
+        """Return image `index`, its class, and what the image does not show."""
         index = check_index(index, 0, self._num)
         random = item_random("pathfinder", self.seed, self.split, index)
         paths = self._paths(random)
         label, first = index % 2, int(random.random() * 2)
-        ends = paths[first].beginning, paths[first if label else 1 - first].end
+        ends = paths[first].points[0], paths[first if label else 1 - first].points[-1]
 
         solid = torch.zeros(self.size, self.size, dtype=torch.bool)
         pixels = torch.tensor([point for path in paths for point in path.points]).long()
@@ -113,9 +122,9 @@ class Pathfinder(SequenceDataset):
     def _paths(self, random: Random) -> list[DashedPath]:
         """The two long paths, then the short ones that fit."""
         for _ in range(_SCENES):
-            room = Room(self.size)
+            room = _Room(self.size)
             one = room.path(random, self.dashes, _TRIES)
-            other = one and room.path(random, self.dashes, _TRIES, beside=one.beginning)
+            other = one and room.path(random, self.dashes, _TRIES, beside=one.points[0])
             if one and other:
                 short = (room.path(random, self.distractor_dashes, _SHORT_TRIES) for _ in range(self.distractors))
                 return [one, other, *(path for path in short if path)]
@@ -135,3 +144,83 @@ def _draw(size: int, paths: list[DashedPath], ends: tuple[Point, ...]) -> NDArra
     discs = [_DISC + 0.5 - np.sqrt((rows + 0.5 - end[0]) ** 2 + (columns + 0.5 - end[1]) ** 2) for end in ends]
     grey = np.maximum(lines, np.max(discs, axis=0).clip(0, 1))
     return np.floor(255 * grey + 0.5).astype(np.uint8).reshape(size, size)
+
+
+class DashedPath(NamedTuple):
+    """Dashes in order, and the points along dashes and gaps, half a pixel apart."""
+
+    dashes: list[tuple[Point, Point]]
+    points: list[Point]
+
+
+class _Room:
+    """The pixels of a square that a path may still enter.
+
+    A pixel is taken at the border, or less than √13 ≈ 3.6 pixels (between centres) from one with a point of a path. So
+    two paths are at least √13 − √2 ≈ 2.2 pixels apart and never touch, while the pixels of one path are connected.
+    """
+
+    def __init__(self, size: int) -> None:
+        edge, inside = _REACH + _PADDING, size - 2 * _PADDING
+        self._size, self._width = size, inside + 2 * edge
+        self._origin = _REACH * (self._width + 1)
+        wall, line = b"\1" * edge, b"\1" * self._width
+        self._taken = bytearray(line * edge + (wall + bytes(inside) + wall) * inside + line * edge)
+        reach = range(-_REACH, _REACH + 1)
+        self._near = [i * self._width + j for i in reach for j in reach if i * i + j * j < _NEAR]
+
+    def path(self, random: Random, dashes: int, tries: int, beside: Point | None = None) -> DashedPath | None:
+        """Grow a path through free pixels and take them; None, without a change, if all tries fail.
+
+        It begins anywhere, or 7 pixels from `beside` in any direction. Every dash turns by a uniform angle of at most
+        60°; one that enters a taken pixel, or comes as near to its own path three dashes back, is drawn again.
+        """
+        for _ in range(tries):
+            beginning = random.random() * self._size, random.random() * self._size
+            if beside is not None:
+                down, right = _UNIT[int(random.random() * 360)]
+                beginning = beside[0] + _BESIDE * down, beside[1] + _BESIDE * right
+            if all(0 <= place < self._size for place in beginning) and not self._taken[self._cell(*beginning)]:
+                path = self._grow(random, beginning, dashes)
+                if path is not None:
+                    return path
+        return None
+
+    def _grow(self, random: Random, point: Point, dashes: int) -> DashedPath | None:
+        taken, lines = bytearray(self._taken), list[list[Point]]()
+        heading = int(random.random() * 360)
+        for number in range(dashes):
+            steps = _PERIOD if number < dashes - 1 else _DASH  # no gap after the last
+            for _ in range(_HEADINGS):
+                angle = (heading + int(random.random() * (2 * _TURN + 1)) - _TURN) % 360
+                line = self._free_line(taken, point, angle, steps)
+                if line:
+                    break
+            else:
+                return None
+            lines.append(line)
+            heading, point = angle, line[-1]
+            if number >= 2:
+                self._take(taken, lines[number - 2])
+        for line in lines[-2:]:
+            self._take(taken, line)
+        self._taken = taken
+        return DashedPath([(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line])
+
+    def _free_line(self, taken: bytearray, point: Point, angle: int, steps: int) -> list[Point]:
+        """Return the points of a line if all of them are free, else none."""
+        (row, column), (down, right), line = point, _UNIT[angle], list[Point]()
+        for _ in range(steps + 1):
+            if taken[self._cell(row, column)]:
+                return []
+            line.append((row, column))
+            row, column = row + _STEP * down, column + _STEP * right
+        return line
+
+    def _take(self, taken: bytearray, line: list[Point]) -> None:
+        for cell in {self._cell(*point) for point in line}:
+            for offset in self._near:
+                taken[cell + offset] = 1
+
+    def _cell(self, row: float, column: float) -> int:
+        return self._origin + int(row) * self._width + int(column)

@@ -15,9 +15,8 @@ from diffusion_mp.data import Split, ToDiffusionGraph, random_split
 from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, check_number
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
-from diffusion_mp_experiments.graphs.forecasts import ForecastName
-from diffusion_mp_experiments.graphs.splits import visible_labels
-from diffusion_mp_experiments.graphs.temporal import TemporalName
+from diffusion_mp_experiments.graphs.node_sets import visible_labels
+from diffusion_mp_experiments.graphs.temporal import ForecastName, TemporalName
 from diffusion_mp_experiments.train.classifiers import Forecaster, GraphClassifier
 from diffusion_mp_experiments.train.datamodules import Parts, SplitDataModule
 

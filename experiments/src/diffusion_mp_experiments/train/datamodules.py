@@ -19,7 +19,6 @@ from diffusion_mp.errors import check_choice, check_counts, check_flags, check_k
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.ogb import OgbName
-from diffusion_mp_experiments.graphs.splits import visible_labels
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
 Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]

@@ -1,0 +1,132 @@
+"""Sets of small graphs with a class each: those of TU Dortmund, and SynMol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torch_geometric.data import Data, InMemoryDataset
+from torch_geometric.io import read_tu_data
+
+from diffusion_mp.errors import check_choice, check_kind, describe
+from diffusion_mp_experiments.files.arrays import read_npz
+from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.graphs.cached import check_collated
+
+_TU = "from https://chrsmrrs.github.io/datasets."
+
+
+def load_tu(root: str | Path, name: str) -> list[Data]:
+    r"""Load one set of TUDataset (Morris et al. 2020), like MUTAG or PROTEINS.
+
+    Reads `root/<name>/raw/<name>_*.txt` with PyG's `read_tu_data` and writes nothing; PyG's own cache is not opened.
+    Features are the attributes of nodes, if any, and then their labels, one-hot. (PyG's `TUDataset` leaves the
+    attributes out by default.)
+
+    Returns:
+        Graphs with x [N, C], edge_index [2, E] and y [1]; edge_attr [E, D] where edges have any.
+
+    Raises:
+        TypeError, FileNotFoundError, ValueError: name is no str, or files are missing or damaged.
+
+    Examples:
+        >>> (folder / "TINY" / "raw").mkdir(parents=True)
+        >>> files = {"A": "2, 3\n3, 2\n", "graph_indicator": "1\n2\n2\n"}
+        >>> files |= {"graph_labels": "1\n-1\n", "node_labels": "0\n2\n1\n"}
+        >>> for part, text in files.items():
+        ...     _ = (folder / "TINY" / "raw" / f"TINY_{part}.txt").write_text(text)
+        >>> [(data.num_nodes, int(data.y)) for data in load_tu(folder, "TINY")]
+        [(1, 1), (2, 0)]
+    """
+    check_kind(name, "name", str, "the name of a data set, like MUTAG")
+    raw = as_path(root, "root") / name / "raw"
+    files = [raw / f"{name}_{part}.txt" for part in ("A", "graph_indicator", "graph_labels")]
+    check_present(f"{name} of TUDataset", raw, files, f"Unpack its archive there, {_TU}")
+    with reading(raw, f"Fetch it anew, {_TU}"):
+        data, slices, _ = read_tu_data(str(raw), name)
+        if data.x is None:
+            raise ValueError("its nodes have neither labels nor attributes")
+        data.x = data.x.float()
+        if not data.x.isfinite().all() or data.y.dim() != 1 or data.y.is_floating_point():
+            raise ValueError(f"attributes must be finite, and labels of graphs whole numbers; got {describe(data.y)}")
+        # PyG leaves out the last graphs where they have no edges: theirs start where all others end.
+        starts = {key: torch.as_tensor(slices[key]) for key in data.to_dict()}
+        missing = {key: max(len(data.y) + 1 - len(start), 0) for key, start in starts.items()}
+        slices = {key: torch.cat([start, start[-1:].expand(missing[key])]) for key, start in starts.items()}
+        check_collated(data.to_dict(), slices, len(data.y))
+    graphs = InMemoryDataset()
+    graphs.data, graphs.slices = data, slices
+    return list(graphs)
+
+
+_SYNMOL = "logic8_graphs_plain.npz"
+_NUMBERS = ("atom_type", "node_label", "y", "num_nodes", "num_edges", "edge_index_local", "train_index", "test_index")
+_LARGEST = 1 << 26  # bytes of all arrays, which take 10 million
+_ATOMS = 64  # more types than any molecule needs
+_WAY_OUT = "Make it anew of the files of https://github.com/google-research/graph-attribution (data, logic8)."
+
+
+def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]:
+    """Load task "logic8" of Sanchez-Lengeling et al. (2020): molecules, and whether they have certain parts together.
+
+    Reads `root/logic8_graphs_plain.npz`, the published graphs without their pickles. The published split has 7 753
+    molecules to train and 918 to test.
+
+    Returns:
+        Molecules with x [N, types], one-hot types of atoms, edge_index [2, E], edge_attr [E, 5], y [1] in 0..1, and
+        node_label [N], whether an atom is part of the reason.
+
+    Raises:
+        ValueError, FileNotFoundError: an unknown split, or a file that is damaged or missing.
+
+    Examples:
+        >>> import numpy as np
+        >>> atoms = {"atom_type": [0, 1, 1], "node_label": [0, 1, 0], "num_nodes": [2, 1], "num_edges": [2, 0]}
+        >>> bonds = {"edge_index_local": [[0, 1], [1, 0]], "edge_feat": np.ones((2, 5), np.float32)}
+        >>> np.savez(folder / "logic8_graphs_plain.npz", y=[1, 0], train_index=[0], test_index=[1], **atoms, **bonds)
+        >>> load_synmol(folder, "train")
+        [Data(x=[2, 2], edge_index=[2, 2], edge_attr=[2, 5], y=[1], node_label=[2])]
+    """
+    check_choice(split, "split", ("train", "test"))
+    path = as_path(root, "root") / _SYNMOL
+    check_present("SynMol", path.parent, [path], _WAY_OUT)
+    with reading(path, _WAY_OUT):
+        read = read_npz(path, [*_NUMBERS, "edge_feat"], _LARGEST)
+        arrays = {key: torch.from_numpy(part) for key, part in read.items()}
+        edge_feat, numbers = arrays.pop("edge_feat").float(), {key: part.long() for key, part in arrays.items()}
+        _check(numbers, edge_feat)
+    nodes, edges = numbers["num_nodes"].tolist(), numbers["num_edges"].tolist()
+    parts = {
+        "x": one_hot(numbers["atom_type"]).float().split(nodes),
+        "edge_index": numbers["edge_index_local"].split(edges, dim=1),
+        "edge_attr": edge_feat.split(edges),
+        "y": numbers["y"].split(1),
+        "node_label": numbers["node_label"].split(nodes),
+    }
+    return [Data(**{key: part[row] for key, part in parts.items()}) for row in numbers[f"{split}_index"].tolist()]
+
+
+def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
+    """Raise ValueError unless the arrays are graphs."""
+    nodes, edges = arrays["num_nodes"], arrays["num_edges"]
+    total, pairs, graphs = len(arrays["atom_type"]), len(edge_feat), len(arrays["y"])
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("atom_type", "node_label"), (total,))
+    shapes |= {**dict.fromkeys(("num_nodes", "num_edges"), (graphs,)), "edge_index_local": (2, pairs)}
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape:
+            found = list(arrays[name].shape)
+            raise ValueError(f"{name} is {found} for {total} nodes, {pairs} edges and {graphs} graphs")
+    if edge_feat.dim() != 2 or not edge_feat.isfinite().all():
+        raise ValueError(f"edge_feat must be finite numbers [{pairs}, F], got {list(edge_feat.shape)}")
+    if (nodes < 1).any() or (edges < 0).any() or int(nodes.sum()) != total or int(edges.sum()) != pairs:
+        raise ValueError(f"num_nodes and num_edges do not add up to {total} nodes and {pairs} edges")
+    check_indices(arrays["edge_index_local"], nodes.repeat_interleave(edges), "edge_index_local")
+    limits = {"atom_type": _ATOMS, "y": 2, "node_label": 2, "train_index": graphs, "test_index": graphs}
+    for name, below in limits.items():
+        check_indices(arrays[name], below, name)
+    chosen = torch.cat([arrays["train_index"], arrays["test_index"]])
+    if len(chosen.unique()) < len(chosen):
+        raise ValueError("a molecule is twice in train_index and test_index")

@@ -1,0 +1,289 @@
+"""Small node data sets: the graphs of Platonov et al., Facebook100, MNIST, 20 Newsgroups, and scikit-learn's digits.
+
+Also the labels of any set that hyper-parameters may be tuned on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import coalesce, to_undirected
+
+from diffusion_mp.data.knn import KNNGraph
+from diffusion_mp.data.splits import label_mask
+from diffusion_mp.errors import as_whole, check_counts, check_flags, check_kind, check_number
+from diffusion_mp_experiments.files.archives import members
+from diffusion_mp_experiments.files.arrays import read_npz
+from diffusion_mp_experiments.files.matlab import read_matrices
+from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+
+_MASKS = ("train", "val", "test")
+_NPZ = 1 << 28  # bytes of all arrays; those of the largest file, questions, take 60 million
+_HETEROPHILOUS = "from the folder data of https://github.com/yandex-research/heterophilous-graphs."
+
+
+def load_heterophilous(root: str | Path, name: str) -> Data:
+    """Load a graph of Platonov et al. (2023): minesweeper, or chameleon_filtered, which is without duplicates.
+
+    Reads `root/<name>.npz`, or `root/<name>/raw/<name>.npz` where PyG's `HeterophilousGraphDataset` puts it, and makes
+    the same graph as PyG.
+
+    Returns:
+        The graph with x [N, C], edge_index [2, E] in both directions, y [N], and the published splits as train_mask,
+        val_mask and test_mask [N, splits]; `Split.of(data, i)` is split number i.
+
+    Raises:
+        TypeError, FileNotFoundError, ValueError: name is no str, or the file is missing or damaged.
+
+    Examples:
+        >>> import numpy as np
+        >>> masks = {f"{part}_masks": np.eye(3, dtype=bool)[[c]] for c, part in enumerate(("train", "val", "test"))}
+        >>> arrays = {"node_features": np.eye(3), "node_labels": np.arange(3), "edges": np.array([[0, 1]])}
+        >>> np.savez(folder / "tiny.npz", **arrays, **masks)
+        >>> load_heterophilous(folder, "tiny").edge_index.tolist()
+        [[0, 1], [1, 0]]
+    """
+    check_kind(name, "name", str, "the name of a file, like minesweeper")
+    folder = as_path(root, "root")
+    path = as_path(folder / f"{name}.npz", "name")
+    if not path.is_file() and (folder / name / "raw").is_dir():
+        path = folder / name / "raw" / path.name
+    check_present(name, path.parent, [path], f"Fetch it {_HETEROPHILOUS}")
+    with reading(path, f"Fetch it anew, {_HETEROPHILOUS}"):
+        names = ["node_features", "node_labels", "edges", *(f"{part}_masks" for part in _MASKS)]
+        x, y, edges, *masks = map(torch.from_numpy, read_npz(path, names, _NPZ).values())
+        if x.dim() != 2 or not x.is_floating_point() or not x.isfinite().all():
+            raise ValueError(f"node_features must be finite numbers [N, C], got {list(x.shape)} of {x.dtype}")
+        check_indices(y, len(y) if y.dim() == 1 else 1, "node_labels")
+        check_indices(edges, len(x), "edges")
+        if y.shape != x.shape[:1] or edges.dim() != 2 or edges.size(1) != 2:
+            raise ValueError(f"node_labels {list(y.shape)} and edges {list(edges.shape)} do not go with {len(x)} nodes")
+        for part, mask in zip(_MASKS, masks, strict=True):
+            if mask.dtype != torch.bool or mask.dim() != 2 or mask.shape != (len(masks[0]), len(x)) or not len(mask):
+                found = f"{list(mask.shape)} of {mask.dtype}"
+                raise ValueError(f"{part}_masks must be bools [splits, {len(x)}], got {found}")
+        if (torch.stack(masks).sum(0) > 1).any():
+            raise ValueError("a node is in two parts of a split")
+        edge_index = to_undirected(edges.t().contiguous().long(), num_nodes=len(y))
+    parts = {f"{part}_mask": mask.t().contiguous() for part, mask in zip(_MASKS, masks, strict=True)}
+    return Data(x=x.float(), edge_index=edge_index, y=y.long(), **parts)
+
+
+_GENDER = 1  # the column of local_info
+_MEMORY = 1 << 30  # bytes
+_NUMBERS = 1 << 27  # of x; johnshopkins55 has 12 million
+_FACEBOOK = "from the folder data/facebook100 of https://github.com/CUAI/Non-Homophily-Large-Scale."
+
+
+def load_facebook(root: str | Path, name: str) -> Data:
+    """Load the students of one university, like johnshopkins55, and their friendships (Traud et al. 2012).
+
+    Reads `root/<name>/raw/data.mat`, where PyG's `LINKXDataset` (Lim et al. 2021) puts it, and makes the same graph as
+    PyG: gender is the label, and the other columns, one-hot, are the features.
+
+    Returns:
+        The graph with x [N, C], edge_index [2, E] in both directions, and y [N] in −1 (unknown), 0 and 1.
+
+    Raises:
+        TypeError, FileNotFoundError, ValueError: name is no str, or the file is missing or damaged.
+
+    Examples:
+        >>> from scipy.io import savemat
+        >>> from scipy.sparse import eye
+        >>> (folder / "tiny" / "raw").mkdir(parents=True)
+        >>> people = [[1, 2, 7], [2, 1, 7], [1, 0, 9]]  # the second column is gender
+        >>> savemat(folder / "tiny" / "raw" / "data.mat", {"local_info": people, "A": eye(3, format="csc")})
+        >>> load_facebook(folder, "tiny").y
+        tensor([ 1,  0, -1])
+    """
+    check_kind(name, "name", str, "the name of a university, like johnshopkins55")
+    path = as_path(root, "root") / name / "raw" / "data.mat"
+    check_present(name, path.parent, [path], f"Fetch it as data.mat {_FACEBOOK}")
+    with reading(path, f"Fetch it anew, {_FACEBOOK}"), TemporaryDirectory() as scratch:
+        table, friends = read_matrices(path, ["local_info", "A"], Path(scratch), _MEMORY)
+        if table.dtype.kind not in "iu" or table.shape[1] <= _GENDER or not len(table):
+            raise ValueError(f"its local_info is no table of whole numbers but {table.dtype} {table.shape}")
+        people = np.array(table, np.int64)
+        if not hasattr(friends, "tocoo"):
+            raise ValueError("its A is no sparse matrix")
+        if friends.shape != (len(people), len(people)):
+            raise ValueError(f"its A is a matrix {friends.shape} of {len(people)} people")
+        entries = friends.tocoo()
+        pairs = np.stack([entries.row, entries.col]).astype(np.int64)
+        x, y = _one_hot(np.delete(people, _GENDER, 1)), torch.from_numpy(people[:, _GENDER]) - 1
+        if int(y.min()) < -1 or int(y.max()) > 1:
+            raise ValueError("its column of gender must hold 0, for not known, 1 and 2")
+        return Data(x=x, edge_index=coalesce(torch.from_numpy(pairs), num_nodes=len(y)), y=y)
+
+
+def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
+    """Encode every column by its values; 0, for not known, is a value too."""
+    places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
+    sizes = [int(place.max()) + 1 for place in places]
+    if len(columns) * sum(sizes) > _NUMBERS:
+        raise ValueError(f"its local_info has {sum(sizes)} different values of {len(columns)} people")
+    x = torch.zeros(len(columns), sum(sizes))
+    for place, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
+        x[torch.arange(len(columns)), torch.from_numpy(place) + start] = 1
+    return x
+
+
+_MOST = 60_000  # images
+_MNIST = "PyTorch's torchvision.datasets.MNIST downloads it to this place."
+
+
+def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
+    """Load the first images of MNIST's training set (LeCun et al. 1998), without edges; `KNNGraph` adds them.
+
+    Wu, Wipf & Yan (2025, Table 6) take 15 000. The folder `root` holds `raw/train-images-idx3-ubyte.gz` and
+    `raw/train-labels-idx1-ubyte.gz`.
+
+    Returns:
+        x [num_images, 784] in [0, 1] and y [num_images] in 0..9.
+
+    Raises:
+        TypeError, ValueError: `num_images` is no whole number or not in 1..60 000, or a file is damaged.
+        FileNotFoundError: files are missing; the sentence says which.
+
+    Examples:
+        >>> load_mnist(folder)  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: MNIST...train-images-idx3-ubyte.gz...
+    """
+    check_counts(num_images=num_images)
+    if num_images > _MOST:
+        raise ValueError(f"num_images must be at most {_MOST}, got {num_images}.")
+    raw = as_path(root, "root") / "raw"
+    images, labels = raw / "train-images-idx3-ubyte.gz", raw / "train-labels-idx1-ubyte.gz"
+    check_present("MNIST", raw, [images, labels], f"Put it there; {_MNIST}")
+    x, y = _idx(images, (num_images, 28, 28)), _idx(labels, (num_images,))
+    if int(y.max()) > 9:
+        raise ValueError(f"{labels}: it has a label {int(y.max())}, and digits end at 9. Fetch it anew; {_MNIST}")
+    return Data(x=x.flatten(1).float() / 255, y=y.long())
+
+
+def _idx(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """Read the beginning of an array of bytes in LeCun's format: a magic number, the sizes, the numbers row by row."""
+    with reading(path, f"Fetch it anew; {_MNIST}"), gzip.open(path) as file:
+        magic, count, *sizes = struct.unpack(f">{1 + len(shape)}I", file.read(4 * (1 + len(shape))))
+        if magic != 0x800 + len(shape) or tuple(sizes) != shape[1:] or count < shape[0]:
+            raise ValueError(f"its header says {count} × {sizes}, type {magic:#x}; expected {shape} bytes or more")
+        content = file.read(math.prod(shape))
+        if len(content) < math.prod(shape):
+            raise ValueError(f"it ends after {len(content)} of {math.prod(shape)} bytes")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape)
+
+
+TEN_GROUPS = (
+    *("alt.atheism", "comp.sys.ibm.pc.hardware", "misc.forsale", "rec.autos", "rec.sport.hockey", "sci.crypt"),
+    *("sci.electronics", "sci.med", "sci.space", "talk.politics.guns"),
+)
+_ARCHIVE = "20news-bydate.tar.gz"
+_LONGEST = 1 << 20  # bytes of a message that are read; the longest has 160 000
+
+
+def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num_words: int = 1000) -> Data:
+    """Load messages of 20 Newsgroups (Lang 1995) as weights of words, without edges; `KNNGraph` adds them.
+
+    The default groups are NodeFormer's. Headers are not read, for they name the group. Words are weighed by
+    scikit-learn's `TfidfVectorizer` without English stop words; rows have norm 1, or 0 without any of the words.
+
+    Args:
+        root: the folder that holds `20news-bydate.tar.gz`.
+        groups: names of the groups; number c is class c.
+        num_words: how many words, the most frequent ones.
+
+    Returns:
+        x [messages, num_words] and y [messages], training and test messages in the order of the archive.
+
+    Raises:
+        TypeError, ValueError: an option does not fit, the archive is damaged, or has nothing of a group.
+        FileNotFoundError: it is missing.
+
+    Examples:
+        >>> load_newsgroups(folder, groups=["sci.space", "rec.autos"])  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: 20 Newsgroups...20news-bydate.tar.gz...
+    """
+    check_counts(num_words=num_words)
+    if isinstance(groups, str) or not groups or not all(isinstance(group, str) for group in groups):
+        raise TypeError(f"groups must be names of newsgroups; got {groups!r}.")
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    path = as_path(root, "root") / _ARCHIVE
+    way_out = f"Fetch {_ARCHIVE} from http://qwone.com/~jason/20Newsgroups/ and put it there."
+    check_present("20 Newsgroups", path.parent, [path], way_out)
+    texts, labels = [], []
+    with reading(path, way_out):
+        for member, content in members(path):
+            group = member.name.split("/")[-2] if member.name.count("/") else ""
+            if group in groups:
+                message = content.read(_LONGEST).decode("latin-1").replace("\r\n", "\n")
+                texts.append(message.partition("\n\n")[2])
+                labels.append(groups.index(group))
+        if len(set(labels)) < len(groups):
+            raise ValueError(f"it has nothing of {groups[min({*range(len(groups))}.difference(labels))]}")
+        words = TfidfVectorizer(stop_words="english", max_features=num_words).fit_transform(texts)
+    return Data(x=torch.from_numpy(words.toarray()).float(), y=torch.tensor(labels))
+
+
+def load_digits(num_neighbors: int = 5) -> Data:
+    """Load scikit-learn's 1 797 images of 8 × 8 pixels, joined to their nearest neighbours in pixel space.
+
+    Two images are joined, in both directions, where one is among the `num_neighbors` (1..1 796) nearest of the other by
+    Euclidean distance of the pixels: the low-label image setting of Wu, Wipf & Yan (2025).
+
+    Returns:
+        The graph with x [1797, 64] in [0, 1], y [1797] in 0..9 and edge_index [2, E], sorted, without self-loops.
+
+    Raises:
+        TypeError, ValueError: `num_neighbors` is no whole number, or out of range.
+
+    Examples:
+        >>> load_digits(num_neighbors=5).x.shape
+        torch.Size([1797, 64])
+    """
+    from sklearn.datasets import load_digits as sklearn_digits
+
+    pixels, labels = sklearn_digits(return_X_y=True)
+    num_neighbors = as_whole(num_neighbors, "num_neighbors")
+    if not 1 <= num_neighbors < len(pixels):
+        raise ValueError(f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}.")
+    # Sixteenths are exact in every floating-point format, and so are the distances between them.
+    data = Data(x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long())
+    return KNNGraph(num_neighbors)(data)
+
+
+_POOL_SEED = 2025  # the same in every run
+
+
+def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
+    """Return the labels that splits for tuning, or for reported results, are drawn from; all others are −1.
+
+    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits that are
+    drawn from these labels (`random_split_per_class`, `random_split` ignore negative ones) train, validate and test on
+    their own side, so no label of a reported result was seen while settings were chosen.
+
+    Raises:
+        TypeError, ValueError: y holds no whole numbers [N], or the share is not in (0, 1).
+    """
+    check_flags(tuning=tuning)
+    check_number(share, "share")
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie in (0, 1), the part of the labels for tuning; got {share}.")
+    y = torch.as_tensor(y)
+    labelled = label_mask(y).cpu().nonzero().flatten()
+    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED))
+    pool = torch.zeros(len(y), dtype=torch.bool)
+    pool[labelled[order[: int(share * len(labelled))]]] = True
+    return y.where(pool.to(y.device) == tuning, -1)
