@@ -18,6 +18,7 @@ from diffusion_mp.data.knn import Metric
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_seed
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.reading import as_path
+from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.graphs.ogb import OgbName
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
