@@ -6,7 +6,7 @@ from test_all_models import LAYOUTS, results
 from torch import nn
 
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
-from diffusion_mp.graph import pattern
+from diffusion_mp.graph import ops
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
 from diffusion_mp.layers.features import FeatureLinear
@@ -98,8 +98,8 @@ def test_features_that_do_not_fit_are_refused_in_a_sentence(cls, x, error, sente
 def test_where_features_stand_is_found_once_for_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training step sorts the stored entries by column; the next one need not, until they are moved."""
     found = []
-    real = pattern.compress
-    monkeypatch.setattr(pattern, "compress", lambda *args: found.append(1) or real(*args))
+    real = ops.compress
+    monkeypatch.setattr(ops, "compress", lambda *args: found.append(1) or real(*args))
     x, layer = features().to_sparse_csr(), FeatureLinear(13, 4).double()
     for _ in range(3):
         layer(x).sum().backward()
