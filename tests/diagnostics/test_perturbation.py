@@ -38,7 +38,6 @@ KEPT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]]).bool()
         (MLP, (6,)),
         (lambda x: BLOCK(x, KEPT)[KEPT].flatten(), (2, 5, 4)),  # whose fused attention has no second derivative
     ],
-    ids=str,
 )
 def test_it_is_the_norm_of_the_jacobian(generator: torch.Generator, f: Any, shape: tuple[int, ...]) -> None:
     if isinstance(f, tuple):
