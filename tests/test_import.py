@@ -55,7 +55,7 @@ def test_no_module_warns_when_it_is_imported() -> None:
 FLOORS = ["errors", "graph", "kernels", "couplings", "energies", "updates", "diffusivities", "layers", "models"]
 #: What stands beside them, and the highest floor that it may import.
 BESIDE = {
-    "cite": "errors", "data": "graph", "export": "kernels", "distributed": "couplings", "diagnostics": "layers",
+    "cite": "errors", "data": "graph", "export": "kernels", "distributed": "models", "diagnostics": "layers",
     "estimators": "layers", "testing": "models",
 }  # fmt: skip
 ALSO = {("estimators", "data")}

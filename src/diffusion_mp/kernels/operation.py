@@ -298,7 +298,7 @@ class Operation(Generic[T]):
         tensor = flat[self._tensor]
         if self._always_plain or backend in self._plain:
             return self._compute(args, tensor, backend)
-        if _observed(flat, tensor):
+        if not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta:  # torch traces or watches
             if self._for_func and _differentiated_by_func(flat):
                 return self._for_func.apply(*flat, backend, args)
         elif not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
@@ -370,11 +370,13 @@ class Operation(Generic[T]):
 
         def computed(*inputs: Any) -> Any:
             *flat, backend, args = inputs
-            return signature.plain(self._compute(args, flat[self._tensor], backend))
+            out = self._compute(args, flat[self._tensor], backend)
+            return tuple(out) if signature.several else out
 
         def forward(ctx: Any, *inputs: Any) -> Any:
             output = computed(*inputs)
-            keep(ctx, inputs, output)
+            self._keep(ctx, inputs, output)
+            ctx.set_materialize_grads(materialize)
             return output
 
         def function(**methods: Callable[..., Any]) -> type[torch.autograd.Function]:
@@ -417,11 +419,6 @@ class Operation(Generic[T]):
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
-
-
-def _observed(flat: Sequence[Any], tensor: Tensor) -> bool:
-    """Whether torch traces, watches or transforms, or the arguments are not plain values."""
-    return not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta
 
 
 def _differentiated_by_func(flat: Sequence[Any]) -> bool:

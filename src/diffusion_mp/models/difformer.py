@@ -89,12 +89,20 @@ class DIFFormer(LayerStack):
             )
         if tau is None:
             tau = TAU if update is not None else min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
-        own: dict[str, Any] = {"transform": transform, "tau": tau, "update": update}
-        own["beta"] = 1.0 if source and update is None else 0.0
-        own["dropout"] = dropout if dropout_on == "values" else 0.0
 
-        def conv() -> DIFFormerConv:  # layers share no learnable option
-            return copy.deepcopy(DIFFormerConv(hidden_channels, hidden_channels, **own, **options))
+        def conv() -> DIFFormerConv:
+            # Each by its name: jsonargparse reads from this call which options are left for a configuration.
+            layer = DIFFormerConv(
+                hidden_channels,
+                hidden_channels,
+                transform=transform,
+                tau=tau,
+                beta=1.0 if source and update is None else 0.0,
+                update=update,
+                dropout=dropout if dropout_on == "values" else 0.0,
+                **options,
+            )
+            return copy.deepcopy(layer)  # layers share no learnable option
 
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, conv, layer_norm=layer_norm, dropout=dropout, task=task)

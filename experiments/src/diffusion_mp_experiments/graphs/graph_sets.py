@@ -50,6 +50,8 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         if data.x is None:
             raise ValueError("its nodes have neither labels nor attributes")
         data.x = data.x.float()
+        if len(slices["x"]) - 1 != len(data.y):
+            raise ValueError(f"its nodes are those of {len(slices['x']) - 1} graphs, but it has {len(data.y)} labels")
         if not data.x.isfinite().all() or data.y.dim() != 1 or data.y.is_floating_point():
             raise ValueError(f"attributes must be finite, and labels of graphs whole numbers; got {describe(data.y)}")
         # PyG leaves out the last graphs where they have no edges: theirs start where all others end.
