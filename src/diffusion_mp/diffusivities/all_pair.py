@@ -38,8 +38,7 @@ class QueryKeyDiffusivity(Diffusivity):
     r"""Base of attentions over all nodes of a graph that read queries q and keys k of the state, by head.
 
     Args:
-        channels: C of the state; required with projections, any number of channels if ``None``.
-        heads: H. Without projections the channels are split into H heads.
+        channels, heads: C of the state, required with projections, and H, which divides C without projections.
         projection: ``"separate"``: q = W_Q x, k = W_K x (Wu, Wipf & Yan 2025, Eq. 54); ``"tied"``: W_Q = W_K, which
             keeps a score symmetric; ``None``: q = k = x.
         head_channels: channels of a projected head; C by default, as in Eq. 54. The attribute is ``None`` if unknown.
@@ -152,17 +151,14 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
     ``projection=None, normalize=None, measure="distance"``, where f reads the state itself.
 
     Args:
-        channels: C of the state; required with projections.
-        projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the layer of the theory, q = k = x
-            of unit norm (Eqs. 17–18). No theorem holds for the printed ``"separate"`` (docs/errata.md, D18, D20).
+        channels, projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the layer of the theory,
+            q = k = x of unit norm (Eqs. 17–18). No theorem holds for ``"separate"`` (docs/errata.md, D18, D20).
         measure: ``"inner"``: f as a function of q·k, as published; ``"distance"``: f(‖q_i − k_j‖²), as in the energy.
             They coincide for unit vectors only (docs/errata.md, D8).
         row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k.
         constraint: the set that holds the rows of the state, in every head; f must read the state itself. Couplings are
             nonnegative if it lies within the domain of the penalty (see `Penalty.coupling`).
         options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
-
-    Shapes: a state [N, C] → a coupling of N nodes and H heads.
 
     Examples:
         >>> isinstance(SimpleDiffusivity(), AllPairDiffusivity)
@@ -280,14 +276,10 @@ class SoftmaxDiffusivity(_NamedDiffusivity):
 
 
 class GaussianDiffusivity(_NamedDiffusivity):
-    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``.
-
-    Args:
-        channels, options: see :class:`AllPairDiffusivity`.
-        bandwidth: σ > 0.
+    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ > 0 is ``bandwidth``.
 
     Examples:
-        >>> GaussianDiffusivity(bandwidth=0.5, normalize=None, measure="distance")(x).row_stochastic
+        >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
         True
     """
 
@@ -309,11 +301,9 @@ KERNELS: dict[str, type[AllPairDiffusivity]] = {
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
-    """f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable weights and widths (`MixturePenalty`).
+    """f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable c_m and σ_m: ``weights`` and ``widths``.
 
-    Args:
-        channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
-        widths, weights: initial σ_m and c_m.
+    Further arguments are those of :class:`AllPairDiffusivity`; see `MixturePenalty`.
 
     Examples:
         >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads
@@ -339,14 +329,10 @@ class MixtureDiffusivity(AllPairDiffusivity):
 class PenaltyDiffusivity(AllPairDiffusivity):
     """f = δ′ of any penalty and the actual distance. `FunctionPenalty` makes one of a function f, in O(N²).
 
-    Args:
-        penalty: δ, also the ``penalty`` of the diffusivity.
-        channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
-
+    δ is also the ``penalty`` of the diffusivity; further arguments are those of :class:`AllPairDiffusivity`.
     Examples:
-        >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
-        >>> PenaltyDiffusivity(cauchy).penalty is cauchy  # the energy that its steps descend
-        True
+        >>> PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)))(x).heads
+        1
     """
 
     def __init__(
@@ -367,11 +353,10 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
     A row with D = 0 (every k̃_j is −q̃_i) is zero.
 
     Args:
-        channels: C of the state; required with projections.
+        channels, options: see :class:`QueryKeyDiffusivity`.
         normalize: ``"row"``: every q and k has unit norm, as in PyG's ``SGFormerAttention``; ``"frobenius"``: one norm
             per graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n, too small for float32 at n = 169 000
             (docs/errata.md, G1).
-        options: ``heads``, ``projection``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Examples:
         >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic

@@ -54,10 +54,7 @@ class Diffusivity(nn.Module, ABC):
     positional: bool = False
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None) -> Coupling:
-        """Return the coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges.
-
-        Only :class:`GATDiffusivity` reads features of edges, ``edge_attr``.
-        """
+        """Return the coupling at state ``x``; without ``graph`` no edges; only `GATDiffusivity` reads ``edge_attr``."""
         if edge_attr is not None:
             raise ValueError(
                 f"edge_attr must be None, since {type(self).__name__} reads none; got {describe(edge_attr)}. "
@@ -79,8 +76,7 @@ class Diffusivity(nn.Module, ABC):
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
-        coupling: Coupling = self.couple(x, graph) if type(graph) is Graph else graph.couple(self, x)
-        return coupling
+        return self.couple(x, graph) if type(graph) is Graph else graph.couple(self, x)
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -120,12 +116,9 @@ def check_diffusivities(**parts: object) -> None:
 
 
 class ScaledDiffusivity(Diffusivity):
-    """a · D.
+    """a · D; a number a, or a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``.
 
-    Args:
-        scale: a number; a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``; or a ``Positive``, which is
-            learnable and preserves nonnegative couplings.
-        diffusivity: D.
+    A ``Positive`` is learnable too, and preserves nonnegative couplings.
 
     Examples:
         >>> isinstance(0.5 * SimpleDiffusivity(), ScaledDiffusivity)
@@ -166,9 +159,6 @@ class ScaledDiffusivity(Diffusivity):
 
 class SumDiffusivity(Diffusivity):
     """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
-
-    Args:
-        terms: D₁, D₂, …, each with one head or the common number of heads.
 
     Examples:
         >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)

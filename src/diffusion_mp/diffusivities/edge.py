@@ -39,8 +39,7 @@ class GATDiffusivity(Diffusivity):
     α_edge·W_E f_ij) and edge features f_ij. It reads features W x, in ``DiffusionConv(..., reads="values")``.
 
     Args:
-        channels: C of the transformed features, all heads together.
-        heads: H.
+        channels, heads: C of the transformed features, all heads together, and H.
         negative_slope: of the LeakyReLU.
         self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is that of PyG's ``GATConv``.
         edge_dim: channels of ``edge_attr``, if any. An added self-loop has the mean of those that arrive at its node.
@@ -163,9 +162,8 @@ class EdgeDiffusivity(Diffusivity):
     ``Energy(penalty, coupling=<the adjacency>)`` descends.
 
     Args:
-        penalty: a ``Penalty`` or its name.
+        penalty, self_loops: a ``Penalty`` or its name, and the policy of ``Graph.with_self_loops``.
         row_stochastic: divide rows by their sums; ``False`` keeps the symmetric Ω.
-        self_loops: policy of ``Graph.with_self_loops``.
 
     Examples:
         >>> EdgeDiffusivity("sigmoid")(x, graph).heads

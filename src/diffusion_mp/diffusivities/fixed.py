@@ -72,11 +72,9 @@ class NeumannDiffusivity(Diffusivity):
     `HeatKernel`. Rows are ordered positions, and the sequences of a batch are its graphs; edges are not read.
 
     Args:
-        heads: H; each has its own α.
-        strides: h_k ≥ 1.
+        heads, strides: H, each with its own α, and h_k ≥ 1.
         boundary: neighbours of the ends of a sequence, see `NeumannCoupling`.
-        alpha: initial Σ_k α_k, divided equally between the strides; below the budget.
-        budget: > 0, or ``None``.
+        alpha, budget: initial Σ_k α_k, divided equally between the strides, below the budget > 0 or ``None``.
 
     Examples:
         >>> NeumannDiffusivity(strides=(1, 2), alpha=0.1)(x).symmetric  # the rows are positions of a sequence
@@ -255,10 +253,6 @@ class SymmetricDiffusivity(Diffusivity):
         diffusivity: the diffusivity of Ω, with ``row_stochastic=False``.
         diagonal: whether ω_ii counts; see :func:`symmetric_normalized`.
 
-    Raises:
-        ValueError: the diffusivity divides rows by their sums.
-        CouplingMismatchError: its couplings are not known to be nonnegative.
-
     Examples:
         >>> SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False), diagonal=False)(x).symmetric
         True
@@ -303,9 +297,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
         graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã instead, as in released code.
 
     Examples:
-        >>> diffusivity = GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")
-        >>> torch.allclose(diffusivity(x, graph).degree(), torch.ones(6, 1))
-        True
+        >>> GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")(x, graph).heads
+        1
     """
 
     depends_on = "parts"
@@ -359,12 +352,8 @@ class AdjacencyEnhancedCoupling(SumCoupling):
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     r"""(1 + γ)⁻¹ [γ S + Ã] with Ã = D^-½ (A + I) D^-½ and a learnable γ > 0 (SFi-Former, Eq. 11).
 
-    γ = e^g with a learnable g, so the weights σ(g) and σ(−g) form a convex combination.
-
-    Args:
-        attention: the diffusivity of S.
-        gamma: initial γ > 0.
-        self_loops: of Ã, see :class:`AdjacencyDiffusivity`.
+    γ = e^g with a learnable g, at first ``gamma``, so the weights σ(g) and σ(−g) form a convex combination. For
+    ``self_loops`` of Ã see :class:`AdjacencyDiffusivity`.
 
     Examples:
         >>> AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(4), gamma=1.0)(x, graph).heads

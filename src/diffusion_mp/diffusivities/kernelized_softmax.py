@@ -102,13 +102,8 @@ def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Te
     u. The mean is over all N nodes of a batch and over heads; the released code takes it over edges (docs/errata.md,
     N5). The result is a 0-dimensional tensor of at least float32, and zero without observed edges.
 
-    Args:
-        coupling: π; its rows should sum to one.
-        graph: the observed edges; edges of weight zero do not count.
-        relative: divide the part of every graph of n nodes by log n, the loss of uniform attention.
-
-    Raises:
-        ValueError: the graph has no ``edge_index``, or another number of nodes than the coupling.
+    Edges of weight zero do not count, and rows of π should sum to one. ``relative`` divides the part of every graph of
+    n nodes by log n, the loss of uniform attention.
 
     Examples:
         >>> edge_loss(SoftmaxDiffusivity()(x), graph).shape
@@ -148,9 +143,7 @@ class AuxiliaryLoss:
     Examples:
         >>> gate = torch.nn.Identity()
         >>> gate.auxiliary = AuxiliaryLoss()
-        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass
-        >>> auxiliary_loss(gate)  # the sum over all modules, to be added to the loss
-        tensor(1.)
+        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass; auxiliary_loss(gate) collects it
     """
 
     def __init__(self) -> None:
@@ -162,8 +155,7 @@ class AuxiliaryLoss:
     def value(self) -> Tensor | None:
         """A 0-dimensional tensor, or ``None``; an error if only other threads have one, which would be ignored."""
         if hasattr(self._of_thread, "value"):
-            value: Tensor | None = self._of_thread.value
-            return value
+            return cast("Tensor | None", self._of_thread.value)
         if self._ever_set:
             raise RuntimeError(
                 "an auxiliary loss belongs to the thread whose forward pass recorded it; got other threads only. Call "
@@ -222,9 +214,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     draw new noise.
 
     Args:
-        channels: C of the state.
-        num_features: m.
-        tau: τ, the temperature.
+        channels, num_features, tau: C of the state, m, and the temperature τ.
         logits: ``"dot"``, q·k, as in the slides; ``"scaled_dot"``, q·k/√d for heads of d channels, as in released code.
         num_samples: K; 0 for no noise.
         edge_regularization: weight λ of :func:`edge_loss` without noise, in training, for :func:`auxiliary_loss`.
@@ -340,8 +330,7 @@ class RelationalBias(Diffusivity):
     ``"row"`` do.
 
     Args:
-        heads: H, one bias b [P] per head.
-        hops: P.
+        heads, hops: H, one bias b [P] per head, and P.
         normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
         powers: ``"walks"``: hop p counts walks of length p, A v, A(A v), …, in O(pE); ``"reach"``, as released code:
             hop p joins all pairs at most 2ᵖ⁻¹ steps apart, without weights and normalised by its own degrees.

@@ -60,18 +60,8 @@ def certify(
     * A diffusivity, any object with an attribute ``penalty``: as that penalty, or refused with its ``why_no_penalty``.
 
     A source leaves the bounds as they are. The energy is then the falling form of `Energy`, for Theorem 7 with the
-    metric d̄ = Ω.degree().
-
-    Args:
-        subject: see above.
-        x: state [N, C] or [N, H, D]; with H heads the certificate is that of the worst head.
-        tau: τ > 0.
-        form: Δ of Theorem 1.
-        leak: κ ≥ 0.
-        ptr: bounds [B + 1] of the graphs of a ragged batch.
-
-    Raises:
-        ValueError: τ ≤ 0, not finite or missing, negative leak. TypeError: a subject of another kind.
+    metric d̄ = Ω.degree(). For a state [N, H, D] the certificate is that of the worst head; ``leak`` is κ ≥ 0, and
+    ``ptr`` [B + 1] bounds the graphs of a ragged batch.
 
     Examples:
         >>> bool(certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5))
@@ -82,8 +72,7 @@ def certify(
     if isinstance(subject, JointEnergy):
         return certify_step(subject, None, x)
     if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
-        certificate: Certificate = cast("Any", subject).certificate(*_inputs(x))
-        return certificate
+        return cast("Any", subject).certificate(*_inputs(x))
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
         if isinstance(subject, nn.Module):
             return _certify_parts(subject, x)
@@ -235,15 +224,8 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) if W = λ (f(‖x_i − x_j‖²))_ij + μA is symmetric and nonnegative,
     rows lie in C, and δ is concave up to the diameter of C. Declared properties are checked: f and δ at some hundred
     distances, A at all observed edges or, if it is not sparse, between the first nodes. Any number of steps is covered,
-    with W recomputed at every state from the same A. Rounding may raise F by its own size.
-
-    Args:
-        energy: F, with a fixed A. An A that is recomputed at every state belongs to another energy.
-        coupling: the W used at x, compared with that of ``energy``; ``None`` takes the latter.
-        x: the state [N, C] or [N, H, D].
-
-    Raises:
-        TypeError, ValueError: arguments of another kind, or shapes that do not fit.
+    with W recomputed at every state from the same A. Rounding may raise F by its own size. ``coupling`` is the W used
+    at ``x`` and has to be that of ``energy``, which ``None`` takes.
 
     Examples:
         >>> S = AdjacencyDiffusivity("sum")(x, graph)

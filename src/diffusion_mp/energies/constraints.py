@@ -20,19 +20,14 @@ from diffusion_mp.kernels.precision import unit_vectors
 class Constraint(ABC):
     """Closed set C that contains every row of every head (ι_C of Theorem T1, docs/certified.md).
 
-    Subclasses define `project` and `holds`, and override ``convex`` and ``diameter`` where the defaults do not apply.
-
     Examples:
-        >>> sphere = get_constraint("sphere")
-        >>> isinstance(sphere, Constraint), sphere.convex
-        (True, False)
+        >>> isinstance(get_constraint("sphere"), Constraint)
+        True
     """
 
-    #: Whether C is convex; a certified step may then be twice as long.
-    convex: ClassVar[bool] = True
+    convex: ClassVar[bool] = True  #: Whether C is convex; a certified step may then be twice as long.
 
-    #: Largest distance ‖a − b‖ of two vectors of C; ∞ if C is unbounded.
-    diameter = math.inf
+    diameter = math.inf  #: Largest distance ‖a − b‖ of two vectors of C.
 
     @abstractmethod
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:

@@ -63,19 +63,16 @@ class Energy:
         penalty: a `Penalty` or its name.
         lam: λ > 0, for instance ``certify(...).lam``.
         coupling: S [N, N]; a penalty other than the quadratic one needs a `SparseCoupling`, whose entries are listed.
-        source, beta, leak, metric, graph_term, activation, version, laplacian: see above; the source has the shape of
-            x, the metric is [N] or [N, H], by default ones.
+        source, metric: of the shape of x, and [N] or [N, H], by default ones; see above, as for the other terms.
         ptr: bounds [B + 1] of the graphs of a ragged batch, for the sums over all pairs.
 
-    Shapes:
-        x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64 tensor,
-        since differences between layers are below the rounding of float32.
+    Shapes: x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
+    tensor, since differences between layers are below the rounding of float32.
 
     Warns:
         UserWarning: two nodes are farther apart than the penalty's ``domain``, where the energy is not meaningful.
 
     Raises:
-        ValueError: shapes that do not fit, λ not positive, a printed form with a source but no ``x_prev``.
         CouplingMismatchError: a coupling for which the energy is not defined.
 
     Examples:
@@ -245,21 +242,15 @@ class JointEnergy:
     penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
-        penalty: δ, a `Penalty` or its name; None omits the term.
+        penalty: δ, a `Penalty` or its name; None omits the term, as for A and H.
         lam, mu, beta: λ, μ, β ≥ 0, numbers or 0-dimensional tensors.
-        graph_term: A, a coupling; None omits the term.
-        source: H, of the shape of the state; None omits the term.
-        metric: M, [N] or [N, H]; ones by default.
+        graph_term, source, metric: A, a coupling; H, of the shape of the state; M, [N] or [N, H], by default ones.
         constraint, radius: C, as `CertifiedStep` takes it.
         projection: W [H, D, C], for a state of one head.
         ptr: bounds [B + 1] of the graphs of a ragged batch.
         mean: divide the penalty of a graph, and the Ω of the step, by its number of nodes.
 
-    Shapes:
-        x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
-
-    Raises:
-        TypeError, ValueError: an argument of another kind or out of range, shapes that do not fit.
+    Shapes: x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
 
     Examples:
         >>> energy = JointEnergy("simple", graph_term=AdjacencyDiffusivity("sum")(x, graph), source=0.1 * x)

@@ -39,12 +39,8 @@ class MixturePenalty(nn.Module, Penalty):
         widths: initial σ_m.
         weights: initial c_m; equal, with f(0) = 1, by default.
 
-    Raises:
-        TypeError, ValueError: no widths, lengths that differ, or a number that is not positive and finite.
-
     Examples:
-        >>> penalty = MixturePenalty(widths=(0.5, 1.0))
-        >>> penalty.total(x).shape
+        >>> MixturePenalty(widths=(0.5, 1.0)).total(x).shape
         torch.Size([])
     """
 
@@ -118,10 +114,6 @@ class FunctionPenalty(nn.Module, Penalty):
         delta: δ with δ′ = f, called in the same way.
         domain: (0, end), the interval of z² where f is nonnegative and does not increase.
 
-    Raises:
-        TypeError, ValueError: neither f nor δ; a result of another shape; an f that is negative, increases or is not
-            finite somewhere.
-
     Examples:
         >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
         >>> torch.allclose(cauchy.delta(x), x.log1p())
@@ -179,8 +171,7 @@ class FunctionPenalty(nn.Module, Penalty):
         if self.slope is not None:
             return self.slope(z2)
         assert self.integral is not None
-        derivative: Tensor = torch.func.jvp(self.integral, (z2,), (torch.ones_like(z2),))[1]
-        return derivative
+        return torch.func.jvp(self.integral, (z2,), (torch.ones_like(z2),))[1]
 
     @torch.no_grad()
     def flaw(self) -> str | None:

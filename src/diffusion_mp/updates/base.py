@@ -30,12 +30,8 @@ State = Float[Tensor, " N #H D"]
 class Positive(nn.Module):
     """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
 
-    Args:
-        initial: its initial value, > 0 and finite.
-
     Examples:
-        >>> weight = Positive(1.0)  # softplus of a parameter, so it stays positive
-        >>> diffusivity = weight * SimpleDiffusivity()
+        >>> diffusivity = Positive(1.0) * SimpleDiffusivity()  # softplus of a parameter, so it stays positive
     """
 
     def __init__(self, initial: float = 1.0) -> None:
@@ -62,37 +58,29 @@ class StateUpdate(nn.Module, ABC):
     `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A two-step method declares
     ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, ``None`` at first.
 
-    Shapes:
-        x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a state
-        [N, C] are split into the heads of the coupling, and the result is [N, C].
+    Shapes: x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a
+    state [N, C] are split into the heads of the coupling, and the result is [N, C].
 
     Raises:
         TypeError, ValueError: a shape or dtype does not fit; a source is missing, or given to an update without one.
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
 
     Examples:
-        >>> update, S = ExplicitEuler(tau=0.5), UniformDiffusivity()(x)
-        >>> isinstance(update, StateUpdate), update(x, S).shape  # every update has this signature
+        >>> update = ExplicitEuler(tau=0.5)
+        >>> isinstance(update, StateUpdate), update(x, UniformDiffusivity()(x)).shape
         (True, torch.Size([6, 4]))
     """
 
     #: Whether S must be reversible or low-rank: iterations need self-adjoint operators, closed forms features.
     needs_reversible: ClassVar[bool] = False
-    #: Whether the update has a source term τβh.
-    takes_source: ClassVar[bool] = True
-    #: Whether `step` also reads the previous state.
-    takes_previous: bool = False
-    #: β, the weight of the source; unless it is zero, a source is required.
-    beta: float = 0.0
+    takes_source: ClassVar[bool] = True  #: Whether the update has a source term τβh.
+    takes_previous: bool = False  #: Whether `step` also reads the previous state.
+    beta: float = 0.0  #: β, the weight of the source; unless it is zero, a source is required.
 
     def forward(
         self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Return the next state.
-
-        ``values`` are propagated (default: the state itself), ``source`` is h of Eq. 10, and ``options`` are passed on
-        to `step`.
-        """
+        """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
         values = None if values is x else values
         if not isinstance(x, Tensor) or x.dim() != 2:
             return self.step(x, coupling, values, source, **options)
@@ -208,10 +196,7 @@ class LaplacianUpdate(StateUpdate):
         return coupling.laplacian_function(function, v) if self.form == "conservative" else None
 
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
-        """Warn where rounding S hides modes that decay at ``rate`` or slower.
-
-        It may make a singular I − S regular, whereas D̄ − S maps constants to zero in any precision.
-        """
+        """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
         resolution = torch.finfo(coupling.dtype).eps
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
             warnings.warn(

@@ -30,15 +30,12 @@ class CertifiedStep(StateUpdate):
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
         constraint: C, by name or a `Constraint`: None, ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms) or
-            ``"sphere"`` (RMSNorm without a gain).
-        radius: of the ball or sphere.
+            ``"sphere"`` (RMSNorm without a gain), the last two of this ``radius``.
 
-    Shapes:
-        x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
+    Shapes: x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
 
     Raises:
         CouplingMismatchError: the coupling does not promise to be symmetric and nonnegative.
-        TypeError, ValueError: an argument out of range, a missing source, values that are not the state.
 
     Examples:
         >>> CertifiedStep(beta=1.0, constraint="nonnegative")(x, SigmoidPenalty().coupling(x), source=x).shape

@@ -45,15 +45,12 @@ class ExplicitEuler(LaplacianUpdate):
     the steady state is (Δ + κ)⁻¹βh (see `Equilibrium`). APPNP is `teleport`.
 
     Args:
-        tau: step size τ > 0: a number, or a learnable one. A parameter may leave this range in training; a `Positive`
-            stays above zero. ``reset_parameters`` restores its initial value.
-        form, beta, leak: see `LaplacianUpdate`; β needs ``source`` in the call unless zero.
-
-    Shapes and further errors are those of `StateUpdate`.
+        tau: step size τ > 0: a number, or a learnable one, whose initial value ``reset_parameters`` restores. A
+            parameter may leave this range in training; a `Positive` stays above zero.
+        form, beta, leak: see `LaplacianUpdate`; shapes and errors are those of `StateUpdate`.
 
     Examples:
-        >>> S = UniformDiffusivity()(x)
-        >>> torch.allclose(ExplicitEuler(tau=1.0)(x, S), x.mean(0).expand(6, 4))  # one whole step to the mean
+        >>> torch.allclose(ExplicitEuler(tau=1.0)(x, UniformDiffusivity()(x)), x.mean(0).expand(6, 4))
         True
     """
 
@@ -150,16 +147,11 @@ class MomentumStep(LaplacianUpdate):
     calling layer or model passes the previous state, and the coupling may change with it; `advance` is that step.
 
     Args:
-        tau: τ > 0.
-        momentum: m in [0, 1).
-        steps: K.
-        form, beta, leak: see `LaplacianUpdate`.
-
-    Shapes and further errors are those of `StateUpdate`.
+        tau, momentum, steps: τ > 0, m in [0, 1) and K.
+        form, beta, leak: see `LaplacianUpdate`; shapes and errors are those of `StateUpdate`.
 
     Examples:
-        >>> S = AdjacencyDiffusivity("row")(x, graph)
-        >>> MomentumStep(tau=0.5, momentum=0.5, steps=10)(x, S).shape
+        >>> MomentumStep(tau=0.5, momentum=0.5, steps=10)(x, AdjacencyDiffusivity("row")(x, graph)).shape
         torch.Size([6, 4])
     """
 
@@ -191,10 +183,7 @@ class MomentumStep(LaplacianUpdate):
         *,
         previous: State | None = None,
     ) -> State:
-        """Return the state after K steps from ``values`` (default: the state itself), which starts at rest.
-
-        With ``steps=1`` the step starts from ``previous``, the state one step earlier, where it is given.
-        """
+        """Return the state after K steps from ``values`` (default: the state itself), at rest without ``previous``."""
         state = self.validate(x, coupling, values, source)
         if previous is not None and not self.takes_previous:
             raise ValueError(f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}.")
@@ -235,9 +224,7 @@ class Backtracking(LaplacianUpdate):
     Args:
         penalty: the penalty δ, or a callable x ↦ energy, of every graph [B], or of all together (0-dimensional), which
             then share τ.
-        tau: the first step tried, > 0.
-        shrink: factor q in (0, 1).
-        max_steps: maximum number of trials.
+        tau, shrink, max_steps: the first step tried, the factor q in (0, 1), and the maximum number of trials.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         exact: try the best τ first, for the simple penalty over all pairs: the energy is a quartic in τ (Theorem T7 of
             docs/certified.md). ``tau`` is tried where it has no minimum.
@@ -245,13 +232,10 @@ class Backtracking(LaplacianUpdate):
     Raises:
         ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
         CouplingMismatchError: ``exact`` with a sparse coupling, whose energy is a sum over its edges.
-        ValueError: ``exact`` with another penalty, a state outside the penalty's domain, a source. Others, as the
-            shapes, are those of `StateUpdate`.
 
     Examples:
-        >>> step = Backtracking(SimplePenalty(), tau=1.0)  # reduces τ until the energy decreases
         >>> h = torch.nn.functional.normalize(x, dim=1)
-        >>> step(h, SimplePenalty().coupling(h, normalize=True)).shape
+        >>> Backtracking(SimplePenalty())(h, SimplePenalty().coupling(h, normalize=True)).shape
         torch.Size([6, 4])
     """
 

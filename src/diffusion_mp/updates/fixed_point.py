@@ -58,8 +58,7 @@ def fixed_point(
             the plain iteration replaces it.
         tol: ‖T(z) − z‖ ≤ tol ‖T(z)‖ at the end; by default 1e-12 in double, 1e-6 in single precision. Where T contracts
             by ρ the error is up to 1/(1 − ρ) times as large.
-        max_iter: maximum number of steps of each pass.
-        memory: of the acceleration, see `iterate`.
+        max_iter, memory: maximum number of steps of each pass, and the memory of `iterate`.
         total: turns a sum over the rows of this process into one over all rows (``Graph.total``).
         what: name of the fixed point in messages.
 
@@ -146,9 +145,6 @@ def iterate(
     for the γ that minimises ‖r − Δr γ‖ (Anderson, 1965). Where this does not reduce the residual, T(x) is taken
     instead and the differences are discarded; so it converges where T alone does, at most at twice the cost.
     ``memory=0`` is T alone.
-
-    Raises:
-        ConvergenceError: no convergence within ``max_iter`` steps, or a value is not finite.
     """
     # A ring buffer of differences: no iteration copies all of them.
     images, residuals = x.new_zeros(2, memory, x.numel()).unbind()

@@ -35,14 +35,8 @@ def conjugate_gradients(
     A column stops when its residual is ‖b − A x‖₂ ≤ ``tol``·‖b‖₂ (default 1e-12 in double, 1e-6 in single precision);
     a zero column has the zero solution. No gradients: see `solve` (Hestenes & Stiefel, 1952).
 
-    Args:
-        operator: u ↦ A u.
-        b: the right-hand sides.
-        tol: relative residual at which a column stops.
-        max_iter: maximum number of iterations.
-        what: name of the system in messages.
-        metric: d̄ > 0, where A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default in uᵀv.
-        preconditioner: an approximation of u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
+    ``metric`` is a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i, by default uᵀv;
+    ``preconditioner`` approximates u ↦ A⁻¹u and is self-adjoint and positive definite in the same inner product.
 
     Raises:
         ConvergenceError: ``max_iter`` was not enough, A is not positive definite, or something is not finite.
