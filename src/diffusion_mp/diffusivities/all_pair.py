@@ -12,21 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.learned import MixturePenalty
 from diffusion_mp.energies.penalties import PENALTIES, Penalty
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_place,
-    check_positive,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 
 Projection = Literal["separate", "tied"] | None
@@ -58,19 +50,18 @@ class QueryKeyDiffusivity(Diffusivity):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        check_counts(heads=heads)
-        check_flags(bias=bias)
-        check_choice(projection, "projection", [None, "separate", "tied"])
-        check_choice(normalize, "normalize", ["row", "frobenius", None])
+        errors.check_counts(heads=heads)
+        errors.check_flags(bias=bias)
+        errors.check_choice(projection, "projection", [None, "separate", "tied"])
+        errors.check_choice(normalize, "normalize", ["row", "frobenius", None])
         counts = {"channels": channels, "head_channels": head_channels}
-        check_counts(**{name: count for name, count in counts.items() if count is not None})
+        errors.check_counts(**{name: count for name, count in counts.items() if count is not None})
         self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is None:
             if bias:
-                raise ValueError(
-                    "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
-                )
+                why = "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
+                raise ValueError(why)
             if channels is not None:
                 check_heads_divide(channels, heads, "channels when there is no projection")
             self.head_channels: int | None = None if channels is None else channels // heads
@@ -91,7 +82,7 @@ class QueryKeyDiffusivity(Diffusivity):
         keys are those of x − origin.
         """
         if self.projection is not None or self.channels not in (None, x.size(1)):
-            check_state(x, channels=self.channels, module=self)
+            errors.check_state(x, channels=self.channels, module=self)
         by_head = self.heads, -1
         shifted = x if origin is None else x - origin
         if self.projection is None:
@@ -177,9 +168,9 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, projection=projection, normalize=normalize, **options)
-        check_flags(row_stochastic=row_stochastic)
-        check_choice(measure, "measure", ["inner", "distance"])
-        check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
+        errors.check_flags(row_stochastic=row_stochastic)
+        errors.check_choice(measure, "measure", ["inner", "distance"])
+        errors.check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         self.measure, self.constraint, self.row_stochastic = measure, constraint, row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
         self.why_no_penalty = (
@@ -207,7 +198,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         return self.penalty_of(self.head_channels) if self.reads_the_state else None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        check_place(x, self)  # a penalty may have parameters where there is no projection
+        errors.check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         # All rows of a graph share one centre, though this process may hold only some of them. Unit vectors need none.
@@ -287,7 +278,7 @@ class GaussianDiffusivity(_NamedDiffusivity):
 
     def __init__(self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any) -> None:
         super().__init__(channels, **options)
-        check_positive(bandwidth, "bandwidth")
+        errors.check_positive(bandwidth, "bandwidth")
         self.bandwidth = bandwidth
 
     def penalty_of(self, dim: int | None) -> Penalty | None:
@@ -339,7 +330,7 @@ class PenaltyDiffusivity(AllPairDiffusivity):
         self, penalty: Penalty, channels: int | None = None, *, normalize: Normalization = None, **options: Any
     ) -> None:
         super().__init__(channels, normalize=normalize, measure="distance", **options)
-        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        errors.check_kind(penalty, "penalty", Penalty, "a Penalty")
         self.of_distance = penalty
 
     def penalty_of(self, dim: int | None) -> Penalty:

@@ -10,16 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    ScaledCoupling,
-    SparseCoupling,
-    SumCoupling,
-    UniformCoupling,
-    row_normalized,
-    symmetric_normalized,
-)
+from diffusion_mp import couplings
 from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil, is_symmetric_stencil
 from diffusion_mp.diffusivities.base import Diffusivity, check_diffusivities
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_share
@@ -38,12 +29,11 @@ class IdentityDiffusivity(Diffusivity):
     """
 
     depends_on = "nothing"
-    symmetric = True
-    row_stochastic = True
+    symmetric = row_stochastic = True
     why_no_penalty = "the identity coupling moves nothing, so every energy of pairs stays as it is."
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return IdentityCoupling(graph.num_nodes, dtype=x.dtype, device=x.device)
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
+        return couplings.IdentityCoupling(graph.num_nodes, dtype=x.dtype, device=x.device)
 
 
 class UniformDiffusivity(Diffusivity):
@@ -55,12 +45,11 @@ class UniformDiffusivity(Diffusivity):
     """
 
     depends_on = "nothing"
-    symmetric = True
-    row_stochastic = True
+    symmetric = row_stochastic = True
     why_no_penalty = "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return UniformCoupling(graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device)
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
+        return couplings.UniformCoupling(graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device)
 
 
 class NeumannDiffusivity(Diffusivity):
@@ -124,7 +113,7 @@ class NeumannDiffusivity(Diffusivity):
             return theta.exp()
         return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
         return NeumannCoupling(graph.num_nodes, alpha, self.strides, self.boundary, graph.segments, nonnegative=True)
 
@@ -178,11 +167,11 @@ class AdjacencyDiffusivity(Diffusivity):
         self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         direction, self_loops = self.direction, self.self_loops
         options = (self.normalization, direction, self_loops, self.zero_degree, self.degrees)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return SparseCoupling(
+        return couplings.SparseCoupling(
             graph.derived((options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))),
             symmetric=self.symmetric or None,
             row_stochastic=self.row_stochastic and graph.full_degree is None,
@@ -273,8 +262,8 @@ class SymmetricDiffusivity(Diffusivity):
         self.diffusivity, self.diagonal = diffusivity, diagonal
         self.declare_parts(diffusivity)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return symmetric_normalized(self.diffusivity(x, graph), diagonal=self.diagonal)
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
+        return couplings.symmetric_normalized(self.diffusivity(x, graph), diagonal=self.diagonal)
 
     def extra_repr(self) -> str:
         return f"diagonal={self.diagonal}"
@@ -321,31 +310,30 @@ class GraphAugmentedDiffusivity(Diffusivity):
         self.symmetric = self.symmetric and mix != "joint"
         self.row_stochastic = mix == "joint" and attention.row_stochastic
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        attention: Coupling = self.attention(x, graph)
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
+        attention = self.attention(x, graph)
         return attention if graph.edge_index is None else self.mixed(attention, self.graph_term(x, graph))
 
-    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+    def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:
         """Combine both couplings."""
         weight = self.graph_weight
-        both = SumCoupling(
-            [attention, graph_term] if weight is None else [(1 - weight) * attention, weight * graph_term]
-        )
+        terms = [attention, graph_term] if weight is None else [(1 - weight) * attention, weight * graph_term]
+        both = couplings.SumCoupling(terms)
         if self.mix == "joint":
-            return row_normalized(both)
+            return couplings.row_normalized(both)
         return 0.5 * both if self.mix == "mean" and weight is None else both
 
     def extra_repr(self) -> str:
         return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
 
 
-class AdjacencyEnhancedCoupling(SumCoupling):
+class AdjacencyEnhancedCoupling(couplings.SumCoupling):
     """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
 
-    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
+    def __init__(self, attention: couplings.Coupling, adjacency: couplings.Coupling, share: Tensor) -> None:
         # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
         terms = ((share, attention), (1 - share, adjacency))
-        super().__init__([ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
+        super().__init__([couplings.ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
         self.attention = attention
 
 
@@ -372,7 +360,7 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         super().reset_parameters()
         nn.init.constant_(self.log_gamma, self.initial)
 
-    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+    def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:
         return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
 
     def extra_repr(self) -> str:

@@ -11,27 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import (
-    Coupling,
-    LogLowRankCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ScaledCoupling,
-    SumCoupling,
-)
+from diffusion_mp import couplings, errors
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_generator,
-    check_kind,
-    check_positive,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
@@ -95,7 +79,7 @@ def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H on
     return top.scatter_reduce(0, batch, x, "amax").gather(0, batch)
 
 
-def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
+def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
     r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
 
     Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
@@ -110,13 +94,12 @@ def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Te
         torch.Size([])
     """
     check_coupling_kind(coupling)
-    check_kind(graph, "graph", Graph, "a Graph")
-    check_flags(relative=relative)
+    errors.check_kind(graph, "graph", Graph, "a Graph")
+    errors.check_flags(relative=relative)
     nodes = coupling.num_nodes, graph.num_nodes
     if graph.edge_index is None:
-        raise ValueError(
-            "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
-        )
+        why = "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
+        raise ValueError(why)
     if nodes[0] != nodes[1]:
         raise ValueError(f"coupling and graph must have the same nodes; got {nodes[0]} and {nodes[1]} nodes.")
     target = graph.edge_index[1]
@@ -185,7 +168,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
         >>> model = NodeFormer(4, 16, 3)
         >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
     """
-    check_kind(model, "model", nn.Module, "a module")
+    errors.check_kind(model, "model", nn.Module, "a module")
     holders = [getattr(module, "auxiliary", None) for module in model.modules()]
     values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss)]
     losses = [value for value in values if value is not None]
@@ -252,16 +235,15 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
-        check_counts(
-            channels=channels, num_features=num_features, **({"num_samples": num_samples} if num_samples else {})
-        )
-        check_positive(tau, "tau")
-        check_generator(generator)
-        check_choice(logits, "logits", ["dot", "scaled_dot"])
-        check_positive(edge_regularization, "edge_regularization", allow_zero=True)
-        check_positive(stabilizer, "stabilizer", allow_zero=True)
-        check_flags(relative_edge_loss=relative_edge_loss)
+        errors.check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
+        samples = {"num_samples": num_samples} if num_samples else {}
+        errors.check_counts(channels=channels, num_features=num_features, **samples)
+        errors.check_positive(tau, "tau")
+        errors.check_generator(generator)
+        errors.check_choice(logits, "logits", ["dot", "scaled_dot"])
+        errors.check_positive(edge_regularization, "edge_regularization", allow_zero=True)
+        errors.check_positive(stabilizer, "stabilizer", allow_zero=True)
+        errors.check_flags(relative_edge_loss=relative_edge_loss)
         if stabilizer:
             self.depends_on = "graph"  # every entry depends on the largest feature of all keys
         self.dim = cast("int", self.head_channels)
@@ -294,13 +276,13 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         scaled = self.temperature**-0.5 * wide_q
         return scaled, scaled if q is k else self.temperature**-0.5 * wide_k
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
         if self.stabilizer:
             log_query, log_key, log_weight = stabilized_features(q, k, self.directions, self.stabilizer, graph)
         else:
             log_query, log_key, log_weight = attention_features(q, k, self.directions)
-        weighted = partial(LogLowRankCoupling, log_query, log_key, graph.segments)
+        weighted = partial(couplings.LogLowRankCoupling, log_query, log_key, graph.segments)
         self.auxiliary.value = None
         if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
             loss = edge_loss(graph.share(weighted(log_weight)), graph, relative=self.relative_edge_loss)
@@ -310,11 +292,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             return weighted(log_weight + noise)
         return weighted(log_weight)
 
-    def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> PairwiseCoupling:
+    def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> couplings.PairwiseCoupling:
         """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
-        check_state(x, channels=self.channels)
+        errors.check_state(x, channels=self.channels)
         graph = Graph.coerce(x, graph)
-        return PairwiseCoupling(*self.scaled_queries_and_keys(x, graph), graph.segments)
+        return couplings.PairwiseCoupling(*self.scaled_queries_and_keys(x, graph), graph.segments)
 
     def extra_repr(self) -> str:
         return (
@@ -358,9 +340,9 @@ class RelationalBias(Diffusivity):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_counts(heads=heads, hops=hops)
-        check_choice(powers, "powers", ["walks", "reach"])
-        check_choice(gate, "gate", ["sigmoid", None])
+        errors.check_counts(heads=heads, hops=hops)
+        errors.check_choice(powers, "powers", ["walks", "reach"])
+        errors.check_choice(gate, "gate", ["sigmoid", None])
         self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
         self.heads, self.powers, self.gate = heads, powers, gate
         self.symmetric = self.adjacency.symmetric
@@ -369,15 +351,14 @@ class RelationalBias(Diffusivity):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.bias)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         gates = self.bias if self.gate is None else self.bias.sigmoid()
         nonnegative = self.gate is not None
         if self.powers == "walks":
-            return PolynomialCoupling(graph.couple(self.adjacency, x), gates, nonnegative=nonnegative)
+            return couplings.PolynomialCoupling(graph.couple(self.adjacency, x), gates, nonnegative=nonnegative)
         reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
-        return SumCoupling(
-            [ScaledCoupling(*term, nonnegative=nonnegative) for term in zip(gates, reached, strict=True)]
-        )
+        terms = zip(gates, reached, strict=True)
+        return couplings.SumCoupling([couplings.ScaledCoupling(*term, nonnegative=nonnegative) for term in terms])
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, hops={self.bias.size(0)}, powers={self.powers!r}, gate={self.gate!r}"

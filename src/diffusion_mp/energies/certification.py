@@ -45,12 +45,9 @@ def certify(
 ) -> Certificate:
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
-    Without a step size, by Theorem T1 of docs/certified.md:
-
-    * A `JointEnergy`: `certify_step`, for any number of certified steps down it.
-    * A model or layer with a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the
-      features alone, and without it certified models are checked at a random input.
-    * Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
+    Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
+    a method ``certificate(x, edge_index, edge_weight, batch)``, where ``x`` is PyG's ``Data``, the features alone, or by
+    default random. Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 
@@ -97,9 +94,6 @@ def certify(
     if x is not None and x.dim() == 2 and heads > 1:
         x = x.unflatten(1, (heads, -1))
     return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
-
-
-# ------------------------------------------------------------------------------------------------- models and layers
 
 
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
@@ -178,9 +172,6 @@ def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return x, torch.stack([ring, ring.roll(1)])
 
 
-# --------------------------------------------------------------------------------------- penalties, Theorems 1 and 7
-
-
 def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     """Return a sentence saying why no theorem covers a step with this diffusivity; None if one does."""
     name = type(diffusivity).__name__
@@ -214,9 +205,6 @@ def _certify_penalty(
     return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
 
 
-# --------------------------------------------------------------------------------------- certified steps, Theorem T1
-
-
 @torch.no_grad()
 def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Certificate:
     """Certify that a `CertifiedStep` from ``x`` with the energy's β, source, metric and constraint does not raise it.
@@ -239,7 +227,7 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
         check_device(x, "x", coupling.device, "the coupling")
     check_not_meta(x)
-    failed = (
+    failed = (  # every premise returns a sentence saying how it fails, or None where it holds
         _not_finite(energy, x)
         or _outside(energy.constraint, by_head(x))
         or _no_penalty(energy)
@@ -254,9 +242,6 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
     reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
     return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason)
-
-
-# Each premise returns a sentence saying how it fails, or None where it holds.
 
 
 def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
@@ -319,8 +304,7 @@ def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
     """Return W = λ (f(‖x_i − x_j‖²))_ij + μA of an energy at a state."""
     terms: list[Coupling] = []
     if energy.penalty is not None:
-        within = _projected(energy, energy.penalty)
-        pairs = energy.penalty.coupling(energy._seen(x), energy.ptr, constraint=within)
+        pairs = energy.penalty.coupling(energy._seen(x), energy.ptr, constraint=_projected(energy, energy.penalty))
         pairs = averaged(pairs) if energy.mean else pairs
         if energy.projection is not None:
             pairs = ProjectedCoupling(pairs, energy.projection.double())

@@ -84,8 +84,7 @@ class _Round(Constraint):
     def _excess(self, x: Tensor) -> tuple[Tensor, float]:
         """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision."""
         check_tensor(x, "x", "[..., channels]")
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        norm = torch.linalg.vector_norm(wide, dim=-1)
+        norm = torch.linalg.vector_norm(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         return norm / self.radius - 1, max(1e-6, 4 * torch.finfo(x.dtype).eps)
 
 

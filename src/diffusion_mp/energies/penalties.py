@@ -15,15 +15,8 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, Score
 from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
+from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
-from diffusion_mp.energies.pairs import (
-    State,
-    check_heads,
-    distance_powers_along,
-    sum_distance_powers,
-    sum_over_pairs,
-    sum_squared_distances,
-)
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import as_ptr
@@ -71,7 +64,7 @@ class Penalty(ABC):
 
     def coupling(
         self,
-        x: State,
+        x: pairs.State,
         ptr: Tensor | None = None,
         normalize: bool = False,
         constraint: Constraint | None = None,
@@ -84,7 +77,7 @@ class Penalty(ABC):
         ``ptr`` [B + 1] bounds the graphs of a ragged batch; ``centre`` is the origin of `distance_features`.
         """
         if not (isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.size(1)):
-            check_heads(x)
+            pairs.check_heads(x)
         if type(normalize) is not bool:
             check_flags(normalize=normalize)
         if constraint is not None and not isinstance(constraint, Constraint):
@@ -110,9 +103,9 @@ class Penalty(ABC):
         product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never reaches zero
         return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
-    def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of a graph (and head), in float64, in O(N² d) time."""
-        return sum_over_pairs(self.delta, x, ptr)
+        return pairs.sum_over_pairs(self.delta, x, ptr)
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
@@ -143,8 +136,8 @@ class QuadraticPenalty(Penalty):
         check_tensor(omega, "omega", "of values of f")
         return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
 
-    def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
-        return sum_squared_distances(x, ptr)
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+        return pairs.sum_squared_distances(x, ptr)
 
 
 @dataclass(frozen=True)
@@ -166,13 +159,13 @@ class SimplePenalty(Penalty):
         check_tensor(z2, "z2", "of squared distances")
         return z2 * (2 - z2 / 4)
 
-    def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
-        second, fourth = sum_distance_powers(x, ptr)
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+        second, fourth = pairs.sum_distance_powers(x, ptr)
         return 2 * second - fourth / 4
 
-    def along(self, x: State, direction: State) -> Float[Tensor, " five"]:
+    def along(self, x: pairs.State, direction: pairs.State) -> Float[Tensor, " five"]:
         """Return P(x + τ·direction) of one graph as the coefficients of 1, τ, … τ⁴, exact in O(N d²)."""
-        second, fourth = distance_powers_along(x, direction)
+        second, fourth = pairs.distance_powers_along(x, direction)
         return 2 * torch.nn.functional.pad(second, (0, 2)) - fourth / 4
 
 

@@ -197,9 +197,8 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
     check_kind(coupling, "coupling", Coupling, "a Coupling")
     check_positive(tau, "tau")
     if not (coupling.symmetric and coupling.nonnegative):
-        raise CouplingMismatchError(
-            f"the bounds of Proposition 4 need a coupling that is symmetric and nonnegative; got {coupling!r}."
-        )
+        needed = "a coupling that is symmetric and nonnegative"
+        raise CouplingMismatchError(f"the bounds of Proposition 4 need {needed}; got {coupling!r}.")
     found = [ends for ends in (nonzero_spectrum(coupling, head) for head in range(coupling.heads)) if ends[1] > 0]
     smallest = min((ends[0] for ends in found), default=0.0)
     largest = max((ends[1] for ends in found), default=0.0)
@@ -241,10 +240,9 @@ def _components(coupling: Coupling, head: int) -> Array:
 def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) -> LinearOperator:
     from scipy.sparse.linalg import LinearOperator
 
-    def vector(v: Array) -> Array:
-        return apply(np.reshape(v, (n, 1))).ravel()
-
-    operator = LinearOperator((n, n), dtype=np.float64, matvec=vector, matmat=apply)
+    operator = LinearOperator(
+        (n, n), dtype=np.float64, matvec=lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply
+    )
     operator.rounding = rounding
     return operator
 

@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies import spectrum
 from diffusion_mp.energies.pairs import State, blocks, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.spectrum import (
-    Form,
-    laplacian,
-    laplacian_extremes,
-    largest_eigenvalue,
-    normalized_laplacian,
-    precision,
-)
 from diffusion_mp.errors import check_kind, check_positive
 
 
@@ -38,9 +31,8 @@ class Certificate:
         layers: certificates of the layers of a model by name, if they have energies of their own.
 
     Examples:
-        >>> certificate = certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5)
-        >>> isinstance(certificate, Certificate), bool(certificate)
-        (True, True)
+        >>> isinstance(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5), Certificate)
+        True
     """
 
     theorem: str
@@ -91,7 +83,7 @@ def penalty_flaw(penalty: Penalty) -> str | None:
     return None if flaw is None else f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
-def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", leak: float = 0.0) -> Certificate:
+def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservative", leak: float = 0.0) -> Certificate:
     """Theorem 1 for a fixed symmetric S: z − τ(Δ + κ)z descends ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²].
 
     For every state if and only if τ < 2/(λ₁ + κ) and λ ≥ τ / (2 (2 − τ(λ₁ + κ))), λ₁ the largest eigenvalue of the
@@ -111,12 +103,12 @@ def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", lea
         return Certificate.refused(name, tau, reason)
     if not bool(coupling.degree().isfinite().all()):
         return Certificate.refused(name, tau, f"the coupling has row sums that are not finite ({coupling!r}).")
-    rtol = precision(coupling.dtype).eigenvalue
+    rtol = spectrum.precision(coupling.dtype).eigenvalue
     if coupling.nonnegative and form == "conservative":  # Δ is positive semi-definite, so one end is enough
         heads = range(coupling.heads)
-        largest = max(largest_eigenvalue(laplacian(coupling, head, form), rtol) for head in heads)
+        largest = max(spectrum.largest_eigenvalue(spectrum.laplacian(coupling, head, form), rtol) for head in heads)
     else:
-        smallest, largest = laplacian_extremes(coupling, form, rtol)
+        smallest, largest = spectrum.laplacian_extremes(coupling, form, rtol)
         if smallest < -1e3 * rtol * max(1.0, largest):
             which = "D̄ − S" if form == "conservative" else "I − S"
             reason = f"{which} has the negative eigenvalue {smallest:.4g}, so its energy is not bounded from below."
@@ -148,9 +140,9 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     if not (degree > 0 and float(degrees.max()) < math.inf):
         reason = f"a node has degree {degree:.4g} in Ω; the row-normalised step needs positive and finite degrees."
         return Certificate.refused(name, tau, reason)
-    rtol = precision(omega.dtype).eigenvalue
-    heads = range(omega.heads)
-    largest = max(0.0, *(largest_eigenvalue(normalized_laplacian(omega, head), rtol) for head in heads))
+    rtol = spectrum.precision(omega.dtype).eigenvalue
+    matrices = (spectrum.normalized_laplacian(omega, head) for head in range(omega.heads))
+    largest = max(0.0, *(spectrum.largest_eigenvalue(matrix, rtol) for matrix in matrices))
     facts = f"l_max = {largest:.6g}, min d̄ = {degree:.6g}"
     return Certificate.of_step(name, tau, largest, leak, facts, weight=degree)
 

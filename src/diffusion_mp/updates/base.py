@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch_geometric.nn.inits import reset
 
+from diffusion_mp import errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
-from diffusion_mp.errors import (
-    CouplingMismatchError,
-    check_choice,
-    check_number,
-    check_positive,
-    check_tensor,
-    describe,
-)
 
 #: The state of every head; one head broadcasts against several.
 State = Float[Tensor, " N #H D"]
@@ -36,7 +29,7 @@ class Positive(nn.Module):
 
     def __init__(self, initial: float = 1.0) -> None:
         super().__init__()
-        check_positive(initial, "initial")
+        errors.check_positive(initial, "initial")
         self.initial = float(initial)
         self.raw = nn.Parameter(torch.empty(()))
         self.reset_parameters()
@@ -90,9 +83,11 @@ class StateUpdate(nn.Module, ABC):
         for name, t in given.items():
             if not isinstance(t, Tensor) or t.dim() != 2:
                 continue
-            check_tensor(t, name, "[num_nodes, channels]")
+            errors.check_tensor(t, name, "[num_nodes, channels]")
             if t.size(1) % heads:
-                raise ValueError(f"the coupling's {heads} heads must divide the channels of {name}; got {describe(t)}.")
+                raise ValueError(
+                    f"the coupling's {heads} heads must divide the channels of {name}; got {errors.describe(t)}."
+                )
             given[name] = t.unflatten(1, (heads, -1))
         if "previous" in options:
             options["previous"] = given["previous"]
@@ -111,12 +106,12 @@ class StateUpdate(nn.Module, ABC):
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has the properties that this update needs."""
         if self.needs_reversible and not coupling.whole:
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
         if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
                 f"sums; got a {type(coupling).__name__} that declares symmetric=False and knows no metric. Use "
                 f"AdjacencyDiffusivity on an undirected graph, an all-pair diffusivity with no or tied projections, or "
@@ -167,9 +162,9 @@ class LaplacianUpdate(StateUpdate):
 
     def __init__(self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:
         super().__init__()
-        check_choice(form, "form", ("conservative", "residual"))
-        check_number(beta, "beta")
-        check_positive(leak, "leak", allow_zero=True)
+        errors.check_choice(form, "form", ("conservative", "residual"))
+        errors.check_number(beta, "beta")
+        errors.check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta, self.leak = float(beta), float(leak)
 

@@ -24,8 +24,7 @@ class CertifiedStep(StateUpdate):
     W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C the set that every row of a
     head is confined to, and p the `majorant` of the coupling. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) for any
     β, λ and μ, with no step size to choose; `JointEnergy` is F. Where C is convex, p are the row sums of W, and x′ is
-    the projection of a weighted mean of h and all x_j: attention, graph and source share one denominator. A node with
-    β = 0 and no neighbours does not move.
+    the projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not move.
 
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.

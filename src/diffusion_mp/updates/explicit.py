@@ -9,18 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
-from diffusion_mp.errors import (
-    ConvergenceError,
-    CouplingMismatchError,
-    check_counts,
-    check_flags,
-    check_positive,
-    check_tensor,
-    describe,
-)
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.updates.base import Form, LaplacianUpdate, Positive, State
 
@@ -38,11 +30,9 @@ class ExplicitEuler(LaplacianUpdate):
       positive semidefinite Δ = I − S; for GCN's S = D^-½AD^-½ that is ½ Σ_ij a_ij‖z_i/√d_i − z_j/√d_j‖², and √d_i, not
       a constant, stays as it is.
 
-    Both agree where the rows of S sum to one. Examples 1 and 2 print the residual form of a step that Eq. 6 defines as
-    conservative; Eq. 24 is ½Ŝ + ½Ã in the conservative form, Eqs. 61–63 are Ŝ + Ã in the residual one.
-
-    A source alone does not stop over-smoothing: Δ is singular and the state runs off along its kernel. With a leak κ
-    the steady state is (Δ + κ)⁻¹βh (see `Equilibrium`). APPNP is `teleport`.
+    Examples 1 and 2 print the residual form of a step that Eq. 6 defines as conservative; Eq. 24 is ½Ŝ + ½Ã in the
+    conservative form, Eqs. 61–63 are Ŝ + Ã in the residual one. A source alone lets the state run off along the
+    kernel of Δ; with a leak κ the steady state is (Δ + κ)⁻¹βh (see `Equilibrium`). APPNP is `teleport`.
 
     Args:
         tau: step size τ > 0: a number, or a learnable one, whose initial value ``reset_parameters`` restores. A
@@ -60,10 +50,15 @@ class ExplicitEuler(LaplacianUpdate):
         super().__init__(form, beta=beta, leak=leak)
         self._initial: Tensor | None = None
         if isinstance(tau, Tensor):
-            _check_scalar(tau)
+            errors.check_tensor(tau, "tau", "of no dimensions")
+            if tau.dim():
+                one = "one number, nn.Parameter(torch.tensor(0.5)) for instance"
+                raise ValueError(f"tau must be {one}; got {errors.describe(tau)}.")
+            if not tau.is_meta and not torch.compiler.is_compiling():
+                errors.check_positive(float(tau.detach()), "tau")
             self._initial = tau.detach().clone() if isinstance(tau, nn.Parameter) else None
         elif not isinstance(tau, Positive):
-            check_positive(tau, "tau")
+            errors.check_positive(tau, "tau")
             tau = float(tau)
         if isinstance(tau, Tensor) and not isinstance(tau, nn.Parameter):
             self.register_buffer("tau", tau)
@@ -87,7 +82,10 @@ class ExplicitEuler(LaplacianUpdate):
         values = self.validate(x, coupling, values, source)
         moved = coupling.matmul(values)
         if not isinstance(self.tau, float):
-            return self._by_tensor(x, coupling, moved, source)
+            change = moved - self.decay(x, coupling)
+            if self.beta != 0.0 and source is not None:
+                change = torch.add(change, source, alpha=self.beta)
+            return x + self.step_size * change
         keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
         if isinstance(keep, Tensor):
             moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)
@@ -98,13 +96,6 @@ class ExplicitEuler(LaplacianUpdate):
         if self.beta != 0.0 and source is not None:
             moved = torch.add(moved, source, alpha=self.tau * self.beta)
         return moved
-
-    def _by_tensor(self, x: Tensor, coupling: Coupling, moved: Tensor, source: Tensor | None) -> Tensor:
-        """Return x + τ (S v − (d + κ) x + βh) for a τ of any type."""
-        change = moved - self.decay(x, coupling)
-        if self.beta != 0.0 and source is not None:
-            change = torch.add(change, source, alpha=self.beta)
-        return x + self.step_size * change
 
     def extra_repr(self) -> str:
         tau = f"tau={self.tau:g}, " if isinstance(self.tau, float) else "tau=learned, "
@@ -121,7 +112,7 @@ def teleport(alpha: float) -> ExplicitEuler:
         >>> teleport(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # a step of APPNP
         torch.Size([6, 4])
     """
-    check_positive(alpha, "alpha", allow_zero=True)
+    errors.check_positive(alpha, "alpha", allow_zero=True)
     if alpha >= 1:
         raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
     rate = alpha / (1 - alpha)
@@ -166,11 +157,11 @@ class MomentumStep(LaplacianUpdate):
         leak: float = 0.0,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        check_positive(tau, "tau")
-        check_positive(momentum, "momentum", allow_zero=True)
+        errors.check_positive(tau, "tau")
+        errors.check_positive(momentum, "momentum", allow_zero=True)
         if momentum >= 1:
             raise ValueError(f"momentum must lie in [0, 1), or nothing would ever come to rest; got {momentum}.")
-        check_counts(steps=steps)
+        errors.check_counts(steps=steps)
         self.tau, self.momentum, self.steps = float(tau), float(momentum), steps
         self.takes_previous = steps == 1
 
@@ -252,14 +243,14 @@ class Backtracking(LaplacianUpdate):
         exact: bool = False,
     ) -> None:
         super().__init__(form)
-        check_positive(tau, "tau")
-        check_positive(shrink, "shrink")
+        errors.check_positive(tau, "tau")
+        errors.check_positive(shrink, "shrink")
         if shrink >= 1.0:
             raise ValueError(f"shrink must lie in (0, 1), or τ would never get smaller; got {shrink}.")
-        check_counts(max_steps=max_steps)
+        errors.check_counts(max_steps=max_steps)
         if not isinstance(penalty, Penalty) and not callable(penalty):
             raise TypeError(f"penalty must be a Penalty or a function of the state; got {penalty!r}.")
-        check_flags(exact=exact)
+        errors.check_flags(exact=exact)
         if exact and not isinstance(penalty, SimplePenalty):
             raise ValueError(f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}.")
         self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps
@@ -270,7 +261,7 @@ class Backtracking(LaplacianUpdate):
         """Raise for an exact step where the energy is a sum over edges."""
         super().check(coupling)
         if self.best_first and isinstance(coupling, SparseCoupling):
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"Backtracking(exact=True) knows the energy of all pairs; got {coupling!r}, which has one of its "
                 f"edges. Leave exact out."
             )
@@ -312,7 +303,7 @@ class Backtracking(LaplacianUpdate):
             if bool(fits.all()):
                 return tau
             tau = torch.where(fits, tau, tau * self.shrink)
-        raise ConvergenceError(
+        raise errors.ConvergenceError(
             f"Backtracking found no τ down to {float(tau.min()) / self.shrink:.3g} that lowers the energy from "
             f"{float(start[~fits][0]):.6g}. The energy has to belong to the coupling (pass the penalty of its "
             f"diffusivity), the coupling has to be symmetric up to row normalisation, and the state finite."
@@ -394,12 +385,3 @@ def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
         return x.sum()
     graph = torch.searchsorted(coupling.ptr.to(x.device), coupling.graph.edges[1], right=True) - 1
     return x.new_zeros(len(coupling.ptr) - 1).index_add(0, graph, x.sum(1))
-
-
-def _check_scalar(tau: Tensor) -> None:
-    """Raise unless ``tau`` is a positive 0-dimensional tensor."""
-    check_tensor(tau, "tau", "of no dimensions")
-    if tau.dim():
-        raise ValueError(f"tau must be one number, nn.Parameter(torch.tensor(0.5)) for instance; got {describe(tau)}.")
-    if not tau.is_meta and not torch.compiler.is_compiling():
-        check_positive(float(tau.detach()), "tau")

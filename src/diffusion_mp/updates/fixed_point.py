@@ -10,17 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp import errors
 from diffusion_mp.energies.spectrum import precision
-from diffusion_mp.errors import (
-    ConvergenceError,
-    check_counts,
-    check_finite,
-    check_function,
-    check_kind,
-    check_positive,
-    check_tensor,
-    describe,
-)
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.updates.linear_solve import InverseApply, Operator
 
@@ -69,18 +60,18 @@ def fixed_point(
         >>> torch.allclose(fixed_point(torch.cos, torch.zeros(1)), torch.tensor([0.739085]), atol=1e-5)  # cos z = z
         True
     """
-    check_function(step, "step", "the map whose fixed point is sought")
-    check_function(total, "total", "a sum over all rows")
+    errors.check_function(step, "step", "the map whose fixed point is sought")
+    errors.check_function(total, "total", "a sum over all rows")
     if energy is not None:
-        check_function(energy, "energy", "of the state")
-    check_kind(what, "what", str, "a name")
-    check_tensor(x0, "x0", "to begin with")
+        errors.check_function(energy, "energy", "of the state")
+    errors.check_kind(what, "what", str, "a name")
+    errors.check_tensor(x0, "x0", "to begin with")
     if tol is not None:
-        check_positive(tol, "tol")
-    check_counts(max_iter=max_iter)
+        errors.check_positive(tol, "tol")
+    errors.check_counts(max_iter=max_iter)
     if type(memory) is not int or memory != 0:
-        check_counts(memory=memory)
-    check_finite(x0, "x0")
+        errors.check_counts(memory=memory)
+    errors.check_finite(x0, "x0")
     # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
     start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
     tol = precision(start.dtype).residual if tol is None else tol
@@ -88,16 +79,16 @@ def fixed_point(
     def exact(z: Tensor) -> Tensor:
         with without_autocast(z):
             image = step(z)
-        check_tensor(image, "step(z)", "of the shape of z")
+        errors.check_tensor(image, "step(z)", "of the shape of z")
         if image.shape != z.shape or image.device != z.device:
-            raise ValueError(f"step(z) must be like z, {describe(z)}; got {describe(image)}.")
+            raise ValueError(f"step(z) must be like z, {errors.describe(z)}; got {errors.describe(image)}.")
         return image.to(z.dtype)
 
     def rises(energy: Callable[[Tensor], Tensor]) -> bool:
         before, after = energy(start), energy(solution)
         for value in (before, after):
             if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
-                raise TypeError(f"energy(z) must be one number; got {describe(value)}.")
+                raise TypeError(f"energy(z) must be one number; got {errors.describe(value)}.")
         return not bool(after <= before)
 
     def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
@@ -170,7 +161,7 @@ def iterate(
         mixed = used > 0
         x = (image - _least(residuals[:used], residual, total) @ images[:used] if mixed else image).view_as(x)
         count += memory > 0
-    raise ConvergenceError(
+    raise errors.ConvergenceError(
         f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {size:.3g}, more than "
         f"tol={tol:.3g} of its norm. Raise max_iter or tol, weigh the source more (a larger beta), or use float64."
     )
