@@ -40,15 +40,10 @@ class QueryKeyDiffusivity(Diffusivity):
     """
 
     def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        heads: int = 1,
-        projection: Projection = "separate",
-        head_channels: int | None = None,
-        normalize: Normalization = None,
-        bias: bool = False,
-    ) -> None:
+        self, channels: int | None = None,
+        *, heads: int = 1, projection: Projection = "separate", head_channels: int | None = None,
+        normalize: Normalization = None, bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         errors.check_counts(heads=heads)
         errors.check_flags(bias=bias)
@@ -76,11 +71,7 @@ class QueryKeyDiffusivity(Diffusivity):
     def queries_and_keys(
         self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True, origin: Tensor | None = None
     ) -> Features:
-        """Return q and k, normalised; one object if they are equal.
-
-        ``unit=False`` skips ``normalize="row"``, for couplings that divide by the norms themselves. With ``origin`` the
-        keys are those of x − origin.
-        """
+        """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
             errors.check_state(x, channels=self.channels, module=self)
         by_head = self.heads, -1
@@ -157,16 +148,11 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
     """
 
     def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        projection: Projection = None,
-        normalize: Normalization = "row",
-        measure: Literal["inner", "distance"] = "inner",
-        row_stochastic: bool = True,
-        constraint: Constraint | None = None,
-        **options: Any,
-    ) -> None:
+        self, channels: int | None = None,
+        *, projection: Projection = None, normalize: Normalization = "row",
+        measure: Literal["inner", "distance"] = "inner", row_stochastic: bool = True,
+        constraint: Constraint | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, projection=projection, normalize=normalize, **options)
         errors.check_flags(row_stochastic=row_stochastic)
         errors.check_choice(measure, "measure", ["inner", "distance"])
@@ -302,14 +288,10 @@ class MixtureDiffusivity(AllPairDiffusivity):
     """
 
     def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
-        weights: Sequence[float] | None = None,
-        normalize: Normalization = None,
-        **options: Any,
-    ) -> None:
+        self, channels: int | None = None,
+        *, widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0), weights: Sequence[float] | None = None,
+        normalize: Normalization = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, normalize=normalize, measure="distance", **options)
         self.mixture = MixturePenalty(widths, weights)
 

@@ -46,15 +46,10 @@ class GATDiffusivity(Diffusivity):
     why_no_penalty = "GAT's score is not a decreasing function of a distance (Example 5), so no penalty belongs to it."
 
     def __init__(
-        self,
-        channels: int,
-        heads: int = 1,
-        *,
-        negative_slope: float = 0.2,
-        self_loops: SelfLoops = "remaining",
-        edge_dim: int | None = None,
+        self, channels: int, heads: int = 1,
+        *, negative_slope: float = 0.2, self_loops: SelfLoops = "remaining", edge_dim: int | None = None,
         dropout: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         errors.check_counts(channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim}))
         errors.check_probability(dropout, "dropout")
@@ -185,13 +180,9 @@ class EdgeDiffusivity(Diffusivity):
             weight = graph.weights(s).unsqueeze(1) * score(s)
             if self.row_stochastic:
                 weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
-        return SparseCoupling(
-            graph,
-            weight,
-            symmetric=False if self.row_stochastic else None,
-            row_stochastic=self.row_stochastic,
-            nonnegative=self.edge_penalty.domain[1] == float("inf"),
-        )
+        symmetric, stochastic = False if self.row_stochastic else None, self.row_stochastic
+        nonnegative = self.edge_penalty.domain[1] == float("inf")
+        return SparseCoupling(graph, weight, symmetric=symmetric, row_stochastic=stochastic, nonnegative=nonnegative)
 
     def extra_repr(self) -> str:
         return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"

@@ -74,14 +74,10 @@ class NeumannDiffusivity(Diffusivity):
     why_no_penalty = "the stencil does not look at the state: certify the coupling itself (Theorem 1)."
 
     def __init__(
-        self,
-        heads: int = 1,
-        *,
-        strides: Sequence[int] = (1,),
-        boundary: Boundary = "symmetric",
-        alpha: float = 0.1,
+        self, heads: int = 1,
+        *, strides: Sequence[int] = (1,), boundary: Boundary = "symmetric", alpha: float = 0.1,
         budget: float | None = 0.5,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         check_counts(heads=heads)
         check_stencil(strides, boundary)
@@ -147,14 +143,10 @@ class AdjacencyDiffusivity(Diffusivity):
     why_no_penalty = "the adjacency is fixed: certify the coupling itself (Theorem 1)."
 
     def __init__(
-        self,
-        normalization: Literal["sym", "row", "sum"] = "sym",
-        *,
-        self_loops: SelfLoops = "keep",
-        direction: Literal["directed", "undirected", "pyg"] = "directed",
-        zero_degree: Literal["zero", "error"] = "zero",
-        degrees: Literal["weighted", "count"] = "weighted",
-    ) -> None:
+        self, normalization: Literal["sym", "row", "sum"] = "sym",
+        *, self_loops: SelfLoops = "keep", direction: Literal["directed", "undirected", "pyg"] = "directed",
+        zero_degree: Literal["zero", "error"] = "zero", degrees: Literal["weighted", "count"] = "weighted",
+    ) -> None:  # fmt: skip
         super().__init__()
         check_choice(normalization, "normalization", ["sym", "row", "sum"])
         check_choice(self_loops, "self_loops", get_args(SelfLoops))

@@ -26,10 +26,7 @@ LogFeatures = tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor
 
 
 def orthogonal_directions(num_features: int, dim: int, generator: torch.Generator | None = None) -> Directions:
-    """Return m directions w_r ~ N(0, I), orthogonal within blocks of ``dim`` (Choromanski et al. 2021).
-
-    Blocks are Haar-distributed and lengths independent, so each direction is Gaussian and the kernel estimate unbiased.
-    """
+    """Return m directions w_r ~ N(0, I), orthogonal and Haar-distributed in blocks (Choromanski et al. 2021)."""
     gaussian = torch.randn(-(-num_features // dim), dim, dim, generator=generator, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
@@ -45,10 +42,7 @@ def positive_features(a: Rows, directions: Directions) -> tuple[Float[Tensor, "N
 
 
 def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
-    r"""Return log features of queries and keys, and log weights of keys; their attention estimates softmax(q·k).
-
-    −½‖q‖² is omitted: it scales a whole row, so it cancels on normalisation, and would cost digits before.
-    """
+    r"""Return log features of queries, less −½‖q‖², which cancels in a row, and of keys, and log weights of keys."""
     log_key, log_weight = positive_features(k, directions)
     return log_key if q is k else positive_features(q, directions)[0], log_key, log_weight
 
@@ -159,10 +153,8 @@ class AuxiliaryLoss:
 def auxiliary_loss(model: nn.Module) -> Tensor:
     """Return the sum of the auxiliary losses of all modules in this thread's last forward pass; zero without any.
 
-    Weights (λ/L) are included. A module that ran several times counts with its last run.
-
-    Raises:
-        RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
+    Weights (λ/L) are included. A module that ran several times counts with its last run; ``RuntimeError`` is raised
+    for one that ran in other threads only.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3)
@@ -200,8 +192,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         channels, num_features, tau: C of the state, m, and the temperature τ.
         logits: ``"dot"``, q·k, as in the slides; ``"scaled_dot"``, q·k/√d for heads of d channels, as in released code.
         num_samples: K; 0 for no noise.
-        edge_regularization: weight λ of :func:`edge_loss` without noise, in training, for :func:`auxiliary_loss`.
-        relative_edge_loss: divide that loss by log n; the slides do not (docs/errata.md, N11).
+        edge_regularization, relative_edge_loss: weight λ of :func:`edge_loss` without noise, in training, for
+            :func:`auxiliary_loss`, and whether it is divided by log n; in the slides it is not (docs/errata.md, N11).
         generator: draws the features and the seed of the noise; by default the global one, as for parameters.
         stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one. For parity only: attention
             becomes uniform for large norms (docs/errata.md, N4).
@@ -221,19 +213,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     )
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        num_features: int = 32,
-        tau: float = 0.25,
-        logits: Literal["dot", "scaled_dot"] = "dot",
-        num_samples: int = 10,
-        edge_regularization: float = 0.0,
-        relative_edge_loss: bool = True,
-        generator: torch.Generator | None = None,
-        stabilizer: float = 0.0,
-        **options: Any,
-    ) -> None:
+        self, channels: int,
+        *, num_features: int = 32, tau: float = 0.25, logits: Literal["dot", "scaled_dot"] = "dot",
+        num_samples: int = 10, edge_regularization: float = 0.0, relative_edge_loss: bool = True,
+        generator: torch.Generator | None = None, stabilizer: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, **options)
         errors.check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
         samples = {"num_samples": num_samples} if num_samples else {}
@@ -330,15 +314,10 @@ class RelationalBias(Diffusivity):
     )
 
     def __init__(
-        self,
-        heads: int = 1,
-        *,
-        hops: int = 1,
-        normalization: Literal["sum", "sym", "row"] = "sum",
-        powers: Literal["walks", "reach"] = "walks",
-        gate: Literal["sigmoid"] | None = "sigmoid",
-        **options: Any,
-    ) -> None:
+        self, heads: int = 1,
+        *, hops: int = 1, normalization: Literal["sum", "sym", "row"] = "sum",
+        powers: Literal["walks", "reach"] = "walks", gate: Literal["sigmoid"] | None = "sigmoid", **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         errors.check_counts(heads=heads, hops=hops)
         errors.check_choice(powers, "powers", ["walks", "reach"])

@@ -70,15 +70,10 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     )
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        lam: float = 1.0,
-        lam_scale: Literal["own", "batch_max"] = "own",
-        alpha: float = 0.1,
-        friction: Literal["attention", "constant"] | nn.Module = "attention",
-        **options: Any,
-    ) -> None:
+        self, channels: int,
+        *, lam: float = 1.0, lam_scale: Literal["own", "batch_max"] = "own", alpha: float = 0.1,
+        friction: Literal["attention", "constant"] | nn.Module = "attention", **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, **options)
         check_counts(channels=channels)
         check_positive(lam, "lam", allow_zero=True)

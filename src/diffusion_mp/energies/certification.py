@@ -35,19 +35,14 @@ CHECKED_NODES = 32  # nodes between which entries of a coupling that is not spar
 
 @torch.no_grad()
 def certify(
-    subject: Coupling | Penalty | JointEnergy | Any,
-    x: State | Any = None,
-    tau: float | None = None,
-    *,
-    form: Form = "conservative",
-    leak: float = 0.0,
-    ptr: Tensor | None = None,
-) -> Certificate:
+    subject: Coupling | Penalty | JointEnergy | Any, x: State | Any = None, tau: float | None = None,
+    *, form: Form = "conservative", leak: float = 0.0, ptr: Tensor | None = None,
+) -> Certificate:  # fmt: skip
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
     Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
-    a method ``certificate(x, edge_index, edge_weight, batch)``, where ``x`` is PyG's ``Data``, the features alone, or by
-    default random. Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
+    a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data``, the features, or a random
+    input. Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 
@@ -118,10 +113,7 @@ def _inputs(data: Any) -> list[Any]:
 
 @torch.no_grad()
 def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]:
-    """Return the certificate of every layer of ``model`` by name, at the states that ``model(*inputs)`` passes to it.
-
-    The model is run in evaluation mode, and only if the certificate of a layer depends on its state.
-    """
+    """Return the certificates of all layers by name, at the states of one run of ``model(*inputs)`` in evaluation."""
     layers: dict[str, Any] = {
         name: part for name, part in model.named_modules() if part is not model and hasattr(part, "why_uncertified")
     }

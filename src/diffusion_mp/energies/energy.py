@@ -72,21 +72,11 @@ class Energy:
     """
 
     def __init__(
-        self,
-        penalty: Penalty | str,
-        lam: float = 1.0,
-        *,
-        coupling: Coupling | None = None,
-        source: State | None = None,
-        beta: float = 1.0,
-        leak: float = 0.0,
-        metric: Metric | None = None,
-        graph_term: Coupling | None = None,
-        activation: Literal["relu"] | None = None,
-        version: Literal["falling", "printed"] = "falling",
-        laplacian: Form = "conservative",
-        ptr: Tensor | None = None,
-    ) -> None:
+        self, penalty: Penalty | str, lam: float = 1.0,
+        *, coupling: Coupling | None = None, source: State | None = None, beta: float = 1.0, leak: float = 0.0,
+        metric: Metric | None = None, graph_term: Coupling | None = None, activation: Literal["relu"] | None = None,
+        version: Literal["falling", "printed"] = "falling", laplacian: Form = "conservative", ptr: Tensor | None = None,
+    ) -> None:  # fmt: skip
         errors.check_positive(lam, "lam")
         errors.check_positive(leak, "leak", allow_zero=True)
         errors.check_choice(version, "version", ["falling", "printed"])
@@ -247,21 +237,12 @@ class JointEnergy:
     """
 
     def __init__(
-        self,
-        penalty: Penalty | str | None,
-        lam: float | Tensor = 1.0,
-        *,
-        graph_term: Coupling | None = None,
-        mu: float | Tensor = 1.0,
-        source: State | None = None,
-        beta: float | Tensor = 1.0,
-        metric: Metric | None = None,
-        constraint: str | Constraint | None = None,
-        radius: float = 1.0,
-        projection: Float[Tensor, "heads seen channels"] | None = None,
-        ptr: Tensor | None = None,
+        self, penalty: Penalty | str | None, lam: float | Tensor = 1.0,
+        *, graph_term: Coupling | None = None, mu: float | Tensor = 1.0, source: State | None = None,
+        beta: float | Tensor = 1.0, metric: Metric | None = None, constraint: str | Constraint | None = None,
+        radius: float = 1.0, projection: Float[Tensor, "heads seen channels"] | None = None, ptr: Tensor | None = None,
         mean: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         errors.check_flags(mean=mean)
         for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
             if isinstance(number, Tensor) and number.dim():

@@ -91,7 +91,8 @@ class FunctionPenalty(nn.Module, Penalty):
 
     Usable wherever a `Penalty` is, in O(N²) (`DistanceCoupling`). At construction and in certificates `flaw` checks f
     at some hundred points. Without ``delta`` an energy takes 48 evaluations of f per pair, by Gauss–Legendre quadrature
-    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink. Without ``f`` it is the derivative of ``delta``.
+    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink. Without ``f`` it is the
+    derivative of ``delta``.
 
     Args:
         f: elementwise function of a tensor of squared distances z² (not z), in single and double precision,
@@ -109,12 +110,9 @@ class FunctionPenalty(nn.Module, Penalty):
     """
 
     def __init__(
-        self,
-        f: Callable[[Tensor], Tensor] | None = None,
-        delta: Callable[[Tensor], Tensor] | None = None,
-        *,
-        domain: tuple[float, float] = (0.0, math.inf),
-    ) -> None:
+        self, f: Callable[[Tensor], Tensor] | None = None, delta: Callable[[Tensor], Tensor] | None = None,
+        *, domain: tuple[float, float] = (0.0, math.inf),
+    ) -> None:  # fmt: skip
         super().__init__()
         if f is None and delta is None:
             raise ValueError("f or delta must be given, for instance FunctionPenalty(lambda z2: 1 / (1 + z2)).")

@@ -127,11 +127,7 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
 
 @torch.no_grad()
 def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> float | None:
-    """Return a squared distance ‖x_i − x_j‖² > limit between nodes of the same graph, or None if there is none.
-
-    Balls around the origin and the mean, and the node farthest from the mean, decide most states in O(N d); the others
-    are compared in O(N²), in tiles.
-    """
+    """Return a squared distance > limit of two nodes of a graph, or None; in O(N d) for most states, else O(N²)."""
     for block in blocks(x, ptr):
         centred = _centred(block)
         if 4 * min(centred.square().sum(1).max(), block.double().square().sum(1).max()) <= limit:

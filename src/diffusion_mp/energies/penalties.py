@@ -63,13 +63,9 @@ class Penalty(ABC):
         return self.score(-z2 / 2)
 
     def coupling(
-        self,
-        x: pairs.State,
-        ptr: Tensor | None = None,
-        normalize: bool = False,
-        constraint: Constraint | None = None,
+        self, x: pairs.State, ptr: Tensor | None = None, normalize: bool = False, constraint: Constraint | None = None,
         centre: Tensor | None = None,
-    ) -> Coupling:
+    ) -> Coupling:  # fmt: skip
         """Return Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
 
         Ω is declared nonnegative if the ``constraint`` on rows of x keeps distances within ``domain``. On a sphere a

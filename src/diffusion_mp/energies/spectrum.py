@@ -74,10 +74,9 @@ def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperato
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
-    """Return the largest eigenvalue of a symmetric matrix; 0 if it is empty.
+    """Return the largest eigenvalue of a symmetric matrix, 0 if it is empty.
 
-    Lanczos approaches it from inside: it is moved outwards by its tolerance and the rounding of products, since step
-    bounds and Chebyshev intervals must not be too short.
+    That of Lanczos is moved outwards by its tolerance and the rounding of products: step bounds must not be too short.
     """
     if matrix.shape[0] == 0:
         return 0.0
@@ -240,9 +239,7 @@ def _components(coupling: Coupling, head: int) -> Array:
 def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) -> LinearOperator:
     from scipy.sparse.linalg import LinearOperator
 
-    operator = LinearOperator(
-        (n, n), dtype=np.float64, matvec=lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply
-    )
+    operator = LinearOperator((n, n), lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply, dtype=np.float64)
     operator.rounding = rounding
     return operator
 

@@ -21,11 +21,10 @@ class Certificate:
     """Result of a theorem for one step or all steps of a run; true if and only if descent is proved.
 
     Attributes:
-        theorem: name of the theorem.
+        theorem, reason: its name, and why it holds or which premise fails.
         holds: the step descends ``Energy(penalty, lam)`` for every ``lam`` ≥ the certificate's, or ``energy``.
         tau, tau_max: step size, NaN where steps have none; those below ``tau_max`` are covered (0: none).
         lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ if none is known.
-        reason: why it holds, or which premise fails.
         eigenvalue: λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
         energy: the energy with its coefficients (Theorem T1).
         layers: certificates of the layers of a model by name, if they have energies of their own.

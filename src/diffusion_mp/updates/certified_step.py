@@ -57,15 +57,9 @@ class CertifiedStep(StateUpdate):
         return self.weight
 
     def step(
-        self,
-        x: State,
-        coupling: Coupling,
-        values: State | None = None,
-        source: State | None = None,
-        *,
-        metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
-        centre: Tensor | None = None,
-    ) -> State:
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None,
+        *, metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None, centre: Tensor | None = None,
+    ) -> State:  # fmt: skip
         """Return the projection of x + (βM(h − x) − L_W x) / (βM + p), computed in at least float32.
 
         L_W is applied to x − ``centre``, by default the mean of every graph: differences are the same, with fewer

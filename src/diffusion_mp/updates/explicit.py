@@ -134,8 +134,7 @@ class MomentumStep(LaplacianUpdate):
     states and does not increase. Convergence is fastest for τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the
     smallest eigenvalue that has to decay: about √(λ₁/μ) steps where `ExplicitEuler` takes λ₁/μ.
 
-    A call takes all K steps with one coupling, since an update keeps no state between calls. With ``steps=1`` the
-    calling layer or model passes the previous state, and the coupling may change with it; `advance` is that step.
+    With ``steps=1`` the calling layer or model passes the previous state, and the coupling may change with it.
 
     Args:
         tau, momentum, steps: τ > 0, m in [0, 1) and K.
@@ -147,15 +146,9 @@ class MomentumStep(LaplacianUpdate):
     """
 
     def __init__(
-        self,
-        tau: float,
-        momentum: float,
-        steps: int = 10,
-        form: Form = "conservative",
-        *,
-        beta: float = 0.0,
-        leak: float = 0.0,
-    ) -> None:
+        self, tau: float, momentum: float, steps: int = 10, form: Form = "conservative",
+        *, beta: float = 0.0, leak: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(form, beta=beta, leak=leak)
         errors.check_positive(tau, "tau")
         errors.check_positive(momentum, "momentum", allow_zero=True)
@@ -166,14 +159,9 @@ class MomentumStep(LaplacianUpdate):
         self.takes_previous = steps == 1
 
     def step(
-        self,
-        x: State,
-        coupling: Coupling,
-        values: State | None = None,
-        source: State | None = None,
-        *,
-        previous: State | None = None,
-    ) -> State:
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None,
+        *, previous: State | None = None,
+    ) -> State:  # fmt: skip
         """Return the state after K steps from ``values`` (default: the state itself), at rest without ``previous``."""
         state = self.validate(x, coupling, values, source)
         if previous is not None and not self.takes_previous:
@@ -233,15 +221,9 @@ class Backtracking(LaplacianUpdate):
     takes_source = False
 
     def __init__(
-        self,
-        penalty: Penalty | Callable[[Tensor], Tensor],
-        tau: float = 1.0,
-        *,
-        shrink: float = 0.5,
-        max_steps: int = 30,
-        form: Form = "conservative",
-        exact: bool = False,
-    ) -> None:
+        self, penalty: Penalty | Callable[[Tensor], Tensor], tau: float = 1.0,
+        *, shrink: float = 0.5, max_steps: int = 30, form: Form = "conservative", exact: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(form)
         errors.check_positive(tau, "tau")
         errors.check_positive(shrink, "shrink")

@@ -23,16 +23,10 @@ def _all_rows(x: Tensor) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of steps depends on values
 def fixed_point(
-    step: Operator,
-    x0: Float[Tensor, "*shape"],
-    *,
-    energy: Callable[[Tensor], Tensor] | None = None,
-    tol: float | None = None,
-    max_iter: int = 1000,
-    memory: int = 10,
-    total: Operator = _all_rows,
-    what: str = "the fixed point",
-) -> Float[Tensor, "*shape"]:
+    step: Operator, x0: Float[Tensor, "*shape"],
+    *, energy: Callable[[Tensor], Tensor] | None = None, tol: float | None = None, max_iter: int = 1000,
+    memory: int = 10, total: Operator = _all_rows, what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:  # fmt: skip
     r"""Return z* = T(z*), the limit of z ← T(z), with the gradient of the implicit function theorem.
 
         ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg,   J = ∂T/∂z at z*
@@ -121,15 +115,9 @@ def fixed_point(
 
 @torch.no_grad()
 def iterate(
-    step: Operator,
-    x: Float[Tensor, "*shape"],
-    *,
-    tol: float,
-    max_iter: int,
-    memory: int,
-    total: Operator = _all_rows,
-    what: str = "the fixed point",
-) -> Float[Tensor, "*shape"]:
+    step: Operator, x: Float[Tensor, "*shape"],
+    *, tol: float, max_iter: int, memory: int, total: Operator = _all_rows, what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:  # fmt: skip
     r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖, and return T(x).
 
     With r = T(x) − x and the last ``memory`` differences Δr of residuals and ΔT of images, the next x is T(x) − ΔT γ

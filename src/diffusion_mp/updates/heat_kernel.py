@@ -34,8 +34,7 @@ class HeatKernel(LaplacianUpdate):
         tol: truncation error relative to ‖v‖; by default the resolution of the values, at least that of float32.
 
     Raises:
-        CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), and there is no closed form for it.
-        Others, as the shapes, are those of `StateUpdate`; a source is refused.
+        CouplingMismatchError: the coupling is not reversible and has no closed form. For others see `StateUpdate`.
 
     Examples:
         >>> HeatKernel(t=1.0)(x, AdjacencyDiffusivity("row")(x, graph)).shape
@@ -137,9 +136,6 @@ def low_rank_heat(
 
 
 def _exponential(x: Tensor) -> Tensor:
-    """Return exp(x) to the last digits for every norm.
-
-    PyTorch (2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05; an appended block 1 keeps the norm above.
-    """
+    # PyTorch (2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05; an appended block 1 keeps the norm above.
     beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0))
     return torch.linalg.matrix_exp(beside)[..., :-1, :-1]

@@ -36,20 +36,14 @@ class SolvedUpdate(LaplacianUpdate):
     Raises:
         CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
         ConvergenceError: ``max_iter`` is not enough, or the system is singular or not positive definite.
-        Others, as the shapes, are those of `StateUpdate`.
     """
 
     needs_reversible = True
 
     def __init__(
-        self,
-        form: Form = "conservative",
-        *,
-        beta: float = 0.0,
-        leak: float = 0.0,
-        tol: float | None = None,
-        max_iter: int = 1000,
-    ) -> None:
+        self, form: Form = "conservative",
+        *, beta: float = 0.0, leak: float = 0.0, tol: float | None = None, max_iter: int = 1000,
+    ) -> None:  # fmt: skip
         super().__init__(form, beta=beta, leak=leak)
         if tol is not None:
             check_positive(tol, "tol")
