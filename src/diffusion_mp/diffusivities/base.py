@@ -28,9 +28,9 @@ class Diffusivity(nn.Module, ABC):
     A new kind writes :meth:`couple` and declares:
 
     Attributes:
-        depends_on: what determines an entry s_ij, up to division of a row by its sum: ``"nothing"`` but the graph;
-            ``"rows"``, x_i and x_j; ``"edges"``, x_i and x_j of observed edges, where alone there are entries;
-            ``"graph"``, more than x_i and x_j; ``"parts"``: declared by the diffusivities that it is composed of.
+        depends_on: what determines an entry s_ij, up to division of a row by its sum. ``"nothing"``: the graph alone.
+            ``"rows"``: x_i and x_j. ``"edges"``: those of observed edges, where alone there are entries. ``"graph"``:
+            more than x_i and x_j. ``"parts"``: declared by the diffusivities that it is composed of.
         needs_graph, heads: whether observed edges are required, and H of its couplings; 1 broadcasts.
         symmetric, row_stochastic: properties of its couplings.
         penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state (Eq. 15), else ``None``.

@@ -298,7 +298,7 @@ class RelationalBias(Diffusivity):
     Args:
         heads, hops: H, one bias b [P] per head, and P.
         normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
-        powers: ``"walks"``: hop p counts walks of length p, A v, A(A v), …, in O(pE); ``"reach"``, as released code:
+        powers: ``"walks"``: hop p counts walks of length p, A v, A(A v), …, in O(pE). ``"reach"``, as released code:
             hop p joins all pairs at most 2ᵖ⁻¹ steps apart, without weights and normalised by its own degrees.
         gate: ``"sigmoid"``, σ(b), or ``None``, b itself, as in the released code on some data sets.
 

@@ -125,13 +125,13 @@ class MomentumStep(LaplacianUpdate):
         z⁺ = z − τ((Δ + κ)z − βh) + m(z − z₋)
 
     The energy of TfD (Wu, Wipf & Yan, 2025, Eq. 8) is its Lyapunov function, ‖z⁺ − z‖² the kinetic part (Theorem T4 of
-    docs/certified.md): for Δ = D̄ − Ω, P = Σ_ij δ(‖z_i − z_j‖²) and τ ≤ 2(1 − m)/λ_max, with λ_max ≤ n f(0),
+    docs/certified.md). Let Δ = D̄ − Ω, P = Σ_ij δ(‖z_i − z_j‖²) and τ ≤ 2(1 − m)/λ_max, with λ_max ≤ n f(0). Then
     P(z⁺) + (2m/τ)‖z⁺ − z‖² ≤ P(z) + (2m/τ)‖z − z₋‖², which is E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m). Ω may be
     recomputed at every z.
 
     With one symmetric and positive semidefinite Δ for all steps, τ < 2(1 + m)/λ₁ suffices, λ₁ the largest eigenvalue
-    of Δ + κ: with states measured from the steady state, ½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩ is a squared norm of both
-    states and does not increase. Convergence is fastest for τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the
+    of Δ + κ. For states measured from the steady state, ½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩ is a squared norm of both
+    and does not increase. Convergence is fastest for τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the
     smallest eigenvalue that has to decay: about √(λ₁/μ) steps where `ExplicitEuler` takes λ₁/μ.
 
     With ``steps=1`` the calling layer or model passes the previous state, and the coupling may change with it.
