@@ -41,8 +41,8 @@ def certify(
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
     Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
-    a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data``, the features, or a random
-    input. Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
+    a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the features, by
+    default random ones. Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 

@@ -145,7 +145,7 @@ class FunctionPenalty(nn.Module, Penalty):
         return total
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
-        """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2tr e^{t²r} dt."""
+        """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
         exponent = node**2 * reach
         return 2 * weight * node * reach * exponent.exp() * self._slope(exponent.expm1())
 
