@@ -42,7 +42,7 @@ def certify(
 
     Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
     a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the features, by
-    default random ones. Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
+    default random ones. Any other module is refused; ``layers`` of the certificate holds those of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 
