@@ -12,21 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.learned import MixturePenalty
 from diffusion_mp.energies.penalties import PENALTIES, Penalty
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_place,
-    check_positive,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 
 Projection = Literal["separate", "tied"] | None
@@ -38,8 +30,7 @@ class QueryKeyDiffusivity(Diffusivity):
     r"""Base of attentions over all nodes of a graph that read queries q and keys k of the state, by head.
 
     Args:
-        channels: C of the state; required with projections, any number of channels if ``None``.
-        heads: H. Without projections the channels are split into H heads.
+        channels, heads: C of the state, required with projections, and H, which divides C without projections.
         projection: ``"separate"``: q = W_Q x, k = W_K x (Wu, Wipf & Yan 2025, Eq. 54); ``"tied"``: W_Q = W_K, which
             keeps a score symmetric; ``None``: q = k = x.
         head_channels: channels of a projected head; C by default, as in Eq. 54. The attribute is ``None`` if unknown.
@@ -49,29 +40,23 @@ class QueryKeyDiffusivity(Diffusivity):
     """
 
     def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        heads: int = 1,
-        projection: Projection = "separate",
-        head_channels: int | None = None,
-        normalize: Normalization = None,
-        bias: bool = False,
-    ) -> None:
+        self, channels: int | None = None,
+        *, heads: int = 1, projection: Projection = "separate", head_channels: int | None = None,
+        normalize: Normalization = None, bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        check_counts(heads=heads)
-        check_flags(bias=bias)
-        check_choice(projection, "projection", [None, "separate", "tied"])
-        check_choice(normalize, "normalize", ["row", "frobenius", None])
+        errors.check_counts(heads=heads)
+        errors.check_flags(bias=bias)
+        errors.check_choice(projection, "projection", [None, "separate", "tied"])
+        errors.check_choice(normalize, "normalize", ["row", "frobenius", None])
         counts = {"channels": channels, "head_channels": head_channels}
-        check_counts(**{name: count for name, count in counts.items() if count is not None})
+        errors.check_counts(**{name: count for name, count in counts.items() if count is not None})
         self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is None:
             if bias:
-                raise ValueError(
-                    "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
-                )
+                why = "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
+                raise ValueError(why)
             if channels is not None:
                 check_heads_divide(channels, heads, "channels when there is no projection")
             self.head_channels: int | None = None if channels is None else channels // heads
@@ -86,13 +71,9 @@ class QueryKeyDiffusivity(Diffusivity):
     def queries_and_keys(
         self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True, origin: Tensor | None = None
     ) -> Features:
-        """Return q and k, normalised; one object if they are equal.
-
-        ``unit=False`` skips ``normalize="row"``, for couplings that divide by the norms themselves. With ``origin`` the
-        keys are those of x − origin.
-        """
+        """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
-            check_state(x, channels=self.channels, module=self)
+            errors.check_state(x, channels=self.channels, module=self)
         by_head = self.heads, -1
         shifted = x if origin is None else x - origin
         if self.projection is None:
@@ -152,9 +133,8 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
     ``projection=None, normalize=None, measure="distance"``, where f reads the state itself.
 
     Args:
-        channels: C of the state; required with projections.
-        projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the layer of the theory, q = k = x
-            of unit norm (Eqs. 17–18). No theorem holds for the printed ``"separate"`` (docs/errata.md, D18, D20).
+        channels, projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the layer of the theory,
+            q = k = x of unit norm (Eqs. 17–18). No theorem holds for ``"separate"`` (docs/errata.md, D18, D20).
         measure: ``"inner"``: f as a function of q·k, as published; ``"distance"``: f(‖q_i − k_j‖²), as in the energy.
             They coincide for unit vectors only (docs/errata.md, D8).
         row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k.
@@ -162,28 +142,21 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             nonnegative if it lies within the domain of the penalty (see `Penalty.coupling`).
         options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
-    Shapes: a state [N, C] → a coupling of N nodes and H heads.
-
     Examples:
         >>> isinstance(SimpleDiffusivity(), AllPairDiffusivity)
         True
     """
 
     def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        projection: Projection = None,
-        normalize: Normalization = "row",
-        measure: Literal["inner", "distance"] = "inner",
-        row_stochastic: bool = True,
-        constraint: Constraint | None = None,
-        **options: Any,
-    ) -> None:
+        self, channels: int | None = None,
+        *, projection: Projection = None, normalize: Normalization = "row",
+        measure: Literal["inner", "distance"] = "inner", row_stochastic: bool = True,
+        constraint: Constraint | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, projection=projection, normalize=normalize, **options)
-        check_flags(row_stochastic=row_stochastic)
-        check_choice(measure, "measure", ["inner", "distance"])
-        check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
+        errors.check_flags(row_stochastic=row_stochastic)
+        errors.check_choice(measure, "measure", ["inner", "distance"])
+        errors.check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         self.measure, self.constraint, self.row_stochastic = measure, constraint, row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
         self.why_no_penalty = (
@@ -211,7 +184,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         return self.penalty_of(self.head_channels) if self.reads_the_state else None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        check_place(x, self)  # a penalty may have parameters where there is no projection
+        errors.check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         # All rows of a graph share one centre, though this process may hold only some of them. Unit vectors need none.
@@ -280,14 +253,10 @@ class SoftmaxDiffusivity(_NamedDiffusivity):
 
 
 class GaussianDiffusivity(_NamedDiffusivity):
-    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``.
-
-    Args:
-        channels, options: see :class:`AllPairDiffusivity`.
-        bandwidth: σ > 0.
+    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ > 0 is ``bandwidth``.
 
     Examples:
-        >>> GaussianDiffusivity(bandwidth=0.5, normalize=None, measure="distance")(x).row_stochastic
+        >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
         True
     """
 
@@ -295,7 +264,7 @@ class GaussianDiffusivity(_NamedDiffusivity):
 
     def __init__(self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any) -> None:
         super().__init__(channels, **options)
-        check_positive(bandwidth, "bandwidth")
+        errors.check_positive(bandwidth, "bandwidth")
         self.bandwidth = bandwidth
 
     def penalty_of(self, dim: int | None) -> Penalty | None:
@@ -309,11 +278,9 @@ KERNELS: dict[str, type[AllPairDiffusivity]] = {
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
-    """f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable weights and widths (`MixturePenalty`).
+    """f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable c_m and σ_m: ``weights`` and ``widths``.
 
-    Args:
-        channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
-        widths, weights: initial σ_m and c_m.
+    Further arguments are those of :class:`AllPairDiffusivity`; see `MixturePenalty`.
 
     Examples:
         >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads
@@ -321,14 +288,10 @@ class MixtureDiffusivity(AllPairDiffusivity):
     """
 
     def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
-        weights: Sequence[float] | None = None,
-        normalize: Normalization = None,
-        **options: Any,
-    ) -> None:
+        self, channels: int | None = None,
+        *, widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0), weights: Sequence[float] | None = None,
+        normalize: Normalization = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, normalize=normalize, measure="distance", **options)
         self.mixture = MixturePenalty(widths, weights)
 
@@ -339,21 +302,17 @@ class MixtureDiffusivity(AllPairDiffusivity):
 class PenaltyDiffusivity(AllPairDiffusivity):
     """f = δ′ of any penalty and the actual distance. `FunctionPenalty` makes one of a function f, in O(N²).
 
-    Args:
-        penalty: δ, also the ``penalty`` of the diffusivity.
-        channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
-
+    δ is also the ``penalty`` of the diffusivity; further arguments are those of :class:`AllPairDiffusivity`.
     Examples:
-        >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
-        >>> PenaltyDiffusivity(cauchy).penalty is cauchy  # the energy that its steps descend
-        True
+        >>> PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)))(x).heads
+        1
     """
 
     def __init__(
         self, penalty: Penalty, channels: int | None = None, *, normalize: Normalization = None, **options: Any
     ) -> None:
         super().__init__(channels, normalize=normalize, measure="distance", **options)
-        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        errors.check_kind(penalty, "penalty", Penalty, "a Penalty")
         self.of_distance = penalty
 
     def penalty_of(self, dim: int | None) -> Penalty:
@@ -367,11 +326,10 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
     A row with D = 0 (every k̃_j is −q̃_i) is zero.
 
     Args:
-        channels: C of the state; required with projections.
+        channels, options: see :class:`QueryKeyDiffusivity`.
         normalize: ``"row"``: every q and k has unit norm, as in PyG's ``SGFormerAttention``; ``"frobenius"``: one norm
             per graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n, too small for float32 at n = 169 000
             (docs/errata.md, G1).
-        options: ``heads``, ``projection``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Examples:
         >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic

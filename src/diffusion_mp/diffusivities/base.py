@@ -28,14 +28,13 @@ class Diffusivity(nn.Module, ABC):
     A new kind writes :meth:`couple` and declares:
 
     Attributes:
-        depends_on: what determines an entry s_ij, up to division of a row by its sum: ``"nothing"`` but the graph;
-            ``"rows"``, x_i and x_j; ``"edges"``, x_i and x_j of observed edges, where alone there are entries;
-            ``"graph"``, more than x_i and x_j; ``"parts"``: declared by the diffusivities that it is composed of.
-        needs_graph: whether observed edges are required.
+        depends_on: what determines an entry s_ij, up to division of a row by its sum. ``"nothing"``: the graph alone.
+            ``"rows"``: x_i and x_j. ``"edges"``: those of observed edges, where alone there are entries. ``"graph"``:
+            more than x_i and x_j. ``"parts"``: declared by the diffusivities that it is composed of.
+        needs_graph, heads: whether observed edges are required, and H of its couplings; 1 broadcasts.
         symmetric, row_stochastic: properties of its couplings.
         penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state (Eq. 15), else ``None``.
         why_no_penalty: the sentence that a certificate shows if ``penalty`` is ``None``.
-        heads: H of its couplings; 1 broadcasts.
         positional: whether rows are ordered positions, so that renaming nodes changes the coupling.
 
     Examples:
@@ -54,10 +53,7 @@ class Diffusivity(nn.Module, ABC):
     positional: bool = False
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None) -> Coupling:
-        """Return the coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges.
-
-        Only :class:`GATDiffusivity` reads features of edges, ``edge_attr``.
-        """
+        """Return the coupling at state ``x``; without ``graph`` no edges; only `GATDiffusivity` reads ``edge_attr``."""
         if edge_attr is not None:
             raise ValueError(
                 f"edge_attr must be None, since {type(self).__name__} reads none; got {describe(edge_attr)}. "
@@ -79,8 +75,7 @@ class Diffusivity(nn.Module, ABC):
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
-        coupling: Coupling = self.couple(x, graph) if type(graph) is Graph else graph.couple(self, x)
-        return coupling
+        return self.couple(x, graph) if type(graph) is Graph else graph.couple(self, x)
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -120,12 +115,9 @@ def check_diffusivities(**parts: object) -> None:
 
 
 class ScaledDiffusivity(Diffusivity):
-    """a · D.
+    """a · D; a number a, or a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``.
 
-    Args:
-        scale: a number; a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``; or a ``Positive``, which is
-            learnable and preserves nonnegative couplings.
-        diffusivity: D.
+    A ``Positive`` is learnable too, and preserves nonnegative couplings.
 
     Examples:
         >>> isinstance(0.5 * SimpleDiffusivity(), ScaledDiffusivity)
@@ -166,9 +158,6 @@ class ScaledDiffusivity(Diffusivity):
 
 class SumDiffusivity(Diffusivity):
     """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
-
-    Args:
-        terms: D₁, D₂, …, each with one head or the common number of heads.
 
     Examples:
         >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)

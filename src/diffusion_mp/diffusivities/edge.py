@@ -11,20 +11,11 @@ from torch.nn.functional import leaky_relu
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.penalties import Penalty, get_penalty
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_fits,
-    check_flags,
-    check_number,
-    check_probability,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.noise import dropout
@@ -39,8 +30,7 @@ class GATDiffusivity(Diffusivity):
     α_edge·W_E f_ij) and edge features f_ij. It reads features W x, in ``DiffusionConv(..., reads="values")``.
 
     Args:
-        channels: C of the transformed features, all heads together.
-        heads: H.
+        channels, heads: C of the transformed features, all heads together, and H.
         negative_slope: of the LeakyReLU.
         self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is that of PyG's ``GATConv``.
         edge_dim: channels of ``edge_attr``, if any. An added self-loop has the mean of those that arrive at its node.
@@ -52,26 +42,20 @@ class GATDiffusivity(Diffusivity):
     """
 
     depends_on = "edges"
-    needs_graph = True
-    row_stochastic = True
+    needs_graph = row_stochastic = True
     why_no_penalty = "GAT's score is not a decreasing function of a distance (Example 5), so no penalty belongs to it."
 
     def __init__(
-        self,
-        channels: int,
-        heads: int = 1,
-        *,
-        negative_slope: float = 0.2,
-        self_loops: SelfLoops = "remaining",
-        edge_dim: int | None = None,
+        self, channels: int, heads: int = 1,
+        *, negative_slope: float = 0.2, self_loops: SelfLoops = "remaining", edge_dim: int | None = None,
         dropout: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
-        check_counts(channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim}))
-        check_probability(dropout, "dropout")
+        errors.check_counts(channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim}))
+        errors.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
-        check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        check_number(negative_slope, "negative_slope")
+        errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
+        errors.check_number(negative_slope, "negative_slope")
         self.heads, self.negative_slope, self.dropout = heads, negative_slope, dropout
         self.self_loops: SelfLoops = self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
@@ -97,15 +81,15 @@ class GATDiffusivity(Diffusivity):
         """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
         if edge_attr is None or self.edge is None:
             return super().forward(x, graph, edge_attr)
-        check_state(x)
+        errors.check_state(x)
         graph = Graph.coerce(x, graph)
         if graph.edge_index is None:
             return super().forward(x, graph)  # raises
         if type(graph) is not Graph:
             raise ValueError(f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}.")
-        check_edge_rows(edge_attr, graph.num_edges)
+        errors.check_edge_rows(edge_attr, graph.num_edges)
         edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
-        check_state(edge_attr, "edge_attr", self.edge.in_channels, module=self)
+        errors.check_state(edge_attr, "edge_attr", self.edge.in_channels, module=self)
         return self.couple(x, graph, edge_attr)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph, edge_attr: Float[Tensor, "E F"] | None = None) -> Coupling:
@@ -115,7 +99,7 @@ class GATDiffusivity(Diffusivity):
                 f"GATDiffusivity was built for {heads * width} channels; got {x.size(1)}. "
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
-        check_fits(x, self)
+        errors.check_fits(x, self)
         observed, graph = graph, graph.with_self_loops(self.self_loops)
         rows, cols = graph.pattern
         sent, received = self._scores(x)
@@ -163,9 +147,8 @@ class EdgeDiffusivity(Diffusivity):
     ``Energy(penalty, coupling=<the adjacency>)`` descends.
 
     Args:
-        penalty: a ``Penalty`` or its name.
+        penalty, self_loops: a ``Penalty`` or its name, and the policy of ``Graph.with_self_loops``.
         row_stochastic: divide rows by their sums; ``False`` keeps the symmetric Ω.
-        self_loops: policy of ``Graph.with_self_loops``.
 
     Examples:
         >>> EdgeDiffusivity("sigmoid")(x, graph).heads
@@ -180,8 +163,8 @@ class EdgeDiffusivity(Diffusivity):
         self, penalty: str | Penalty = "sigmoid", *, row_stochastic: bool = True, self_loops: SelfLoops = "keep"
     ) -> None:
         super().__init__()
-        check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        check_flags(row_stochastic=row_stochastic)
+        errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
+        errors.check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
         self.row_stochastic = row_stochastic
         self.self_loops: SelfLoops = self_loops
@@ -197,13 +180,9 @@ class EdgeDiffusivity(Diffusivity):
             weight = graph.weights(s).unsqueeze(1) * score(s)
             if self.row_stochastic:
                 weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
-        return SparseCoupling(
-            graph,
-            weight,
-            symmetric=False if self.row_stochastic else None,
-            row_stochastic=self.row_stochastic,
-            nonnegative=self.edge_penalty.domain[1] == float("inf"),
-        )
+        symmetric, stochastic = False if self.row_stochastic else None, self.row_stochastic
+        nonnegative = self.edge_penalty.domain[1] == float("inf")
+        return SparseCoupling(graph, weight, symmetric=symmetric, row_stochastic=stochastic, nonnegative=nonnegative)
 
     def extra_repr(self) -> str:
         return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"

@@ -11,27 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import (
-    Coupling,
-    LogLowRankCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ScaledCoupling,
-    SumCoupling,
-)
+from diffusion_mp import couplings, errors
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_generator,
-    check_kind,
-    check_positive,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
@@ -42,10 +26,7 @@ LogFeatures = tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor
 
 
 def orthogonal_directions(num_features: int, dim: int, generator: torch.Generator | None = None) -> Directions:
-    """Return m directions w_r ~ N(0, I), orthogonal within blocks of ``dim`` (Choromanski et al. 2021).
-
-    Blocks are Haar-distributed and lengths independent, so each direction is Gaussian and the kernel estimate unbiased.
-    """
+    """Return m directions w_r ~ N(0, I), orthogonal and Haar-distributed in blocks (Choromanski et al. 2021)."""
     gaussian = torch.randn(-(-num_features // dim), dim, dim, generator=generator, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
@@ -61,10 +42,7 @@ def positive_features(a: Rows, directions: Directions) -> tuple[Float[Tensor, "N
 
 
 def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
-    r"""Return log features of queries and keys, and log weights of keys; their attention estimates softmax(q·k).
-
-    −½‖q‖² is omitted: it scales a whole row, so it cancels on normalisation, and would cost digits before.
-    """
+    r"""Return log features of queries, less −½‖q‖², which cancels in a row, and of keys, and log weights of keys."""
     log_key, log_weight = positive_features(k, directions)
     return log_key if q is k else positive_features(q, directions)[0], log_key, log_weight
 
@@ -95,33 +73,27 @@ def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H on
     return top.scatter_reduce(0, batch, x, "amax").gather(0, batch)
 
 
-def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
+def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
     r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
 
     Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
     u. The mean is over all N nodes of a batch and over heads; the released code takes it over edges (docs/errata.md,
     N5). The result is a 0-dimensional tensor of at least float32, and zero without observed edges.
 
-    Args:
-        coupling: π; its rows should sum to one.
-        graph: the observed edges; edges of weight zero do not count.
-        relative: divide the part of every graph of n nodes by log n, the loss of uniform attention.
-
-    Raises:
-        ValueError: the graph has no ``edge_index``, or another number of nodes than the coupling.
+    Edges of weight zero do not count, and rows of π should sum to one. ``relative`` divides the part of every graph of
+    n nodes by log n, the loss of uniform attention.
 
     Examples:
         >>> edge_loss(SoftmaxDiffusivity()(x), graph).shape
         torch.Size([])
     """
     check_coupling_kind(coupling)
-    check_kind(graph, "graph", Graph, "a Graph")
-    check_flags(relative=relative)
+    errors.check_kind(graph, "graph", Graph, "a Graph")
+    errors.check_flags(relative=relative)
     nodes = coupling.num_nodes, graph.num_nodes
     if graph.edge_index is None:
-        raise ValueError(
-            "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
-        )
+        why = "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
+        raise ValueError(why)
     if nodes[0] != nodes[1]:
         raise ValueError(f"coupling and graph must have the same nodes; got {nodes[0]} and {nodes[1]} nodes.")
     target = graph.edge_index[1]
@@ -148,9 +120,7 @@ class AuxiliaryLoss:
     Examples:
         >>> gate = torch.nn.Identity()
         >>> gate.auxiliary = AuxiliaryLoss()
-        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass
-        >>> auxiliary_loss(gate)  # the sum over all modules, to be added to the loss
-        tensor(1.)
+        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass; auxiliary_loss(gate) collects it
     """
 
     def __init__(self) -> None:
@@ -162,8 +132,7 @@ class AuxiliaryLoss:
     def value(self) -> Tensor | None:
         """A 0-dimensional tensor, or ``None``; an error if only other threads have one, which would be ignored."""
         if hasattr(self._of_thread, "value"):
-            value: Tensor | None = self._of_thread.value
-            return value
+            return cast("Tensor | None", self._of_thread.value)
         if self._ever_set:
             raise RuntimeError(
                 "an auxiliary loss belongs to the thread whose forward pass recorded it; got other threads only. Call "
@@ -184,16 +153,14 @@ class AuxiliaryLoss:
 def auxiliary_loss(model: nn.Module) -> Tensor:
     """Return the sum of the auxiliary losses of all modules in this thread's last forward pass; zero without any.
 
-    Weights (λ/L) are included. A module that ran several times counts with its last run.
-
-    Raises:
-        RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
+    Weights (λ/L) are included. A module that ran several times counts with its last run; ``RuntimeError`` is raised
+    for one that ran in other threads only.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3)
         >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
     """
-    check_kind(model, "model", nn.Module, "a module")
+    errors.check_kind(model, "model", nn.Module, "a module")
     holders = [getattr(module, "auxiliary", None) for module in model.modules()]
     values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss)]
     losses = [value for value in values if value is not None]
@@ -222,13 +189,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     draw new noise.
 
     Args:
-        channels: C of the state.
-        num_features: m.
-        tau: τ, the temperature.
+        channels, num_features, tau: C of the state, m, and the temperature τ.
         logits: ``"dot"``, q·k, as in the slides; ``"scaled_dot"``, q·k/√d for heads of d channels, as in released code.
         num_samples: K; 0 for no noise.
-        edge_regularization: weight λ of :func:`edge_loss` without noise, in training, for :func:`auxiliary_loss`.
-        relative_edge_loss: divide that loss by log n; the slides do not (docs/errata.md, N11).
+        edge_regularization, relative_edge_loss: weight λ of :func:`edge_loss` without noise, in training, for
+            :func:`auxiliary_loss`, and whether it is divided by log n; in the slides it is not (docs/errata.md, N11).
         generator: draws the features and the seed of the noise; by default the global one, as for parameters.
         stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one. For parity only: attention
             becomes uniform for large norms (docs/errata.md, N4).
@@ -248,30 +213,21 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     )
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        num_features: int = 32,
-        tau: float = 0.25,
-        logits: Literal["dot", "scaled_dot"] = "dot",
-        num_samples: int = 10,
-        edge_regularization: float = 0.0,
-        relative_edge_loss: bool = True,
-        generator: torch.Generator | None = None,
-        stabilizer: float = 0.0,
-        **options: Any,
-    ) -> None:
+        self, channels: int,
+        *, num_features: int = 32, tau: float = 0.25, logits: Literal["dot", "scaled_dot"] = "dot",
+        num_samples: int = 10, edge_regularization: float = 0.0, relative_edge_loss: bool = True,
+        generator: torch.Generator | None = None, stabilizer: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, **options)
-        check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
-        check_counts(
-            channels=channels, num_features=num_features, **({"num_samples": num_samples} if num_samples else {})
-        )
-        check_positive(tau, "tau")
-        check_generator(generator)
-        check_choice(logits, "logits", ["dot", "scaled_dot"])
-        check_positive(edge_regularization, "edge_regularization", allow_zero=True)
-        check_positive(stabilizer, "stabilizer", allow_zero=True)
-        check_flags(relative_edge_loss=relative_edge_loss)
+        errors.check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
+        samples = {"num_samples": num_samples} if num_samples else {}
+        errors.check_counts(channels=channels, num_features=num_features, **samples)
+        errors.check_positive(tau, "tau")
+        errors.check_generator(generator)
+        errors.check_choice(logits, "logits", ["dot", "scaled_dot"])
+        errors.check_positive(edge_regularization, "edge_regularization", allow_zero=True)
+        errors.check_positive(stabilizer, "stabilizer", allow_zero=True)
+        errors.check_flags(relative_edge_loss=relative_edge_loss)
         if stabilizer:
             self.depends_on = "graph"  # every entry depends on the largest feature of all keys
         self.dim = cast("int", self.head_channels)
@@ -304,13 +260,13 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         scaled = self.temperature**-0.5 * wide_q
         return scaled, scaled if q is k else self.temperature**-0.5 * wide_k
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
         if self.stabilizer:
             log_query, log_key, log_weight = stabilized_features(q, k, self.directions, self.stabilizer, graph)
         else:
             log_query, log_key, log_weight = attention_features(q, k, self.directions)
-        weighted = partial(LogLowRankCoupling, log_query, log_key, graph.segments)
+        weighted = partial(couplings.LogLowRankCoupling, log_query, log_key, graph.segments)
         self.auxiliary.value = None
         if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
             loss = edge_loss(graph.share(weighted(log_weight)), graph, relative=self.relative_edge_loss)
@@ -320,11 +276,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             return weighted(log_weight + noise)
         return weighted(log_weight)
 
-    def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> PairwiseCoupling:
+    def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> couplings.PairwiseCoupling:
         """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
-        check_state(x, channels=self.channels)
+        errors.check_state(x, channels=self.channels)
         graph = Graph.coerce(x, graph)
-        return PairwiseCoupling(*self.scaled_queries_and_keys(x, graph), graph.segments)
+        return couplings.PairwiseCoupling(*self.scaled_queries_and_keys(x, graph), graph.segments)
 
     def extra_repr(self) -> str:
         return (
@@ -340,10 +296,9 @@ class RelationalBias(Diffusivity):
     ``"row"`` do.
 
     Args:
-        heads: H, one bias b [P] per head.
-        hops: P.
+        heads, hops: H, one bias b [P] per head, and P.
         normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
-        powers: ``"walks"``: hop p counts walks of length p, A v, A(A v), …, in O(pE); ``"reach"``, as released code:
+        powers: ``"walks"``: hop p counts walks of length p, A v, A(A v), …, in O(pE). ``"reach"``, as released code:
             hop p joins all pairs at most 2ᵖ⁻¹ steps apart, without weights and normalised by its own degrees.
         gate: ``"sigmoid"``, σ(b), or ``None``, b itself, as in the released code on some data sets.
 
@@ -359,19 +314,14 @@ class RelationalBias(Diffusivity):
     )
 
     def __init__(
-        self,
-        heads: int = 1,
-        *,
-        hops: int = 1,
-        normalization: Literal["sum", "sym", "row"] = "sum",
-        powers: Literal["walks", "reach"] = "walks",
-        gate: Literal["sigmoid"] | None = "sigmoid",
-        **options: Any,
-    ) -> None:
+        self, heads: int = 1,
+        *, hops: int = 1, normalization: Literal["sum", "sym", "row"] = "sum",
+        powers: Literal["walks", "reach"] = "walks", gate: Literal["sigmoid"] | None = "sigmoid", **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
-        check_counts(heads=heads, hops=hops)
-        check_choice(powers, "powers", ["walks", "reach"])
-        check_choice(gate, "gate", ["sigmoid", None])
+        errors.check_counts(heads=heads, hops=hops)
+        errors.check_choice(powers, "powers", ["walks", "reach"])
+        errors.check_choice(gate, "gate", ["sigmoid", None])
         self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
         self.heads, self.powers, self.gate = heads, powers, gate
         self.symmetric = self.adjacency.symmetric
@@ -380,15 +330,14 @@ class RelationalBias(Diffusivity):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.bias)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         gates = self.bias if self.gate is None else self.bias.sigmoid()
         nonnegative = self.gate is not None
         if self.powers == "walks":
-            return PolynomialCoupling(graph.couple(self.adjacency, x), gates, nonnegative=nonnegative)
+            return couplings.PolynomialCoupling(graph.couple(self.adjacency, x), gates, nonnegative=nonnegative)
         reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
-        return SumCoupling(
-            [ScaledCoupling(*term, nonnegative=nonnegative) for term in zip(gates, reached, strict=True)]
-        )
+        terms = zip(gates, reached, strict=True)
+        return couplings.SumCoupling([couplings.ScaledCoupling(*term, nonnegative=nonnegative) for term in terms])
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, hops={self.bias.size(0)}, powers={self.powers!r}, gate={self.gate!r}"

@@ -23,10 +23,7 @@ class FrictionAttention(nn.Module):
     """q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o), whose inner products are the scores of frictions (SFi-Former, § 3.3).
 
     The row o of each graph shifts all keys, which does not change frictions; equal rows then have exactly equal keys.
-
-    Args:
-        channels: C of the state.
-        heads, head_channels: H and G of q̃ and k̃ [N, H, G].
+    There are ``heads`` H of ``head_channels`` G, and C ``channels`` of the state.
 
     Examples:
         >>> SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))(x).heads
@@ -54,8 +51,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     :class:`SparseFlowCoupling`. With λ* = 0 it is softmax attention (DFi), without frictions and for any α.
 
     Args:
-        channels: C of the state.
-        lam: λ*, with λ = λ*/n.
+        channels, lam: C of the state, and λ*, with λ = λ*/n.
         lam_scale: n is that of the node's own graph, ``"own"``, or of the largest in the batch, ``"batch_max"``, as
             published.
         alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one.
@@ -74,15 +70,10 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     )
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        lam: float = 1.0,
-        lam_scale: Literal["own", "batch_max"] = "own",
-        alpha: float = 0.1,
-        friction: Literal["attention", "constant"] | nn.Module = "attention",
-        **options: Any,
-    ) -> None:
+        self, channels: int,
+        *, lam: float = 1.0, lam_scale: Literal["own", "batch_max"] = "own", alpha: float = 0.1,
+        friction: Literal["attention", "constant"] | nn.Module = "attention", **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(channels, **options)
         check_counts(channels=channels)
         check_positive(lam, "lam", allow_zero=True)
@@ -152,10 +143,9 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
     senders has a zero row.
 
     Args:
-        channels: C of the state.
         hops: k; senders of i are the nodes with a walk of 1 to k edges to i. For k > 1 only the signs of weights count.
         self_loops: policy of ``Graph.with_self_loops``, applied before walks are counted.
-        options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no effect.
+        channels, options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no effect.
 
     Examples:
         >>> EdgeSparseFlowDiffusivity(4, hops=2)(x, graph).heads

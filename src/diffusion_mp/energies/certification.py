@@ -35,22 +35,14 @@ CHECKED_NODES = 32  # nodes between which entries of a coupling that is not spar
 
 @torch.no_grad()
 def certify(
-    subject: Coupling | Penalty | JointEnergy | Any,
-    x: State | Any = None,
-    tau: float | None = None,
-    *,
-    form: Form = "conservative",
-    leak: float = 0.0,
-    ptr: Tensor | None = None,
-) -> Certificate:
+    subject: Coupling | Penalty | JointEnergy | Any, x: State | Any = None, tau: float | None = None,
+    *, form: Form = "conservative", leak: float = 0.0, ptr: Tensor | None = None,
+) -> Certificate:  # fmt: skip
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
-    Without a step size, by Theorem T1 of docs/certified.md:
-
-    * A `JointEnergy`: `certify_step`, for any number of certified steps down it.
-    * A model or layer with a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the
-      features alone, and without it certified models are checked at a random input.
-    * Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
+    Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
+    a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the features, by
+    default random ones. Any other module is refused; ``layers`` of the certificate holds those of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 
@@ -60,18 +52,8 @@ def certify(
     * A diffusivity, any object with an attribute ``penalty``: as that penalty, or refused with its ``why_no_penalty``.
 
     A source leaves the bounds as they are. The energy is then the falling form of `Energy`, for Theorem 7 with the
-    metric d̄ = Ω.degree().
-
-    Args:
-        subject: see above.
-        x: state [N, C] or [N, H, D]; with H heads the certificate is that of the worst head.
-        tau: τ > 0.
-        form: Δ of Theorem 1.
-        leak: κ ≥ 0.
-        ptr: bounds [B + 1] of the graphs of a ragged batch.
-
-    Raises:
-        ValueError: τ ≤ 0, not finite or missing, negative leak. TypeError: a subject of another kind.
+    metric d̄ = Ω.degree(). For a state [N, H, D] the certificate is that of the worst head; ``leak`` is κ ≥ 0, and
+    ``ptr`` [B + 1] bounds the graphs of a ragged batch.
 
     Examples:
         >>> bool(certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5))
@@ -82,8 +64,7 @@ def certify(
     if isinstance(subject, JointEnergy):
         return certify_step(subject, None, x)
     if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
-        certificate: Certificate = cast("Any", subject).certificate(*_inputs(x))
-        return certificate
+        return cast("Any", subject).certificate(*_inputs(x))
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
         if isinstance(subject, nn.Module):
             return _certify_parts(subject, x)
@@ -110,9 +91,6 @@ def certify(
     return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
 
 
-# ------------------------------------------------------------------------------------------------- models and layers
-
-
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     """Refuse a module that has no energy, with the certificates of its layers."""
     inputs = _inputs(data)
@@ -135,10 +113,7 @@ def _inputs(data: Any) -> list[Any]:
 
 @torch.no_grad()
 def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]:
-    """Return the certificate of every layer of ``model`` by name, at the states that ``model(*inputs)`` passes to it.
-
-    The model is run in evaluation mode, and only if the certificate of a layer depends on its state.
-    """
+    """Return the certificates of all layers by name, at the states of one run of ``model(*inputs)`` in evaluation."""
     layers: dict[str, Any] = {
         name: part for name, part in model.named_modules() if part is not model and hasattr(part, "why_uncertified")
     }
@@ -189,9 +164,6 @@ def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return x, torch.stack([ring, ring.roll(1)])
 
 
-# --------------------------------------------------------------------------------------- penalties, Theorems 1 and 7
-
-
 def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     """Return a sentence saying why no theorem covers a step with this diffusivity; None if one does."""
     name = type(diffusivity).__name__
@@ -225,9 +197,6 @@ def _certify_penalty(
     return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
 
 
-# --------------------------------------------------------------------------------------- certified steps, Theorem T1
-
-
 @torch.no_grad()
 def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Certificate:
     """Certify that a `CertifiedStep` from ``x`` with the energy's β, source, metric and constraint does not raise it.
@@ -235,15 +204,8 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) if W = λ (f(‖x_i − x_j‖²))_ij + μA is symmetric and nonnegative,
     rows lie in C, and δ is concave up to the diameter of C. Declared properties are checked: f and δ at some hundred
     distances, A at all observed edges or, if it is not sparse, between the first nodes. Any number of steps is covered,
-    with W recomputed at every state from the same A. Rounding may raise F by its own size.
-
-    Args:
-        energy: F, with a fixed A. An A that is recomputed at every state belongs to another energy.
-        coupling: the W used at x, compared with that of ``energy``; ``None`` takes the latter.
-        x: the state [N, C] or [N, H, D].
-
-    Raises:
-        TypeError, ValueError: arguments of another kind, or shapes that do not fit.
+    with W recomputed at every state from the same A. Rounding may raise F by its own size. ``coupling`` is the W used
+    at ``x`` and has to be that of ``energy``, which ``None`` takes.
 
     Examples:
         >>> S = AdjacencyDiffusivity("sum")(x, graph)
@@ -257,7 +219,7 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
         check_device(x, "x", coupling.device, "the coupling")
     check_not_meta(x)
-    failed = (
+    failed = (  # every premise returns a sentence saying how it fails, or None where it holds
         _not_finite(energy, x)
         or _outside(energy.constraint, by_head(x))
         or _no_penalty(energy)
@@ -272,9 +234,6 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
     reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
     return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason)
-
-
-# Each premise returns a sentence saying how it fails, or None where it holds.
 
 
 def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
@@ -337,8 +296,7 @@ def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
     """Return W = λ (f(‖x_i − x_j‖²))_ij + μA of an energy at a state."""
     terms: list[Coupling] = []
     if energy.penalty is not None:
-        within = _projected(energy, energy.penalty)
-        pairs = energy.penalty.coupling(energy._seen(x), energy.ptr, constraint=within)
+        pairs = energy.penalty.coupling(energy._seen(x), energy.ptr, constraint=_projected(energy, energy.penalty))
         pairs = averaged(pairs) if energy.mean else pairs
         if energy.projection is not None:
             pairs = ProjectedCoupling(pairs, energy.projection.double())

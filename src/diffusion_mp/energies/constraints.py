@@ -20,19 +20,14 @@ from diffusion_mp.kernels.precision import unit_vectors
 class Constraint(ABC):
     """Closed set C that contains every row of every head (ι_C of Theorem T1, docs/certified.md).
 
-    Subclasses define `project` and `holds`, and override ``convex`` and ``diameter`` where the defaults do not apply.
-
     Examples:
-        >>> sphere = get_constraint("sphere")
-        >>> isinstance(sphere, Constraint), sphere.convex
-        (True, False)
+        >>> isinstance(get_constraint("sphere"), Constraint)
+        True
     """
 
-    #: Whether C is convex; a certified step may then be twice as long.
-    convex: ClassVar[bool] = True
+    convex: ClassVar[bool] = True  #: Whether C is convex; a certified step may then be twice as long.
 
-    #: Largest distance ‖a − b‖ of two vectors of C; ∞ if C is unbounded.
-    diameter = math.inf
+    diameter = math.inf  #: Largest distance ‖a − b‖ of two vectors of C.
 
     @abstractmethod
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
@@ -89,8 +84,7 @@ class _Round(Constraint):
     def _excess(self, x: Tensor) -> tuple[Tensor, float]:
         """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision."""
         check_tensor(x, "x", "[..., channels]")
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        norm = torch.linalg.vector_norm(wide, dim=-1)
+        norm = torch.linalg.vector_norm(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         return norm / self.radius - 1, max(1e-6, 4 * torch.finfo(x.dtype).eps)
 
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import (
@@ -24,17 +25,6 @@ from diffusion_mp.energies.pairs import (
 )
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
-from diffusion_mp.errors import (
-    CouplingMismatchError,
-    check_choice,
-    check_device,
-    check_flags,
-    check_kind,
-    check_number,
-    check_positive,
-    check_tensor,
-    describe,
-)
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.graph.ops import graph_sizes
 
@@ -43,8 +33,7 @@ class Energy:
     r"""E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in a form that descends.
 
     P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) for a
-    ``coupling`` S (Eq. 8). λ multiplies the double sum as printed there. The paper's proofs write λ tr ZᵀΔZ, where λ is
-    twice this one, since Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ.
+    ``coupling`` S (Eq. 8). The paper's proofs write λ tr ZᵀΔZ, where λ is twice this one.
 
     Optional terms, with M = diag(``metric``); D21 to D24 are entries of docs/errata.md:
 
@@ -62,54 +51,40 @@ class Energy:
     Args:
         penalty: a `Penalty` or its name.
         lam: λ > 0, for instance ``certify(...).lam``.
-        coupling: S [N, N]; a penalty other than the quadratic one needs a `SparseCoupling`, whose entries are listed.
-        source, beta, leak, metric, graph_term, activation, version, laplacian: see above; the source has the shape of
-            x, the metric is [N] or [N, H], by default ones.
+        coupling: S [N, N], a `SparseCoupling` for a penalty other than the quadratic one, or all pairs.
+        source, metric: of the shape of x, and [N] or [N, H], by default ones; see above, as for the other terms.
         ptr: bounds [B + 1] of the graphs of a ragged batch, for the sums over all pairs.
 
-    Shapes:
-        x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64 tensor,
-        since differences between layers are below the rounding of float32.
+    Shapes: x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
+    tensor, since differences between layers are below the rounding of float32.
 
     Warns:
         UserWarning: two nodes are farther apart than the penalty's ``domain``, where the energy is not meaningful.
 
     Raises:
-        ValueError: shapes that do not fit, λ not positive, a printed form with a source but no ``x_prev``.
         CouplingMismatchError: a coupling for which the energy is not defined.
 
     Examples:
-        >>> h = torch.nn.functional.normalize(x.double(), dim=1)
-        >>> energy = Energy(SimplePenalty(), lam=certify(SimplePenalty(), h, tau=0.5).lam)
-        >>> following = ExplicitEuler(tau=0.5)(h, SimplePenalty().coupling(h, normalize=True))
-        >>> bool(energy(following, h) <= energy(h, h))
+        >>> S = AdjacencyDiffusivity("sym")(x, graph)
+        >>> energy = Energy("quadratic", lam=certify(S, tau=0.5).lam, coupling=S)
+        >>> bool(energy(ExplicitEuler(tau=0.5)(x, S), x) <= energy(x, x))
         True
     """
 
     def __init__(
-        self,
-        penalty: Penalty | str,
-        lam: float = 1.0,
-        *,
-        coupling: Coupling | None = None,
-        source: State | None = None,
-        beta: float = 1.0,
-        leak: float = 0.0,
-        metric: Metric | None = None,
-        graph_term: Coupling | None = None,
-        activation: Literal["relu"] | None = None,
-        version: Literal["falling", "printed"] = "falling",
-        laplacian: Form = "conservative",
-        ptr: Tensor | None = None,
-    ) -> None:
-        check_positive(lam, "lam")
-        check_positive(leak, "leak", allow_zero=True)
-        check_choice(version, "version", ["falling", "printed"])
-        check_choice(laplacian, "laplacian", ["conservative", "residual"])
-        check_choice(activation, "activation", ["relu", None])
-        check_number(beta, "beta")
+        self, penalty: Penalty | str, lam: float = 1.0,
+        *, coupling: Coupling | None = None, source: State | None = None, beta: float = 1.0, leak: float = 0.0,
+        metric: Metric | None = None, graph_term: Coupling | None = None, activation: Literal["relu"] | None = None,
+        version: Literal["falling", "printed"] = "falling", laplacian: Form = "conservative", ptr: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        errors.check_positive(lam, "lam")
+        errors.check_positive(leak, "leak", allow_zero=True)
+        errors.check_choice(version, "version", ["falling", "printed"])
+        errors.check_choice(laplacian, "laplacian", ["conservative", "residual"])
+        errors.check_choice(activation, "activation", ["relu", None])
+        errors.check_number(beta, "beta")
         for name, other in (("coupling", coupling), ("graph_term", graph_term)):
-            check_kind(other, name, (Coupling, NoneType), "a Coupling or None")
+            errors.check_kind(other, name, (Coupling, NoneType), "a Coupling or None")
         _check_terms(source, metric)
         self.penalty, self.lam, self.ptr = get_penalty(penalty), lam, None if ptr is None else as_ptr(ptr)
         self.coupling, self.graph_term, self.laplacian = coupling, graph_term, laplacian
@@ -117,12 +92,12 @@ class Energy:
         self.activation, self.version = activation, version
         quadratic = isinstance(self.penalty, QuadraticPenalty)
         if coupling is not None and not quadratic and not isinstance(coupling, SparseCoupling):
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"{type(self.penalty).__name__} over the entries of a coupling needs a SparseCoupling; got "
                 f"{type(coupling).__name__}. Leave `coupling` out to sum over all pairs."
             )
         if laplacian == "residual" and not (coupling is not None and quadratic and coupling.symmetric):
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"laplacian='residual' needs the quadratic penalty and a symmetric coupling; got {self.penalty!r} and "
                 f"{coupling!r}."
             )
@@ -137,7 +112,7 @@ class Energy:
         """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x."""
         self._check(x, x_prev)
         self._check(at, None, "at")
-        check_device(at, "at", x.device, "x")
+        errors.check_device(at, "at", x.device, "x")
         return self._assemble(x, x_prev, self._majorant(x, at))
 
     def __repr__(self) -> str:
@@ -226,13 +201,13 @@ class Energy:
         for what, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
             if coupling is None:
                 continue
-            check_device(x, "x", coupling.device, what)
+            errors.check_device(x, "x", coupling.device, what)
             if coupling.num_nodes != x.size(0):
                 raise ValueError(f"{what} must have {x.size(0)} nodes as the state does; got {coupling!r}.")
             if coupling.heads > 1 and (x.dim() == 2 or x.size(1) != coupling.heads):
                 raise ValueError(
                     f"{what} has {coupling.heads} heads, so the state must be [num_nodes, {coupling.heads}, channels]; "
-                    f"got {describe(x)}."
+                    f"got {errors.describe(x)}."
                 )
 
 
@@ -245,21 +220,15 @@ class JointEnergy:
     penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
-        penalty: δ, a `Penalty` or its name; None omits the term.
+        penalty: δ, a `Penalty` or its name; None omits the term, as for A and H.
         lam, mu, beta: λ, μ, β ≥ 0, numbers or 0-dimensional tensors.
-        graph_term: A, a coupling; None omits the term.
-        source: H, of the shape of the state; None omits the term.
-        metric: M, [N] or [N, H]; ones by default.
+        graph_term, source, metric: A, a coupling; H, of the shape of the state; M, [N] or [N, H], by default ones.
         constraint, radius: C, as `CertifiedStep` takes it.
         projection: W [H, D, C], for a state of one head.
         ptr: bounds [B + 1] of the graphs of a ragged batch.
         mean: divide the penalty of a graph, and the Ω of the step, by its number of nodes.
 
-    Shapes:
-        x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
-
-    Raises:
-        TypeError, ValueError: an argument of another kind or out of range, shapes that do not fit.
+    Shapes: x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
 
     Examples:
         >>> energy = JointEnergy("simple", graph_term=AdjacencyDiffusivity("sum")(x, graph), source=0.1 * x)
@@ -268,32 +237,24 @@ class JointEnergy:
     """
 
     def __init__(
-        self,
-        penalty: Penalty | str | None,
-        lam: float | Tensor = 1.0,
-        *,
-        graph_term: Coupling | None = None,
-        mu: float | Tensor = 1.0,
-        source: State | None = None,
-        beta: float | Tensor = 1.0,
-        metric: Metric | None = None,
-        constraint: str | Constraint | None = None,
-        radius: float = 1.0,
-        projection: Float[Tensor, "heads seen channels"] | None = None,
-        ptr: Tensor | None = None,
+        self, penalty: Penalty | str | None, lam: float | Tensor = 1.0,
+        *, graph_term: Coupling | None = None, mu: float | Tensor = 1.0, source: State | None = None,
+        beta: float | Tensor = 1.0, metric: Metric | None = None, constraint: str | Constraint | None = None,
+        radius: float = 1.0, projection: Float[Tensor, "heads seen channels"] | None = None, ptr: Tensor | None = None,
         mean: bool = False,
-    ) -> None:
-        check_flags(mean=mean)
+    ) -> None:  # fmt: skip
+        errors.check_flags(mean=mean)
         for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
             if isinstance(number, Tensor) and number.dim():
-                raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(number)}.")
-            check_positive(_number(number), name, allow_zero=True)
-        check_kind(graph_term, "graph_term", (Coupling, NoneType), "a Coupling or None")
+                raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {errors.describe(number)}.")
+            errors.check_positive(_number(number), name, allow_zero=True)
+        errors.check_kind(graph_term, "graph_term", (Coupling, NoneType), "a Coupling or None")
         _check_terms(source, metric)
         if projection is not None:
-            check_tensor(projection, "projection", "[heads, head_channels, channels]")
+            shape = "[heads, head_channels, channels]"
+            errors.check_tensor(projection, "projection", shape)
             if projection.dim() != 3:
-                raise ValueError(f"projection must be [heads, head_channels, channels]; got {describe(projection)}.")
+                raise ValueError(f"projection must be {shape}; got {errors.describe(projection)}.")
         self.penalty = None if penalty is None else get_penalty(penalty)
         self.lam, self.mu, self.beta = lam, mu, beta
         self.graph_term, self.source, self.metric = graph_term, source, metric
@@ -363,11 +324,11 @@ class JointEnergy:
             check_metric(self.metric, x)
         if self.projection is None:
             return
-        check_device(self.projection, "projection", x.device, "the state")
+        errors.check_device(self.projection, "projection", x.device, "the state")
         if by_head(x).size(1) != 1 or x.size(-1) != self.projection.size(2):
             raise ValueError(
                 f"{name} must have one head and the {self.projection.size(2)} channels that the projection reads; got "
-                f"{describe(x)}."
+                f"{errors.describe(x)}."
             )
 
 
@@ -375,7 +336,7 @@ def _check_terms(source: State | None, metric: Tensor | None) -> None:
     if source is not None:
         check_heads(source, "source")
     if metric is not None:
-        check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+        errors.check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
 
 
 def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **others: Tensor | None) -> None:
@@ -384,8 +345,8 @@ def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **o
         if other is None:
             continue
         if layout(other).shape != layout(x).shape:
-            raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
-        check_device(other, name, x.device, "the state")
+            raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {errors.describe(other)}.")
+        errors.check_device(other, name, x.device, "the state")
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

@@ -11,17 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from diffusion_mp import errors
 from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies.penalties import Penalty, find_flaw
-from diffusion_mp.errors import (
-    check_function,
-    check_kind,
-    check_number,
-    check_place,
-    check_positive,
-    check_tensor,
-    describe,
-)
 from diffusion_mp.kernels.precision import exp_limit
 
 #: Nodes and weights on [0, 1] of the Gauss–Legendre rule for δ.
@@ -31,34 +23,26 @@ NODES, WEIGHTS = (numbers.tolist() for numbers in np.polynomial.legendre.leggaus
 class MixturePenalty(nn.Module, Penalty):
     r"""f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} with learned c_m, σ_m > 0, and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}).
 
-    f is completely monotone (Bernstein, 1928) and positive definite, so δ is concave and increasing for all parameters:
-    certificates hold throughout training (Theorem T5 of docs/certified.md). The parameters are log c and log σ, clamped
-    to ±40 and ±20, so that cσ² stays within single precision.
-
-    Args:
-        widths: initial σ_m.
-        weights: initial c_m; equal, with f(0) = 1, by default.
-
-    Raises:
-        TypeError, ValueError: no widths, lengths that differ, or a number that is not positive and finite.
+    f is completely monotone (Bernstein, 1928) and positive definite, so δ is concave and increasing and certificates
+    hold throughout training (Theorem T5 of docs/certified.md). The parameters are log c and log σ, clamped to ±40 and
+    ±20, so that cσ² stays within single precision. Initial values are ``widths`` and ``weights`` (equal, f(0) = 1).
 
     Examples:
-        >>> penalty = MixturePenalty(widths=(0.5, 1.0))
-        >>> penalty.total(x).shape
+        >>> MixturePenalty(widths=(0.5, 1.0)).total(x).shape
         torch.Size([])
     """
 
     def __init__(self, widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0), weights: Sequence[float] | None = None) -> None:
         super().__init__()
-        check_kind(widths, "widths", (list, tuple), "a list of numbers")
+        errors.check_kind(widths, "widths", (list, tuple), "a list of numbers")
         weights = [1 / max(len(widths), 1)] * len(widths) if weights is None else weights
-        check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
+        errors.check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
         if not widths or len(weights) != len(widths):
             counts = f"{len(widths)} and {len(weights)}"
             raise ValueError(f"widths must hold a number at least, and weights as many; got {counts}.")
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
-                check_positive(number, f"every one of {name}")
+                errors.check_positive(number, f"every one of {name}")
         self.initial = [float(width) for width in widths], [float(weight) for weight in weights]
         self.log_widths = nn.Parameter(torch.empty(len(widths)))
         self.log_weights = nn.Parameter(torch.empty(len(weights)))
@@ -85,8 +69,8 @@ class MixturePenalty(nn.Module, Penalty):
         return MixtureScore(self.widths, self.weights)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        check_tensor(z2, "z2", "of squared distances")
-        check_place(z2, self, "z2")
+        errors.check_tensor(z2, "z2", "of squared distances")
+        errors.check_place(z2, self, "z2")
         scale = 2 * self.widths.to(z2.dtype).square()
         z2 = z2.clamp(min=0)  # rounding below zero is large relative to a narrow width
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
@@ -105,22 +89,16 @@ def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
 class FunctionPenalty(nn.Module, Penalty):
     r"""δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.
 
-    Usable wherever a `Penalty` is: as attention (:class:`PenaltyDiffusivity`), in an `Energy` and in certified models.
-    At construction and in certificates `flaw` checks f at some hundred points; between these it is assumed.
-
-    Products with its couplings cost O(N²), in tiles (`DistanceCoupling`). Without ``delta`` an energy takes 48
-    evaluations of f per pair, by Gauss–Legendre quadrature in v with z² = e^{v²} − 1: about nine digits for a smooth f,
-    two for one with a kink. Without ``f`` it is the derivative of ``delta``.
+    Usable wherever a `Penalty` is, in O(N²) (`DistanceCoupling`). At construction and in certificates `flaw` checks f
+    at some hundred points. Without ``delta`` an energy takes 48 evaluations of f per pair, by Gauss–Legendre quadrature
+    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink. Without ``f`` it is the
+    derivative of ``delta``.
 
     Args:
         f: elementwise function of a tensor of squared distances z² (not z), in single and double precision,
             differentiable at 0. It may be a module, which casts its parameters to the dtype of z² itself.
         delta: δ with δ′ = f, called in the same way.
         domain: (0, end), the interval of z² where f is nonnegative and does not increase.
-
-    Raises:
-        TypeError, ValueError: neither f nor δ; a result of another shape; an f that is negative, increases or is not
-            finite somewhere.
 
     Examples:
         >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
@@ -132,23 +110,20 @@ class FunctionPenalty(nn.Module, Penalty):
     """
 
     def __init__(
-        self,
-        f: Callable[[Tensor], Tensor] | None = None,
-        delta: Callable[[Tensor], Tensor] | None = None,
-        *,
-        domain: tuple[float, float] = (0.0, math.inf),
-    ) -> None:
+        self, f: Callable[[Tensor], Tensor] | None = None, delta: Callable[[Tensor], Tensor] | None = None,
+        *, domain: tuple[float, float] = (0.0, math.inf),
+    ) -> None:  # fmt: skip
         super().__init__()
         if f is None and delta is None:
             raise ValueError("f or delta must be given, for instance FunctionPenalty(lambda z2: 1 / (1 + z2)).")
         for name, function in (("f", f), ("delta", delta)):
             if function is not None:
-                check_function(function, name, "of a tensor of squared distances")
-        check_kind(domain, "domain", (tuple, list), "a pair (0, the largest squared distance)")
+                errors.check_function(function, name, "of a tensor of squared distances")
+        errors.check_kind(domain, "domain", (tuple, list), "a pair (0, the largest squared distance)")
         if len(domain) != 2 or domain[0] != 0 or not domain[1] > 0:
-            raise ValueError(f"domain must be (0, the largest squared distance); got {describe(domain)}.")
+            raise ValueError(f"domain must be (0, the largest squared distance); got {errors.describe(domain)}.")
         if domain[1] != math.inf:
-            check_number(domain[1], "domain[1]")
+            errors.check_number(domain[1], "domain[1]")
         self.domain = 0.0, float(domain[1])
         self.slope, self.integral = f, delta
         flaw = self.flaw()
@@ -160,7 +135,7 @@ class FunctionPenalty(nn.Module, Penalty):
         return FunctionScore(self._slope, reach=self.reach(torch.float64))
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        check_tensor(z2, "z2", "of squared distances")
+        errors.check_tensor(z2, "z2", "of squared distances")
         if self.integral is not None:
             return self.integral(z2)
         reach = z2.clamp(min=0).log1p()
@@ -170,7 +145,7 @@ class FunctionPenalty(nn.Module, Penalty):
         return total
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
-        """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2tr e^{t²r} dt."""
+        """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
         exponent = node**2 * reach
         return 2 * weight * node * reach * exponent.exp() * self._slope(exponent.expm1())
 
@@ -179,8 +154,7 @@ class FunctionPenalty(nn.Module, Penalty):
         if self.slope is not None:
             return self.slope(z2)
         assert self.integral is not None
-        derivative: Tensor = torch.func.jvp(self.integral, (z2,), (torch.ones_like(z2),))[1]
-        return derivative
+        return torch.func.jvp(self.integral, (z2,), (torch.ones_like(z2),))[1]
 
     @torch.no_grad()
     def flaw(self) -> str | None:
@@ -192,13 +166,13 @@ class FunctionPenalty(nn.Module, Penalty):
             values, total = self._slope(z2), self.delta(z2)
         except Exception as error:
             raise TypeError(
-                f"{name} must take a tensor of squared distances, here {describe(z2)}, and give one of its shape; it "
-                f"raised {type(error).__name__}: {error}"
+                f"{name} must take a tensor of squared distances, here {errors.describe(z2)}, and give one of its "
+                f"shape; it raised {type(error).__name__}: {error}"
             ) from error
         for what, got in (("f", values), ("delta", total)):
             if not isinstance(got, Tensor) or got.shape != z2.shape:
                 shape = list(z2.shape)
-                raise ValueError(f"{what} must give a tensor of the shape of z², {shape}; got {describe(got)}.")
+                raise ValueError(f"{what} must give a tensor of the shape of z², {shape}; got {errors.describe(got)}.")
         return find_flaw(z2, values, total if self.integral is not None else None)
 
     def extra_repr(self) -> str:

@@ -1,7 +1,4 @@
-"""Sums and maxima over all pairs of nodes of the same graph, in less than O(N²) memory.
-
-All are computed in float64: small differences between energies would be lost in float32 sums over up to 10¹² pairs.
-"""
+"""Sums and maxima over all pairs of nodes of the same graph, in less than O(N²) memory, computed in float64."""
 
 from __future__ import annotations
 
@@ -51,9 +48,8 @@ def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
     """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its ``heads``, [N, 1] or [N, H]."""
     heads = by_head(x).size(1) if heads is None else heads
     if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
-        raise ValueError(
-            f"metric must be [{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}; got {describe(metric)}."
-        )
+        shape = f"[{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}"
+        raise ValueError(f"metric must be {shape}; got {describe(metric)}.")
     check_device(metric, "metric", x.device, "the state")
 
 
@@ -84,9 +80,9 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, 
 def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return Σ_ij z_ij² and Σ_ij z_ij⁴ with z_ij = ‖x_i − x_j‖ over ordered pairs, exact in O(N d²).
 
-    With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c:
-    Σz² = 2n Σa_i − 2‖m‖² and Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean,
-    m = 0 and all remaining terms are positive, so nothing cancels. c is held constant, which keeps gradients exact.
+    With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c: Σz² = 2n Σa_i − 2‖m‖² and
+    Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m = 0 and nothing cancels.
+    c is held constant, which keeps gradients exact.
     """
     parts = blocks(x, ptr)
     second = fourth = x.new_zeros((), dtype=torch.float64)
@@ -104,10 +100,7 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
 
 
 def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
-    """Return the sums of `sum_distance_powers` for x + τ·direction of one graph, as the coefficients of 1, τ, τ², …
-
-    O(N d²): a_i and M are quadratic in τ.
-    """
+    """Return `sum_distance_powers` of x + τ·direction of one graph as coefficients of 1, τ, τ², … in O(N d²)."""
     second, fourth = x.new_zeros(3, dtype=torch.float64), x.new_zeros(5, dtype=torch.float64)
     for y, e in zip(map(_centred, blocks(x)), map(_centred, blocks(direction)), strict=True):
         n = len(y)
@@ -134,11 +127,7 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
 
 @torch.no_grad()
 def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> float | None:
-    """Return a squared distance ‖x_i − x_j‖² > limit between nodes of the same graph, or None if there is none.
-
-    A ball around the origin or the mean, and the node farthest from the mean, decide most states in O(N d). The others
-    take an O(N²) comparison in tiles.
-    """
+    """Return a squared distance > limit of two nodes of a graph, or None; in O(N d) for most states, else O(N²)."""
     for block in blocks(x, ptr):
         centred = _centred(block)
         if 4 * min(centred.square().sum(1).max(), block.double().square().sum(1).max()) <= limit:

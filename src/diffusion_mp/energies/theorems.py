@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies import spectrum
 from diffusion_mp.energies.pairs import State, blocks, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.spectrum import (
-    Form,
-    laplacian,
-    laplacian_extremes,
-    largest_eigenvalue,
-    normalized_laplacian,
-    precision,
-)
 from diffusion_mp.errors import check_kind, check_positive
 
 
@@ -28,20 +21,17 @@ class Certificate:
     """Result of a theorem for one step or all steps of a run; true if and only if descent is proved.
 
     Attributes:
-        theorem: name of the theorem.
+        theorem, reason: its name, and why it holds or which premise fails.
         holds: the step descends ``Energy(penalty, lam)`` for every ``lam`` ≥ the certificate's, or ``energy``.
-        tau: step size; NaN where steps have none.
-        tau_max: step sizes below this are covered; 0 if a premise fails for all of them.
+        tau, tau_max: step size, NaN where steps have none; those below ``tau_max`` are covered (0: none).
         lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ if none is known.
-        reason: why it holds, or which premise fails.
         eigenvalue: λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
         energy: the energy with its coefficients (Theorem T1).
         layers: certificates of the layers of a model by name, if they have energies of their own.
 
     Examples:
-        >>> certificate = certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5)
-        >>> isinstance(certificate, Certificate), bool(certificate), certificate.lam > 0
-        (True, True, True)
+        >>> isinstance(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5), Certificate)
+        True
     """
 
     theorem: str
@@ -92,17 +82,12 @@ def penalty_flaw(penalty: Penalty) -> str | None:
     return None if flaw is None else f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
-def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", leak: float = 0.0) -> Certificate:
+def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservative", leak: float = 0.0) -> Certificate:
     """Theorem 1 for a fixed symmetric S: z − τ(Δ + κ)z descends ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²].
 
     For every state if and only if τ < 2/(λ₁ + κ) and λ ≥ τ / (2 (2 − τ(λ₁ + κ))), λ₁ the largest eigenvalue of the
-    positive semi-definite Δ. (The paper leaves λ(τ) open and writes λ tr zᵀΔz, whose λ is twice this one.)
-
-    Args:
-        coupling: S, symmetric.
-        tau: τ.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        leak: κ ≥ 0.
+    positive semi-definite Δ that ``form`` names. (The paper leaves λ(τ) open and writes λ tr zᵀΔz, whose λ is twice
+    this one.) ``leak`` is κ ≥ 0.
 
     Examples:
         >>> bool(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5, form="residual"))
@@ -117,12 +102,12 @@ def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", lea
         return Certificate.refused(name, tau, reason)
     if not bool(coupling.degree().isfinite().all()):
         return Certificate.refused(name, tau, f"the coupling has row sums that are not finite ({coupling!r}).")
-    rtol = precision(coupling.dtype).eigenvalue
+    rtol = spectrum.precision(coupling.dtype).eigenvalue
     if coupling.nonnegative and form == "conservative":  # Δ is positive semi-definite, so one end is enough
         heads = range(coupling.heads)
-        largest = max(largest_eigenvalue(laplacian(coupling, head, form), rtol) for head in heads)
+        largest = max(spectrum.largest_eigenvalue(spectrum.laplacian(coupling, head, form), rtol) for head in heads)
     else:
-        smallest, largest = laplacian_extremes(coupling, form, rtol)
+        smallest, largest = spectrum.laplacian_extremes(coupling, form, rtol)
         if smallest < -1e3 * rtol * max(1.0, largest):
             which = "D̄ − S" if form == "conservative" else "I − S"
             reason = f"{which} has the negative eigenvalue {smallest:.4g}, so its energy is not bounded from below."
@@ -139,20 +124,14 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     adds 2κλ⟨z, D̄z⟩ to the energy and κ to l_max. Proof: with D the move, the surrogate of Proposition 6 changes by
     ‖D‖² − (4λ/τ)⟨D, D̄D⟩ + 2λ⟨D, (D̄ − Ω + κD̄)D⟩ ≤ ‖D‖² (1 − 2λ min d̄ (2/τ − l_max − κ)).
 
-    Args:
-        omega: Ω.
-        tau: τ.
-        leak: κ ≥ 0.
-
     Examples:
         >>> bool(theorem7(SimplePenalty().coupling(torch.nn.functional.normalize(x, dim=1)), tau=0.5))
         True
     """
     name = "Theorem 7"
     if not omega.symmetric:
-        return Certificate.refused(
-            name, tau, f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
-        )
+        reason = f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
+        return Certificate.refused(name, tau, reason)
     if omega.num_nodes == 0:
         return Certificate.of_step(name, tau, 0.0, leak, "no nodes")
     degrees = omega.degree()
@@ -160,9 +139,9 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     if not (degree > 0 and float(degrees.max()) < math.inf):
         reason = f"a node has degree {degree:.4g} in Ω; the row-normalised step needs positive and finite degrees."
         return Certificate.refused(name, tau, reason)
-    rtol = precision(omega.dtype).eigenvalue
-    heads = range(omega.heads)
-    largest = max(0.0, *(largest_eigenvalue(normalized_laplacian(omega, head), rtol) for head in heads))
+    rtol = spectrum.precision(omega.dtype).eigenvalue
+    matrices = (spectrum.normalized_laplacian(omega, head) for head in range(omega.heads))
+    largest = max(0.0, *(spectrum.largest_eigenvalue(matrix, rtol) for matrix in matrices))
     facts = f"l_max = {largest:.6g}, min d̄ = {degree:.6g}"
     return Certificate.of_step(name, tau, largest, leak, facts, weight=degree)
 
@@ -176,13 +155,8 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
     λ ≥ τ / (2d(2 − τ l_max)). D is bounded by twice the largest distance to the mean, in O(N d).
 
     Args:
-        penalty: δ, with f = δ′.
-        x: the first state, [N, C] or [N, H, D]; with H heads the certificate is that of the worst.
-        tau: τ > 0; not covered above 1.
-        ptr: bounds [B + 1] of the graphs of a ragged batch.
-
-    Raises:
-        TypeError, ValueError: no penalty, τ ≤ 0 or not finite, shapes that do not fit.
+        penalty, tau: δ, with f = δ′, and τ > 0; not covered above 1.
+        x, ptr: the first state, and bounds [B + 1] of its graphs; with H heads the certificate is that of the worst.
 
     Examples:
         >>> bool(certify_trajectory(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.1))

@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch_geometric.nn.inits import reset
 
+from diffusion_mp import errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
-from diffusion_mp.errors import (
-    CouplingMismatchError,
-    check_choice,
-    check_number,
-    check_positive,
-    check_tensor,
-    describe,
-)
 
 #: The state of every head; one head broadcasts against several.
 State = Float[Tensor, " N #H D"]
@@ -30,17 +23,13 @@ State = Float[Tensor, " N #H D"]
 class Positive(nn.Module):
     """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
 
-    Args:
-        initial: its initial value, > 0 and finite.
-
     Examples:
-        >>> weight = Positive(1.0)  # softplus of a parameter, so it stays positive
-        >>> diffusivity = weight * SimpleDiffusivity()
+        >>> diffusivity = Positive(1.0) * SimpleDiffusivity()  # softplus of a parameter, so it stays positive
     """
 
     def __init__(self, initial: float = 1.0) -> None:
         super().__init__()
-        check_positive(initial, "initial")
+        errors.check_positive(initial, "initial")
         self.initial = float(initial)
         self.raw = nn.Parameter(torch.empty(()))
         self.reset_parameters()
@@ -62,37 +51,29 @@ class StateUpdate(nn.Module, ABC):
     `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A two-step method declares
     ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, ``None`` at first.
 
-    Shapes:
-        x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a state
-        [N, C] are split into the heads of the coupling, and the result is [N, C].
+    Shapes: x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a
+    state [N, C] are split into the heads of the coupling, and the result is [N, C].
 
     Raises:
         TypeError, ValueError: a shape or dtype does not fit; a source is missing, or given to an update without one.
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
 
     Examples:
-        >>> update, S = ExplicitEuler(tau=0.5), UniformDiffusivity()(x)
-        >>> isinstance(update, StateUpdate), update(x, S).shape  # every update has this signature
+        >>> update = ExplicitEuler(tau=0.5)
+        >>> isinstance(update, StateUpdate), update(x, UniformDiffusivity()(x)).shape
         (True, torch.Size([6, 4]))
     """
 
     #: Whether S must be reversible or low-rank: iterations need self-adjoint operators, closed forms features.
     needs_reversible: ClassVar[bool] = False
-    #: Whether the update has a source term τβh.
-    takes_source: ClassVar[bool] = True
-    #: Whether `step` also reads the previous state.
-    takes_previous: bool = False
-    #: β, the weight of the source; unless it is zero, a source is required.
-    beta: float = 0.0
+    takes_source: ClassVar[bool] = True  #: Whether the update has a source term τβh.
+    takes_previous: bool = False  #: Whether `step` also reads the previous state.
+    beta: float = 0.0  #: β, the weight of the source; unless it is zero, a source is required.
 
     def forward(
         self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Return the next state.
-
-        ``values`` are propagated (default: the state itself), ``source`` is h of Eq. 10, and ``options`` are passed on
-        to `step`.
-        """
+        """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
         values = None if values is x else values
         if not isinstance(x, Tensor) or x.dim() != 2:
             return self.step(x, coupling, values, source, **options)
@@ -102,9 +83,11 @@ class StateUpdate(nn.Module, ABC):
         for name, t in given.items():
             if not isinstance(t, Tensor) or t.dim() != 2:
                 continue
-            check_tensor(t, name, "[num_nodes, channels]")
+            errors.check_tensor(t, name, "[num_nodes, channels]")
             if t.size(1) % heads:
-                raise ValueError(f"the coupling's {heads} heads must divide the channels of {name}; got {describe(t)}.")
+                raise ValueError(
+                    f"the coupling's {heads} heads must divide the channels of {name}; got {errors.describe(t)}."
+                )
             given[name] = t.unflatten(1, (heads, -1))
         if "previous" in options:
             options["previous"] = given["previous"]
@@ -123,12 +106,12 @@ class StateUpdate(nn.Module, ABC):
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has the properties that this update needs."""
         if self.needs_reversible and not coupling.whole:
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
         if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
                 f"sums; got a {type(coupling).__name__} that declares symmetric=False and knows no metric. Use "
                 f"AdjacencyDiffusivity on an undirected graph, an all-pair diffusivity with no or tied projections, or "
@@ -179,9 +162,9 @@ class LaplacianUpdate(StateUpdate):
 
     def __init__(self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:
         super().__init__()
-        check_choice(form, "form", ("conservative", "residual"))
-        check_number(beta, "beta")
-        check_positive(leak, "leak", allow_zero=True)
+        errors.check_choice(form, "form", ("conservative", "residual"))
+        errors.check_number(beta, "beta")
+        errors.check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta, self.leak = float(beta), float(leak)
 
@@ -208,10 +191,7 @@ class LaplacianUpdate(StateUpdate):
         return coupling.laplacian_function(function, v) if self.form == "conservative" else None
 
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
-        """Warn where rounding S hides modes that decay at ``rate`` or slower.
-
-        It may make a singular I − S regular, whereas D̄ − S maps constants to zero in any precision.
-        """
+        """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
         resolution = torch.finfo(coupling.dtype).eps
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
             warnings.warn(

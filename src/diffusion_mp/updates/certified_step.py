@@ -24,21 +24,17 @@ class CertifiedStep(StateUpdate):
     W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C the set that every row of a
     head is confined to, and p the `majorant` of the coupling. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) for any
     β, λ and μ, with no step size to choose; `JointEnergy` is F. Where C is convex, p are the row sums of W, and x′ is
-    the projection of a weighted mean of h and all x_j: attention, graph and source share one denominator. A node with
-    β = 0 and no neighbours does not move.
+    the projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not move.
 
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
         constraint: C, by name or a `Constraint`: None, ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms) or
-            ``"sphere"`` (RMSNorm without a gain).
-        radius: of the ball or sphere.
+            ``"sphere"`` (RMSNorm without a gain), the last two of this ``radius``.
 
-    Shapes:
-        x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
+    Shapes: x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
 
     Raises:
         CouplingMismatchError: the coupling does not promise to be symmetric and nonnegative.
-        TypeError, ValueError: an argument out of range, a missing source, values that are not the state.
 
     Examples:
         >>> CertifiedStep(beta=1.0, constraint="nonnegative")(x, SigmoidPenalty().coupling(x), source=x).shape
@@ -61,15 +57,9 @@ class CertifiedStep(StateUpdate):
         return self.weight
 
     def step(
-        self,
-        x: State,
-        coupling: Coupling,
-        values: State | None = None,
-        source: State | None = None,
-        *,
-        metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
-        centre: Tensor | None = None,
-    ) -> State:
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None,
+        *, metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None, centre: Tensor | None = None,
+    ) -> State:  # fmt: skip
         """Return the projection of x + (βM(h − x) − L_W x) / (βM + p), computed in at least float32.
 
         L_W is applied to x − ``centre``, by default the mean of every graph: differences are the same, with fewer

@@ -9,18 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
-from diffusion_mp.errors import (
-    ConvergenceError,
-    CouplingMismatchError,
-    check_counts,
-    check_flags,
-    check_positive,
-    check_tensor,
-    describe,
-)
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.updates.base import Form, LaplacianUpdate, Positive, State
 
@@ -38,22 +30,17 @@ class ExplicitEuler(LaplacianUpdate):
       positive semidefinite Δ = I − S; for GCN's S = D^-½AD^-½ that is ½ Σ_ij a_ij‖z_i/√d_i − z_j/√d_j‖², and √d_i, not
       a constant, stays as it is.
 
-    Both agree where the rows of S sum to one. Examples 1 and 2 print the residual form of a step that Eq. 6 defines as
-    conservative; Eq. 24 is ½Ŝ + ½Ã in the conservative form, Eqs. 61–63 are Ŝ + Ã in the residual one.
-
-    A source alone does not stop over-smoothing: Δ is singular and the state runs off along its kernel. With a leak κ
-    the steady state is (Δ + κ)⁻¹βh (see `Equilibrium`). APPNP is `teleport`.
+    Examples 1 and 2 print the residual form of a step that Eq. 6 defines as conservative; Eq. 24 is ½Ŝ + ½Ã in the
+    conservative form, Eqs. 61–63 are Ŝ + Ã in the residual one. A source alone lets the state run off along the
+    kernel of Δ; with a leak κ the steady state is (Δ + κ)⁻¹βh (see `Equilibrium`). APPNP is `teleport`.
 
     Args:
-        tau: step size τ > 0: a number, or a learnable one. A parameter may leave this range in training; a `Positive`
-            stays above zero. ``reset_parameters`` restores its initial value.
-        form, beta, leak: see `LaplacianUpdate`; β needs ``source`` in the call unless zero.
-
-    Shapes and further errors are those of `StateUpdate`.
+        tau: step size τ > 0: a number, or a learnable one, whose initial value ``reset_parameters`` restores. A
+            parameter may leave this range in training; a `Positive` stays above zero.
+        form, beta, leak: see `LaplacianUpdate`; shapes and errors are those of `StateUpdate`.
 
     Examples:
-        >>> S = UniformDiffusivity()(x)
-        >>> torch.allclose(ExplicitEuler(tau=1.0)(x, S), x.mean(0).expand(6, 4))  # one whole step to the mean
+        >>> torch.allclose(ExplicitEuler(tau=1.0)(x, UniformDiffusivity()(x)), x.mean(0).expand(6, 4))
         True
     """
 
@@ -63,10 +50,15 @@ class ExplicitEuler(LaplacianUpdate):
         super().__init__(form, beta=beta, leak=leak)
         self._initial: Tensor | None = None
         if isinstance(tau, Tensor):
-            _check_scalar(tau)
+            errors.check_tensor(tau, "tau", "of no dimensions")
+            if tau.dim():
+                one = "one number, nn.Parameter(torch.tensor(0.5)) for instance"
+                raise ValueError(f"tau must be {one}; got {errors.describe(tau)}.")
+            if not tau.is_meta and not torch.compiler.is_compiling():
+                errors.check_positive(float(tau.detach()), "tau")
             self._initial = tau.detach().clone() if isinstance(tau, nn.Parameter) else None
         elif not isinstance(tau, Positive):
-            check_positive(tau, "tau")
+            errors.check_positive(tau, "tau")
             tau = float(tau)
         if isinstance(tau, Tensor) and not isinstance(tau, nn.Parameter):
             self.register_buffer("tau", tau)
@@ -90,7 +82,10 @@ class ExplicitEuler(LaplacianUpdate):
         values = self.validate(x, coupling, values, source)
         moved = coupling.matmul(values)
         if not isinstance(self.tau, float):
-            return self._by_tensor(x, coupling, moved, source)
+            change = moved - self.decay(x, coupling)
+            if self.beta != 0.0 and source is not None:
+                change = torch.add(change, source, alpha=self.beta)
+            return x + self.step_size * change
         keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
         if isinstance(keep, Tensor):
             moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)
@@ -101,13 +96,6 @@ class ExplicitEuler(LaplacianUpdate):
         if self.beta != 0.0 and source is not None:
             moved = torch.add(moved, source, alpha=self.tau * self.beta)
         return moved
-
-    def _by_tensor(self, x: Tensor, coupling: Coupling, moved: Tensor, source: Tensor | None) -> Tensor:
-        """Return x + τ (S v − (d + κ) x + βh) for a τ of any type."""
-        change = moved - self.decay(x, coupling)
-        if self.beta != 0.0 and source is not None:
-            change = torch.add(change, source, alpha=self.beta)
-        return x + self.step_size * change
 
     def extra_repr(self) -> str:
         tau = f"tau={self.tau:g}, " if isinstance(self.tau, float) else "tau=learned, "
@@ -124,7 +112,7 @@ def teleport(alpha: float) -> ExplicitEuler:
         >>> teleport(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # a step of APPNP
         torch.Size([6, 4])
     """
-    check_positive(alpha, "alpha", allow_zero=True)
+    errors.check_positive(alpha, "alpha", allow_zero=True)
     if alpha >= 1:
         raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
     rate = alpha / (1 - alpha)
@@ -137,64 +125,44 @@ class MomentumStep(LaplacianUpdate):
         z⁺ = z − τ((Δ + κ)z − βh) + m(z − z₋)
 
     The energy of TfD (Wu, Wipf & Yan, 2025, Eq. 8) is its Lyapunov function, ‖z⁺ − z‖² the kinetic part (Theorem T4 of
-    docs/certified.md): for Δ = D̄ − Ω, P = Σ_ij δ(‖z_i − z_j‖²) and τ ≤ 2(1 − m)/λ_max, with λ_max ≤ n f(0),
+    docs/certified.md). Let Δ = D̄ − Ω, P = Σ_ij δ(‖z_i − z_j‖²) and τ ≤ 2(1 − m)/λ_max, with λ_max ≤ n f(0). Then
     P(z⁺) + (2m/τ)‖z⁺ − z‖² ≤ P(z) + (2m/τ)‖z − z₋‖², which is E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m). Ω may be
     recomputed at every z.
 
     With one symmetric and positive semidefinite Δ for all steps, τ < 2(1 + m)/λ₁ suffices, λ₁ the largest eigenvalue
-    of Δ + κ: with states measured from the steady state, ½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩ is a squared norm of both
-    states and does not increase. Convergence is fastest for τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the
+    of Δ + κ. For states measured from the steady state, ½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩ is a squared norm of both
+    and does not increase. Convergence is fastest for τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the
     smallest eigenvalue that has to decay: about √(λ₁/μ) steps where `ExplicitEuler` takes λ₁/μ.
 
-    A call takes all K steps with one coupling, since an update keeps no state between calls. With ``steps=1`` the
-    calling layer or model passes the previous state, and the coupling may change with it; `advance` is that step.
+    With ``steps=1`` the calling layer or model passes the previous state, and the coupling may change with it.
 
     Args:
-        tau: τ > 0.
-        momentum: m in [0, 1).
-        steps: K.
-        form, beta, leak: see `LaplacianUpdate`.
-
-    Shapes and further errors are those of `StateUpdate`.
+        tau, momentum, steps: τ > 0, m in [0, 1) and K.
+        form, beta, leak: see `LaplacianUpdate`; shapes and errors are those of `StateUpdate`.
 
     Examples:
-        >>> S = AdjacencyDiffusivity("row")(x, graph)
-        >>> MomentumStep(tau=0.5, momentum=0.5, steps=10)(x, S).shape
+        >>> MomentumStep(tau=0.5, momentum=0.5, steps=10)(x, AdjacencyDiffusivity("row")(x, graph)).shape
         torch.Size([6, 4])
     """
 
     def __init__(
-        self,
-        tau: float,
-        momentum: float,
-        steps: int = 10,
-        form: Form = "conservative",
-        *,
-        beta: float = 0.0,
-        leak: float = 0.0,
-    ) -> None:
+        self, tau: float, momentum: float, steps: int = 10, form: Form = "conservative",
+        *, beta: float = 0.0, leak: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(form, beta=beta, leak=leak)
-        check_positive(tau, "tau")
-        check_positive(momentum, "momentum", allow_zero=True)
+        errors.check_positive(tau, "tau")
+        errors.check_positive(momentum, "momentum", allow_zero=True)
         if momentum >= 1:
             raise ValueError(f"momentum must lie in [0, 1), or nothing would ever come to rest; got {momentum}.")
-        check_counts(steps=steps)
+        errors.check_counts(steps=steps)
         self.tau, self.momentum, self.steps = float(tau), float(momentum), steps
         self.takes_previous = steps == 1
 
     def step(
-        self,
-        x: State,
-        coupling: Coupling,
-        values: State | None = None,
-        source: State | None = None,
-        *,
-        previous: State | None = None,
-    ) -> State:
-        """Return the state after K steps from ``values`` (default: the state itself), which starts at rest.
-
-        With ``steps=1`` the step starts from ``previous``, the state one step earlier, where it is given.
-        """
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None,
+        *, previous: State | None = None,
+    ) -> State:  # fmt: skip
+        """Return the state after K steps from ``values`` (default: the state itself), at rest without ``previous``."""
         state = self.validate(x, coupling, values, source)
         if previous is not None and not self.takes_previous:
             raise ValueError(f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}.")
@@ -235,9 +203,7 @@ class Backtracking(LaplacianUpdate):
     Args:
         penalty: the penalty δ, or a callable x ↦ energy, of every graph [B], or of all together (0-dimensional), which
             then share τ.
-        tau: the first step tried, > 0.
-        shrink: factor q in (0, 1).
-        max_steps: maximum number of trials.
+        tau, shrink, max_steps: the first step tried, the factor q in (0, 1), and the maximum number of trials.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         exact: try the best τ first, for the simple penalty over all pairs: the energy is a quartic in τ (Theorem T7 of
             docs/certified.md). ``tau`` is tried where it has no minimum.
@@ -245,37 +211,28 @@ class Backtracking(LaplacianUpdate):
     Raises:
         ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
         CouplingMismatchError: ``exact`` with a sparse coupling, whose energy is a sum over its edges.
-        ValueError: ``exact`` with another penalty, a state outside the penalty's domain, a source. Others, as the
-            shapes, are those of `StateUpdate`.
 
     Examples:
-        >>> step = Backtracking(SimplePenalty(), tau=1.0)  # reduces τ until the energy decreases
         >>> h = torch.nn.functional.normalize(x, dim=1)
-        >>> step(h, SimplePenalty().coupling(h, normalize=True)).shape
+        >>> Backtracking(SimplePenalty())(h, SimplePenalty().coupling(h, normalize=True)).shape
         torch.Size([6, 4])
     """
 
     takes_source = False
 
     def __init__(
-        self,
-        penalty: Penalty | Callable[[Tensor], Tensor],
-        tau: float = 1.0,
-        *,
-        shrink: float = 0.5,
-        max_steps: int = 30,
-        form: Form = "conservative",
-        exact: bool = False,
-    ) -> None:
+        self, penalty: Penalty | Callable[[Tensor], Tensor], tau: float = 1.0,
+        *, shrink: float = 0.5, max_steps: int = 30, form: Form = "conservative", exact: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(form)
-        check_positive(tau, "tau")
-        check_positive(shrink, "shrink")
+        errors.check_positive(tau, "tau")
+        errors.check_positive(shrink, "shrink")
         if shrink >= 1.0:
             raise ValueError(f"shrink must lie in (0, 1), or τ would never get smaller; got {shrink}.")
-        check_counts(max_steps=max_steps)
+        errors.check_counts(max_steps=max_steps)
         if not isinstance(penalty, Penalty) and not callable(penalty):
             raise TypeError(f"penalty must be a Penalty or a function of the state; got {penalty!r}.")
-        check_flags(exact=exact)
+        errors.check_flags(exact=exact)
         if exact and not isinstance(penalty, SimplePenalty):
             raise ValueError(f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}.")
         self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps
@@ -286,7 +243,7 @@ class Backtracking(LaplacianUpdate):
         """Raise for an exact step where the energy is a sum over edges."""
         super().check(coupling)
         if self.best_first and isinstance(coupling, SparseCoupling):
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"Backtracking(exact=True) knows the energy of all pairs; got {coupling!r}, which has one of its "
                 f"edges. Leave exact out."
             )
@@ -328,7 +285,7 @@ class Backtracking(LaplacianUpdate):
             if bool(fits.all()):
                 return tau
             tau = torch.where(fits, tau, tau * self.shrink)
-        raise ConvergenceError(
+        raise errors.ConvergenceError(
             f"Backtracking found no τ down to {float(tau.min()) / self.shrink:.3g} that lowers the energy from "
             f"{float(start[~fits][0]):.6g}. The energy has to belong to the coupling (pass the penalty of its "
             f"diffusivity), the coupling has to be symmetric up to row normalisation, and the state finite."
@@ -410,12 +367,3 @@ def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
         return x.sum()
     graph = torch.searchsorted(coupling.ptr.to(x.device), coupling.graph.edges[1], right=True) - 1
     return x.new_zeros(len(coupling.ptr) - 1).index_add(0, graph, x.sum(1))
-
-
-def _check_scalar(tau: Tensor) -> None:
-    """Raise unless ``tau`` is a positive 0-dimensional tensor."""
-    check_tensor(tau, "tau", "of no dimensions")
-    if tau.dim():
-        raise ValueError(f"tau must be one number, nn.Parameter(torch.tensor(0.5)) for instance; got {describe(tau)}.")
-    if not tau.is_meta and not torch.compiler.is_compiling():
-        check_positive(float(tau.detach()), "tau")

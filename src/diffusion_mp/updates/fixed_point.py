@@ -10,17 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp import errors
 from diffusion_mp.energies.spectrum import precision
-from diffusion_mp.errors import (
-    ConvergenceError,
-    check_counts,
-    check_finite,
-    check_function,
-    check_kind,
-    check_positive,
-    check_tensor,
-    describe,
-)
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.updates.linear_solve import InverseApply, Operator
 
@@ -32,16 +23,10 @@ def _all_rows(x: Tensor) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of steps depends on values
 def fixed_point(
-    step: Operator,
-    x0: Float[Tensor, "*shape"],
-    *,
-    energy: Callable[[Tensor], Tensor] | None = None,
-    tol: float | None = None,
-    max_iter: int = 1000,
-    memory: int = 10,
-    total: Operator = _all_rows,
-    what: str = "the fixed point",
-) -> Float[Tensor, "*shape"]:
+    step: Operator, x0: Float[Tensor, "*shape"],
+    *, energy: Callable[[Tensor], Tensor] | None = None, tol: float | None = None, max_iter: int = 1000,
+    memory: int = 10, total: Operator = _all_rows, what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:  # fmt: skip
     r"""Return z* = T(z*), the limit of z ← T(z), with the gradient of the implicit function theorem.
 
         ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg,   J = ∂T/∂z at z*
@@ -58,8 +43,7 @@ def fixed_point(
             the plain iteration replaces it.
         tol: ‖T(z) − z‖ ≤ tol ‖T(z)‖ at the end; by default 1e-12 in double, 1e-6 in single precision. Where T contracts
             by ρ the error is up to 1/(1 − ρ) times as large.
-        max_iter: maximum number of steps of each pass.
-        memory: of the acceleration, see `iterate`.
+        max_iter, memory: maximum number of steps of each pass, and the memory of `iterate`.
         total: turns a sum over the rows of this process into one over all rows (``Graph.total``).
         what: name of the fixed point in messages.
 
@@ -70,18 +54,18 @@ def fixed_point(
         >>> torch.allclose(fixed_point(torch.cos, torch.zeros(1)), torch.tensor([0.739085]), atol=1e-5)  # cos z = z
         True
     """
-    check_function(step, "step", "the map whose fixed point is sought")
-    check_function(total, "total", "a sum over all rows")
+    errors.check_function(step, "step", "the map whose fixed point is sought")
+    errors.check_function(total, "total", "a sum over all rows")
     if energy is not None:
-        check_function(energy, "energy", "of the state")
-    check_kind(what, "what", str, "a name")
-    check_tensor(x0, "x0", "to begin with")
+        errors.check_function(energy, "energy", "of the state")
+    errors.check_kind(what, "what", str, "a name")
+    errors.check_tensor(x0, "x0", "to begin with")
     if tol is not None:
-        check_positive(tol, "tol")
-    check_counts(max_iter=max_iter)
+        errors.check_positive(tol, "tol")
+    errors.check_counts(max_iter=max_iter)
     if type(memory) is not int or memory != 0:
-        check_counts(memory=memory)
-    check_finite(x0, "x0")
+        errors.check_counts(memory=memory)
+    errors.check_finite(x0, "x0")
     # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
     start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
     tol = precision(start.dtype).residual if tol is None else tol
@@ -89,16 +73,16 @@ def fixed_point(
     def exact(z: Tensor) -> Tensor:
         with without_autocast(z):
             image = step(z)
-        check_tensor(image, "step(z)", "of the shape of z")
+        errors.check_tensor(image, "step(z)", "of the shape of z")
         if image.shape != z.shape or image.device != z.device:
-            raise ValueError(f"step(z) must be like z, {describe(z)}; got {describe(image)}.")
+            raise ValueError(f"step(z) must be like z, {errors.describe(z)}; got {errors.describe(image)}.")
         return image.to(z.dtype)
 
     def rises(energy: Callable[[Tensor], Tensor]) -> bool:
         before, after = energy(start), energy(solution)
         for value in (before, after):
             if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
-                raise TypeError(f"energy(z) must be one number; got {describe(value)}.")
+                raise TypeError(f"energy(z) must be one number; got {errors.describe(value)}.")
         return not bool(after <= before)
 
     def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
@@ -131,24 +115,15 @@ def fixed_point(
 
 @torch.no_grad()
 def iterate(
-    step: Operator,
-    x: Float[Tensor, "*shape"],
-    *,
-    tol: float,
-    max_iter: int,
-    memory: int,
-    total: Operator = _all_rows,
-    what: str = "the fixed point",
-) -> Float[Tensor, "*shape"]:
+    step: Operator, x: Float[Tensor, "*shape"],
+    *, tol: float, max_iter: int, memory: int, total: Operator = _all_rows, what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:  # fmt: skip
     r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖, and return T(x).
 
     With r = T(x) − x and the last ``memory`` differences Δr of residuals and ΔT of images, the next x is T(x) − ΔT γ
     for the γ that minimises ‖r − Δr γ‖ (Anderson, 1965). Where this does not reduce the residual, T(x) is taken
     instead and the differences are discarded; so it converges where T alone does, at most at twice the cost.
     ``memory=0`` is T alone.
-
-    Raises:
-        ConvergenceError: no convergence within ``max_iter`` steps, or a value is not finite.
     """
     # A ring buffer of differences: no iteration copies all of them.
     images, residuals = x.new_zeros(2, memory, x.numel()).unbind()
@@ -174,7 +149,7 @@ def iterate(
         mixed = used > 0
         x = (image - _least(residuals[:used], residual, total) @ images[:used] if mixed else image).view_as(x)
         count += memory > 0
-    raise ConvergenceError(
+    raise errors.ConvergenceError(
         f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {size:.3g}, more than "
         f"tol={tol:.3g} of its norm. Raise max_iter or tol, weigh the source more (a larger beta), or use float64."
     )

@@ -21,26 +21,23 @@ LOST = 3.0  # largest ta for an interval that begins at −a: rounding errors ar
 class HeatKernel(LaplacianUpdate):
     r"""The exact solution of Eq. 5 of TfD (Wu, Wipf & Yan, 2025) after a time t.
 
-        x′ = e^{−tΔ} v = e^{−t(c−r)} Σ_k (2 − δ_k0) (−1)ᵏ e^{−tr} I_k(tr) T_k((Δ − c)/r) v
+        x′ = e^{−tΔ} v = e^{−t(c−r)} Σ_k (2 − δ_k0) (−1)ᵏ e^{−t r} I_k(t r) T_k((Δ − c)/r) v
 
     A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, linear attention S = U Kᵀ with
     any queries and keys in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings this is a
     Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the Chebyshev
-    polynomials and I_k the modified Bessel functions. It takes about √(2tr·log(1/tol)) products with S. Autograd holds
-    the interval constant, since the result does not depend on it.
+    polynomials and I_k the modified Bessel functions. It takes about √(2 t r log(1/tol)) products with S. Autograd
+    holds the interval constant, since the result does not depend on it.
 
     Args:
-        t: diffusion time t > 0.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        t, form: diffusion time t > 0, and Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         tol: truncation error relative to ‖v‖; by default the resolution of the values, at least that of float32.
 
     Raises:
-        CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), and there is no closed form for it.
-        ValueError: a source (there is none in Eq. 5). Others, as the shapes, are those of `StateUpdate`.
+        CouplingMismatchError: the coupling is not reversible and has no closed form. For others see `StateUpdate`.
 
     Examples:
-        >>> S = AdjacencyDiffusivity("row")(x, graph)
-        >>> HeatKernel(t=1.0)(x, S).shape
+        >>> HeatKernel(t=1.0)(x, AdjacencyDiffusivity("row")(x, graph)).shape
         torch.Size([6, 4])
     """
 
@@ -139,9 +136,6 @@ def low_rank_heat(
 
 
 def _exponential(x: Tensor) -> Tensor:
-    """Return exp(x) to the last digits for every norm.
-
-    PyTorch (2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05; an appended block 1 keeps the norm above.
-    """
+    # PyTorch (2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05; an appended block 1 keeps the norm above.
     beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0))
     return torch.linalg.matrix_exp(beside)[..., :-1, :-1]

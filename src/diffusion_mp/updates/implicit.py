@@ -28,9 +28,7 @@ class SolvedUpdate(LaplacianUpdate):
       theorem gives derivatives, once, and memory does not grow with the iterations.
 
     Args:
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        beta: weight β of the source h.
-        leak: κ ≥ 0, the rate at which the state decays.
+        form, beta, leak: see `LaplacianUpdate`.
         tol: relative residual of every (head, channel) column; by default 1e-12, for states in single and half
             precision 1e-6, times a shift below one, so that six digits of the solution are right.
         max_iter: maximum number of iterations of conjugate gradients.
@@ -38,20 +36,14 @@ class SolvedUpdate(LaplacianUpdate):
     Raises:
         CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
         ConvergenceError: ``max_iter`` is not enough, or the system is singular or not positive definite.
-        Others, as the shapes, are those of `StateUpdate`.
     """
 
     needs_reversible = True
 
     def __init__(
-        self,
-        form: Form = "conservative",
-        *,
-        beta: float = 0.0,
-        leak: float = 0.0,
-        tol: float | None = None,
-        max_iter: int = 1000,
-    ) -> None:
+        self, form: Form = "conservative",
+        *, beta: float = 0.0, leak: float = 0.0, tol: float | None = None, max_iter: int = 1000,
+    ) -> None:  # fmt: skip
         super().__init__(form, beta=beta, leak=leak)
         if tol is not None:
             check_positive(tol, "tol")
@@ -98,8 +90,7 @@ class _ThetaStep(SolvedUpdate):
     Where Δ is positive semidefinite and θ ≥ ½, no step expands a state, for any τ.
     """
 
-    #: θ in (0, 1].
-    theta: ClassVar[float]
+    theta: ClassVar[float]  #: θ in (0, 1].
 
     def __init__(self, tau: float, form: Form = "conservative", **options: Any) -> None:
         super().__init__(form, **options)
@@ -132,8 +123,7 @@ class ImplicitEuler(_ThetaStep):
     For other arguments, shapes and errors see `SolvedUpdate`.
 
     Examples:
-        >>> S = AdjacencyDiffusivity("row")(x, graph)
-        >>> ImplicitEuler(tau=100.0)(x, S).shape  # any τ is stable
+        >>> ImplicitEuler(tau=100.0)(x, AdjacencyDiffusivity("row")(x, graph)).shape  # any τ is stable
         torch.Size([6, 4])
     """
 
@@ -150,8 +140,7 @@ class CrankNicolson(_ThetaStep):
     it hardly decays: use `ImplicitEuler` or `HeatKernel` for long steps from rough states. See `SolvedUpdate`.
 
     Examples:
-        >>> S = AdjacencyDiffusivity("row")(x, graph)
-        >>> CrankNicolson(tau=0.5)(x, S).shape
+        >>> CrankNicolson(tau=0.5)(x, AdjacencyDiffusivity("row")(x, graph)).shape
         torch.Size([6, 4])
     """
 
@@ -174,8 +163,7 @@ class Equilibrium(SolvedUpdate):
         SingularSystemError: no leak, and the Laplacian has (nearly) a kernel. Others: see `SolvedUpdate`.
 
     Examples:
-        >>> S = AdjacencyDiffusivity("row")(x, graph)
-        >>> Equilibrium("residual", beta=0.1, leak=0.1)(x, S, source=x).shape  # the limit of infinitely many steps
+        >>> Equilibrium("residual", beta=0.1, leak=0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape
         torch.Size([6, 4])
     """
 
@@ -219,7 +207,7 @@ def teleport_limit(alpha: float) -> Equilibrium:
     """x* = α (I − (1 − α) S)⁻¹ h, the limit of `teleport` (PPNP; Klicpera et al. 2019, Eq. 3), for 0 < α < 1.
 
     Examples:
-        >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # the limit of APPNP
+        >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape
         torch.Size([6, 4])
     """
     check_positive(alpha, "alpha")

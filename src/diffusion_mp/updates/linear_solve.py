@@ -21,28 +21,17 @@ LEFT_OVER = 1e-6  # relative residual of a closed form above which rounding erro
 
 @torch.no_grad()
 def conjugate_gradients(
-    operator: Operator,
-    b: Float[Tensor, "N H D"],
-    *,
-    tol: float | None = None,
-    max_iter: int = 1000,
-    what: str = "the linear system",
-    metric: Float[Tensor, "N heads"] | None = None,
-    preconditioner: Operator | None = None,
-) -> Float[Tensor, "N H D"]:
+    operator: Operator, b: Float[Tensor, "N H D"],
+    *, tol: float | None = None, max_iter: int = 1000, what: str = "the linear system",
+    metric: Float[Tensor, "N heads"] | None = None, preconditioner: Operator | None = None,
+) -> Float[Tensor, "N H D"]:  # fmt: skip
     """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every (head, channel) column on its own.
 
     A column stops when its residual is ‖b − A x‖₂ ≤ ``tol``·‖b‖₂ (default 1e-12 in double, 1e-6 in single precision);
     a zero column has the zero solution. No gradients: see `solve` (Hestenes & Stiefel, 1952).
 
-    Args:
-        operator: u ↦ A u.
-        b: the right-hand sides.
-        tol: relative residual at which a column stops.
-        max_iter: maximum number of iterations.
-        what: name of the system in messages.
-        metric: d̄ > 0, where A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default in uᵀv.
-        preconditioner: an approximation of u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
+    ``metric`` is a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i, by default uᵀv;
+    ``preconditioner`` approximates u ↦ A⁻¹u and is self-adjoint and positive definite in the same inner product.
 
     Raises:
         ConvergenceError: ``max_iter`` was not enough, A is not positive definite, or something is not finite.
@@ -125,13 +114,9 @@ class InverseApply(torch.autograd.Function):
 
 
 def solve(
-    operator: Operator,
-    b: Float[Tensor, "N H D"],
-    *,
-    metric: Float[Tensor, "N heads"] | None = None,
-    preconditioner: Operator | None = None,
-    **options: Any,
-) -> Float[Tensor, "N H D"]:
+    operator: Operator, b: Float[Tensor, "N H D"],
+    *, metric: Float[Tensor, "N heads"] | None = None, preconditioner: Operator | None = None, **options: Any,
+) -> Float[Tensor, "N H D"]:  # fmt: skip
     """Solve A x = b by `conjugate_gradients` with these options and errors, differentiated implicitly.
 
     With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
@@ -169,9 +154,8 @@ class LowRankInverse:
 
         A⁻¹ + A⁻¹U(I − KᵀA⁻¹U)⁻¹KᵀA⁻¹,   A = diag(d − e)
 
-    It costs O(N F² + F³) a graph and may be differentiated any number of times. Graphs of one size are factorised
-    together; a graph with no more nodes than features has its own matrix factorised, which is then the smaller one.
-    d is [N, H, 1], of one head or of those of the form, or a number.
+    It costs O(N F² + F³) a graph and may be differentiated any number of times. A graph with no more nodes than
+    features has its own, smaller, matrix factorised. d is [N, H, 1], of one head or of all of the form, or a number.
     """
 
     def __init__(self, form: LowRankForm, diagonal: Tensor | float) -> None:
