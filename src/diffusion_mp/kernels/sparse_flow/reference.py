@@ -41,14 +41,11 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     r"""argmin_z ½Σ_j z_j²/c_j + Σ_j θ_j|z_j| + (α/2)(Σ_j z_j − 1)², exactly, by one sort (SFi-Former, Eqs. 6 and 9).
 
     z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. In a row without an entry that
-    conducts (log c = −∞) nothing flows, and μ = α, or 0 for α = ∞.
+    conducts (log c = −∞) nothing flows, and μ = α, or 0 for α = ∞. Returns the flow z [..., n] and the potential μ.
 
     Args:
         log_conductance, threshold: log c with c = 1/r, and θ = λf ≥ 0, [..., n].
         alpha: α > 0, a number or a tensor that broadcasts over rows [..., 1].
-
-    Returns:
-        The flow z [..., n] and the potential μ [...].
 
     Examples:
         >>> conductance, friction = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([0.0, 0.5, 9.0])
@@ -78,19 +75,15 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
 
 
 def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """Return z of listed pairs, from their scores and the terms of their rows.
+    """Return z of listed pairs, from their scores s and u of resistances and frictions and the terms of their rows.
 
-    Args:
-        s, u: scores of resistances and frictions [..., H].
-        terms: each [..., H] or broadcasting against them.
-        is_best: whether the sender is ``terms.best`` [..., H].
+    All are [..., H] or broadcast to that; ``is_best`` says whether the sender is ``terms.best``.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
-        >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
+        >>> s = torch.einsum("ihf,jhf->ijh", q, k)
         >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
-        >>> z = entries(s, s, terms, terms.best == node.view(1, 6, 1))
-        >>> torch.allclose(z.sum(1), torch.ones(6, 2))
+        >>> torch.allclose(entries(s, s, terms, terms.best == node.view(1, 6, 1)).sum(1), torch.ones(6, 2))
         True
     """
     return log_entries(s, u, terms, is_best).exp()
@@ -122,9 +115,8 @@ def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
 def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """Solve every row by sorting."""
     q, k, fq, fk = features
-    parts = []
-    for rows in slices(ptr, q.size(0)):
-        parts.append(_solved(_scores(q, k, rows), _scores(fq, fk, rows), lam[rows], leak[rows], rows.start))
+    found = slices(ptr, q.size(0))
+    parts = [_solved(_scores(q, k, r), _scores(fq, fk, r), lam[r], leak[r], r.start) for r in found]
     return RowPotentials(*(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True)))
 
 
@@ -282,8 +274,7 @@ def sparse_flow_edges(
     O(E H) time and memory, in at least float32.
 
     Args:
-        s, u, prior: scores of resistances and frictions, and a ≥ 0.
-        lam, leak: λ ≥ 0, and 1/α, 0 for conservation.
+        s, u, prior, lam, leak: scores of resistances and frictions, a ≥ 0, λ ≥ 0, and 1/α, 0 for conservation.
         target: the node that each edge ends at.
 
     Examples:
