@@ -74,8 +74,7 @@ class _Scores(NamedTuple):
 
 def forward(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
     """Write the result and the denominators; ``mask`` [b, n, 1] is one for nodes and zero for padding."""
-    if v.dtype != den.dtype:
-        q, k, v = (x.to(den.dtype) for x in (q, k, v))
+    q, k, v = (x.to(den.dtype) for x in (q, k, v))
     rows = _scores(q, k, terms, mask)
     den.copy_(rows.den)
     _store_product(out, rows.scores.mul_(reciprocal(rows.den)), v)
@@ -86,8 +85,7 @@ def backward(
 ) -> None:
     grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))
     rows = _scores(q, k, terms, mask)
-    inverse = reciprocal(rows.den)
-    inverse = inverse if mask is None else inverse.mul_(mask)
+    inverse = reciprocal(rows.den) if mask is None else reciprocal(rows.den).mul_(mask)
     attention = rows.scores.mul_(inverse)
     _store_product(dv, attention.transpose(1, 2), grad)
     by_scores = torch.bmm(grad, v.transpose(1, 2))
