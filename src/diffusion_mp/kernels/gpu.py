@@ -1,7 +1,5 @@
 """Shared by the Triton kernels, without importing Triton: when they decline, and how rows are split into runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from functools import partial

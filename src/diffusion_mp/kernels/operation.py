@@ -146,7 +146,7 @@ class Signature:
         # Results are named after their fields; "out" is the only result, or the tuple of all.
         numbered = [f"out_{place}" for place in range(len(get_args(returned)))]
         self.results = [*getattr(returned, "_fields", numbered)] if self.several else ["out"]
-        self.returned: Callable[..., Any] = returned if hasattr(returned, "_fields") else _plain_tuple
+        self.returned: Callable[..., Any] = returned if hasattr(returned, "_fields") else lambda *results: results
         shared = set(self.flat) & set(self.results)
         if shared:
             raise TypeError(f"arguments and results of an operation have names of their own; got {shared} twice.")
@@ -202,10 +202,6 @@ class Signature:
         return tuple(out) if self.several else out
 
 
-def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
-    return results
-
-
 class Operation(Generic[T]):
     """An operation declared by :func:`operation`: a function of its arguments and ``backend``."""
 
@@ -244,8 +240,7 @@ class Operation(Generic[T]):
         out = self._dispatch(flat, args, backend)
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
-        result: T = signature.returned(*_cast_first(out, dtype))
-        return result
+        return signature.returned(*_cast_first(out, dtype))
 
     def _dispatch(self, flat: list[Any], args: Sequence[Any], backend: str) -> Any:
         """Compute directly, by an autograd function, or, where torch has to see it, by the registered operation."""

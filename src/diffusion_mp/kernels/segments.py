@@ -3,8 +3,6 @@
 A shorter graph is padded with copies of its first row, so that no value of another graph, not even NaN, enters it.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Shared by Triton kernels, one program per run of ``gpu.tiles`` and head: the rows of a program, loads and stores."""
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch

@@ -9,8 +9,7 @@ Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ
     ∂q̃_i = K g_i + h_i κ,  ∂k̃_j = G v_j + γ,  ∂v_j = Gᵀk̃_j + b + a g_j,
 
 and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q̃_i = −(c σ + a v_i)·g_i − (c n + a) h_i, without another
-product of rows; ∂k_j likewise, with one. Products are written to the result itself where dtypes allow it, norms are
-applied to the other factor of a product, and all other memory is reused by every block.
+product of rows; ∂k_j likewise, with one. Memory is that of the result, or reused by every block.
 """
 
 from __future__ import annotations

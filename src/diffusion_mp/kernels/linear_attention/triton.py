@@ -5,8 +5,6 @@ summed in a fixed order without atomics. Forward the state of k and v meets q. B
 h_i = −grad_i·out_i/d_i, the state of q and g (w = h) meets k, and the first state, recomputed in a batch, meets q.
 """
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch

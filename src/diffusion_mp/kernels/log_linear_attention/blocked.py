@@ -1,17 +1,14 @@
 """The fast path: samples and features are one axis of a low-rank product; its factors exist for a block of nodes only.
 
-With M_sr = m_r + β_s the weight of i and j is Σ_sr A_isr B_jsr, A_isr = exp(log_q_ir + a_is + M_sr) and
-B_jsr = exp(log_k_jr + b_js − M_sr). With M_sr at, or a few nats above, max_j (log_k_jr + b_js), B_jsr ≤ 1 and Σ_j B_jsr
-does not underflow. Both factors are products of two, A_isr = x_is f_ir and B_jsr = w_js e_jr.
+With M_sr = m_r + β_s the weight of i and j is Σ_sr A_isr B_jsr, A_isr = exp(log_q_ir + a_is + M_sr) = x_is f_ir and
+B_jsr = exp(log_k_jr + b_js − M_sr) = w_js e_jr. With M_sr at, or a few nats above, max_j (log_k_jr + b_js), B_jsr ≤ 1
+and Σ_j B_jsr does not underflow. The sums over senders are U_sr = Σ_j B_jsr v_j and c_sr = Σ_j B_jsr, and out = A U.
+Without given shifts a_is = −L_is − log K with L_is = log Σ_r exp(log_q_ir + M_sr) c_sr.
 
-The sums over senders are U_sr = Σ_j B_jsr v_j and c_sr = Σ_j B_jsr, and out = A U. Without given shifts a_is = −L_is −
-log K with L_is = log Σ_r exp(log_q_ir + M_sr) c_sr. Backward, with the gradients g of out and ℓ of L, W_sr = Σ_i A_isr
-g_i and da_is = Σ_r A_isr g_i·U_sr, the derivatives
-
-    by an exponent of sender j are B_jsr v_j·W_sr,  of row i A_isr g_i·U_sr,
-
-and without given shifts t_is = K (ℓ_is − da_is) adds B_jsr Σ_i A_isr t_is and A_isr t_is c_sr. Their sums over s are
-the derivatives by the log features, those over r by the shifts; and dv = B W.
+Backward, with the gradients g of out and ℓ of L, W_sr = Σ_i A_isr g_i and da_is = Σ_r A_isr g_i·U_sr, the derivatives
+by an exponent are B_jsr v_j·W_sr for sender j and A_isr g_i·U_sr for row i. Without given shifts t_is = K (ℓ_is −
+da_is) adds B_jsr Σ_i A_isr t_is and A_isr t_is c_sr. Their sums over s are the derivatives by the log features, those
+over r by the shifts; and dv = B W.
 
 U and W of a small graph are larger than its nodes: there they stay products of two factors (`Paired`), and all pairs of
 nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).

@@ -24,14 +24,8 @@ Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
 
 Examples:
     >>> from typing import get_args
-    >>> for boundary in get_args(Boundary):
-    ...     left, right = neighbours(4, (1,), boundary, None, torch.device("cpu"))
-    ...     print(boundary, left.tolist(), right.tolist())
-    symmetric [[0, 0, 1, 2]] [[1, 2, 3, 3]]
-    replicate [[0, 0, 1, 2]] [[1, 2, 3, 3]]
-    drop [[0, 0, 1, 2]] [[1, 2, 3, 3]]
-    periodic [[3, 0, 1, 2]] [[1, 2, 3, 0]]
-    causal [[0, 0, 1, 2]] [[0, 1, 2, 3]]
+    >>> get_args(Boundary)
+    ('symmetric', 'replicate', 'drop', 'periodic', 'causal')
 """
 
 

@@ -3,8 +3,6 @@
 No index exists in memory, and a row that several strides read is cached after the first.
 """
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch

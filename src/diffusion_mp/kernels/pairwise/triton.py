@@ -4,8 +4,6 @@ Weights and levels are those of ``tiled.py``. In the backward pass receivers and
 roles exchanged, so that sums need no atomics and have a fixed order.
 """
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch

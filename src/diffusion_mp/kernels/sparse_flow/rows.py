@@ -3,8 +3,6 @@
 Solved for dense rows of a tile and for segments of edges, a few passes over the entries; derivation at :func:`solve`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Scores are recomputed in every pass. The friction of a row's best conductor is s
 are measured from it, whatever a product of features rounds it to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Rows are solved as in ``rows.solve``, in its notation. In the backward passes re
 with the roles exchanged (``TURNED``: the terms belong to the columns), so that sums need no atomics.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, no_type_check
