@@ -1,7 +1,5 @@
 """Products, sums and softmax over observed edges: one message per edge, or by torch's products with compressed rows."""
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 from typing import NamedTuple
@@ -37,13 +35,13 @@ class Entries(NamedTuple):
     col_other: Tensor | None
 
     @classmethod
-    def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> Entries:
+    def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> "Entries":
         rows, cols = pattern
         forms = *(rows.parts if by_row else 3 * (None,)), *(cols.parts if by_col else 3 * (None,))
         return cls(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
 
     @property
-    def T(self) -> Entries:
+    def T(self) -> "Entries":
         return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
 
 
@@ -224,7 +222,7 @@ class Rows(NamedTuple):
     order: Tensor
 
     @classmethod
-    def of(cls, rows: Compressed) -> Rows:
+    def of(cls, rows: Compressed) -> "Rows":
         return cls(rows.node, rows.ptr, rows.order)
 
     def matrix(self, like: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q
 product of rows; ∂k_j likewise, with one. Memory is that of the result, or reused by every block.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -41,7 +39,7 @@ class _Sums(NamedTuple):
     right: Tensor
 
     @classmethod
-    def split(cls, state: Tensor) -> _Sums:
+    def split(cls, state: Tensor) -> "_Sums":
         """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
         return cls(state[:, :-1, :-1], state[:, :-1, -1:].contiguous(), state[:, -1:, :-1])
 

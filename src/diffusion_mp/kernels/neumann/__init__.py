@@ -14,21 +14,16 @@ from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
+declare = partial(operation, family="neumann", dtype="v")
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.neumann.triton", widest=math.inf)
 
 
-@operation(
-    "neumann_product", family="neumann", reference=sums.reference_product, cpu=sums.gathered_product,
-    triton=on_gpu("product"), dtype="v",
-)  # fmt: skip
+@declare("neumann_product", reference=sums.reference_product, cpu=sums.gathered_product, triton=on_gpu("product"))
 def _product(v: Wide, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@operation(
-    "neumann_inner", family="neumann", reference=sums.reference_inner, cpu=sums.gathered_inner,
-    triton=on_gpu("inner"), dtype="v",
-)  # fmt: skip
+@declare("neumann_inner", reference=sums.reference_inner, cpu=sums.gathered_inner, triton=on_gpu("inner"))
 def _inner(g: Wide, v: Wide, stencil: Stencil) -> Tensor:
     return v.new_empty(len(stencil.strides), v.size(1))
 

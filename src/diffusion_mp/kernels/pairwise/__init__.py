@@ -16,6 +16,7 @@ from diffusion_mp.kernels.precision import accumulating
 __all__ = ["SCORES", "log_score", "pairwise_attention", "pairwise_logsumexp", "pairwise_product"]
 
 FAMILY = "pairwise"
+declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
 
 
@@ -23,31 +24,25 @@ def _empty_lse(q: Tensor) -> Tensor:
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-@operation(
-    "pairwise_attention", family=FAMILY, reference=scores.pairwise_attention, cpu=tiled.attention,
-    triton=on_gpu("attention"), flex=fused.FLEX, dtype="v",
+@declare(
+    "pairwise_attention", reference=scores.pairwise_attention, cpu=tiled.attention, triton=on_gpu("attention"),
+    flex=fused.FLEX, dtype="v",
 )  # fmt: skip
 def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> PairwiseRows:
     return PairwiseRows(empty_like(v), _empty_lse(q))
 
 
-@operation(
-    "pairwise_logsumexp", family=FAMILY, reference=scores.pairwise_logsumexp, cpu=tiled.logsumexp,
-    triton=on_gpu("logsumexp"),
-)  # fmt: skip
+@declare("pairwise_logsumexp", reference=scores.pairwise_logsumexp, cpu=tiled.logsumexp, triton=on_gpu("logsumexp"))
 def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
     return _empty_lse(q)
 
 
-@operation(
-    "pairwise_product", family=FAMILY, reference=scores.pairwise_product, cpu=tiled.product,
-    triton=on_gpu("product"), dtype="v",
-)  # fmt: skip
+@declare("pairwise_product", reference=scores.pairwise_product, cpu=tiled.product, triton=on_gpu("product"), dtype="v")
 def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     return empty_like(v)
 
 
-@operation("pairwise_backward", family=FAMILY, cpu=tiled.backward, triton=on_gpu("backward"))
+@declare("pairwise_backward", cpu=tiled.backward, triton=on_gpu("backward"))
 def _backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:

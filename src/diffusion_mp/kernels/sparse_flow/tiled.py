@@ -57,12 +57,11 @@ def _together(features: Features, terms: RowTerms, ptr: Tensor | None, *others: 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """Solve the rows; ``leak`` is 1/α."""
 
-    def compute(
-        room: _Tiles, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, Tensor]:
+        *inputs, lam, leak, mask = stacks
         solved = []
-        for rows in _rows(q):
-            s, u = room.scores((q, k, fq, fk), rows)
+        for rows in _rows(lam):
+            s, u = room.scores(inputs, rows)
             resistance, friction = _log_sum(s, mask, -1), _log_sum(u, mask)
             if mask is not None:  # padding does not conduct, whatever its friction
                 closed = mask.log().transpose(1, 2)
