@@ -292,11 +292,10 @@ class Operation(Generic[T]):
         """Declare the derivatives; without them the operation has none.
 
         Args:
-            formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function that
-                returns their gradients. Its parameters are named after what it needs: arguments, ``out`` (or a field
-                of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved, and a formula runs
-                only if one of its gradients is needed. A result whose gradient no formula uses is not differentiable.
-                A formula may be an operation, whose arguments have such names. See also :func:`once_differentiable`.
+            formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function, or
+                operation, that returns their gradients. Its parameters are named after what it needs: arguments,
+                ``out`` (or a field of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved.
+                A result whose gradient no formula uses is not differentiable. See also :func:`once_differentiable`.
         """
         signature = self._signature
         flat, results, self._formulas = list(signature.flat), signature.results, []

@@ -47,9 +47,7 @@ class Chunk:
         """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
         key = (heads, dtype, device)
         if key not in self._masks:
-            nodes = [
-                torch.arange(int(sizes[0])) < sizes.repeat_interleave(heads).unsqueeze(1) for sizes in self._buckets
-            ]
+            nodes = [torch.arange(int(size[0])) < size.repeat_interleave(heads).unsqueeze(1) for size in self._buckets]
             self._masks[key] = [None if bool(some.all()) else some.unsqueeze(2).to(device, dtype) for some in nodes]
         return self._masks[key]
 

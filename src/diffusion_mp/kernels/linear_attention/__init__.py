@@ -17,6 +17,7 @@ from diffusion_mp.kernels.precision import accumulating
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 
 FAMILY = "linear_attention"
+declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
@@ -65,14 +66,12 @@ class Grads(NamedTuple):
     dv: Tensor
 
 
-@operation(
-    FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v"
-)
+@declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
 def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
 
 
-@operation("linear_attention_backward", family=FAMILY, cpu=blocked.backward, triton=on_gpu("backward"))
+@declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
 def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> Grads:
     return Grads(*empty_like(q, k, v))
 
@@ -121,7 +120,7 @@ def linear_attention(
     return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 
-@operation("linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool, triton=on_gpu("pool"))
+@declare("linear_pool", reference=reference.pool, cpu=blocked.pool, triton=on_gpu("pool"))
 def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
     """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1], for :func:`linear_read`.
 
@@ -137,7 +136,7 @@ def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
     return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
-@operation("linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read, triton=on_gpu("read"), dtype="v")
+@declare("linear_read", reference=reference.read, cpu=blocked.read, triton=on_gpu("read"), dtype="v")
 def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> LinearRows:
     """Return the rows of :func:`linear_attention` for some receivers, as ``values`` of a tuple; once differentiable.
 
@@ -152,12 +151,12 @@ def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> LinearRows:
     return _empty_rows(v, (0, q.size(2), v.size(2)))
 
 
-@operation("linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward, triton=on_gpu("pool_backward"))
+@declare("linear_pool_backward", cpu=blocked.pool_backward, triton=on_gpu("pool_backward"))
 def _pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
     return empty_like(k, v)
 
 
-@operation("linear_read_backward", family=FAMILY, cpu=blocked.read_backward, triton=on_gpu("read_backward"))
+@declare("linear_read_backward", cpu=blocked.read_backward, triton=on_gpu("read_backward"))
 def _read_backward(
     grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:

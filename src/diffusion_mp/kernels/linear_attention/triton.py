@@ -128,8 +128,7 @@ def _meet(
 @no_type_check
 def _feature_gradient(
     x, y, scale, weight, state, table, dx, x_n, x_h, y_n, y_h, H, F, D,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+    UNIT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx̃ = M y + w m for a run of rows, with y multiplied by ``scale``; then dx, through x̃ = x/‖x‖."""
     program = tl.program_id(0).to(tl.int64)
@@ -311,8 +310,7 @@ def _together(outer: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def _row_factors(grad: Tensor, out: LinearRows) -> tuple[Tensor, Tensor]:
     values, den = out.values.contiguous(), out.den.contiguous()
     scale, weight = torch.empty_like(den), torch.empty_like(den)
-    _row_terms[(triton.cdiv(den.numel(), 32),)](
-        grad, values, den, scale, weight, den.numel(), *grad.stride()[:2], *grad.shape[1:],
-        BLOCK_N=32, BLOCK_D=padded(grad.size(2)), num_warps=4,
-    )  # fmt: skip
+    sizes = (den.numel(), *grad.stride()[:2], *grad.shape[1:])
+    options = {"BLOCK_N": 32, "BLOCK_D": padded(grad.size(2)), "num_warps": 4}
+    _row_terms[(triton.cdiv(den.numel(), 32),)](grad, values, den, scale, weight, *sizes, **options)
     return scale, weight

@@ -103,8 +103,7 @@ def log_linear_product(
 
     Args:
         log_q, log_k, v: logarithms of the positive features of receivers and senders, and values.
-        row_shift: a, one number per node, head and sample; ``None`` divides each row of each sample by its sum.
-        col_shift: b, likewise, of the senders.
+        row_shift, col_shift: a and b per node, head and sample; without a, rows of a sample are divided by their sum.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
         backend: how it is computed; see `kernels.operation`.
 

@@ -264,10 +264,7 @@ def _added(parts: list[Sums]) -> Sums:
 
 
 def _write(out: Tensor, rows: slice, value: Tensor, bound: Bound) -> None:
-    if bound.chosen.start:
-        out[:, rows] += value
-    else:
-        out[:, rows] = value
+    out[:, rows] = out[:, rows] + value if bound.chosen.start else value
 
 
 def _pool(senders: Senders, bound: Bound) -> Sums:
@@ -350,9 +347,7 @@ def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
     return out
 
 
-def entries_backward(
-    grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor
-) -> tuple[Tensor, Tensor]:
+def entries_backward(grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> tuple[Tensor, ...]:
     dq, dk = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))
     for part, (source, target) in _chunks(edge_index, log_q):
         exponents = log_q[target] + log_k[source]

@@ -33,10 +33,7 @@ class _Weights:
     def tile(
         self, left: Tensor, right: Tensor, shift: Tensor | None, rows: slice, cols: slice, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], rows and cols of graphs.
-
-        Also the scores, which are overwritten where no slope depends on them.
-        """
+        """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], and s, perhaps overwritten."""
         s = torch.bmm(left, right.transpose(1, 2))
         w = self.kernel.weight(s) if shift is None else self.kernel.log(s).add_(shift).exp_()
         if self.loops:  # padding repeats a node, so its weights are finite where that node's are

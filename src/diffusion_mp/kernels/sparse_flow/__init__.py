@@ -20,21 +20,19 @@ __all__ = [
 FAMILY = "sparse_flow"
 # Wider features do not fit into shared memory: the gradient's program holds tiles of all three kinds.
 WIDEST = 128
+declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.sparse_flow.triton", widest=WIDEST)
 
 
-@operation(
-    "sparse_flow_potentials", family=FAMILY, reference=reference.sparse_flow_potentials, cpu=tiled.potentials,
+@declare(
+    "sparse_flow_potentials", reference=reference.sparse_flow_potentials, cpu=tiled.potentials,
     triton=on_gpu("potentials"),
 )  # fmt: skip
 def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
     return empty_potentials(lam)
 
 
-@operation(
-    "sparse_flow_potentials_backward", family=FAMILY, cpu=tiled.potentials_backward,
-    triton=on_gpu("potentials_backward"),
-)  # fmt: skip
+@declare("sparse_flow_potentials_backward", cpu=tiled.potentials_backward, triton=on_gpu("potentials_backward"))
 def _potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_log_mu: Tensor,
     features: Features, lam: Tensor, leak: Tensor, out: RowPotentials, ptr: Tensor | None,
@@ -42,15 +40,15 @@ def _potentials_backward(
     return empty_like(*features, lam, leak)
 
 
-@operation(
-    "sparse_flow_product", family=FAMILY, reference=reference.sparse_flow_product, cpu=tiled.product,
-    triton=on_gpu("product"), dtype="v",
+@declare(
+    "sparse_flow_product", reference=reference.sparse_flow_product, cpu=tiled.product, triton=on_gpu("product"),
+    dtype="v",
 )  # fmt: skip
 def _product(features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@operation("sparse_flow_product_backward", family=FAMILY, cpu=tiled.product_backward, triton=on_gpu("product_backward"))
+@declare("sparse_flow_product_backward", cpu=tiled.product_backward, triton=on_gpu("product_backward"))
 def _product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

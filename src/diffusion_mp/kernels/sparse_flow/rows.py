@@ -187,10 +187,7 @@ def newton(
 
 
 def unit_limit(dtype: torch.dtype) -> float:
-    """Return the logarithm of the largest unit of ρ and ν, the square of the resolution.
-
-    Derivatives by equal frictions grow like the unit, and so does the rounding in which they cancel.
-    """
+    """Return the log of the largest unit of ρ and ν: derivatives by equal frictions, which cancel, grow like it."""
     return -2 * math.log(torch.finfo(dtype).eps)
 
 
@@ -264,9 +261,8 @@ def solve(
         some = count > 0
         own = rows.at(weight, best).where(some, 0.0)
         by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
-        rho, slope, moment, active, support, _ = newton(
-            rows.without(weight, best), threshold, by_leak + own, total, count, rows
-        )
+        others = rows.without(weight, best)
+        rho, slope, moment, active, support, _ = newton(others, threshold, by_leak + own, total, count, rows)
 
         flows = some & (rho > 0)
         if flows.all():

@@ -1,7 +1,6 @@
 """The fast path: complete rows tile by tile, or those of many small graphs; nothing of size N² is kept.
 
-Scores are recomputed in every pass. The friction of a row's best conductor is set, not read off its tile: all others
-are measured from it, whatever a product of features rounds it to.
+The friction of a row's best conductor is set, not read off its tile, since all others are measured from it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -380,9 +380,7 @@ def potentials_backward(
     features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     pull = tiled.pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
-    of_rows = contiguous(
-        solution.resistance, solution.friction, pull.step, pull.by_resistance, pull.by_friction, pull.at_s, pull.at_u
-    )
+    of_rows = contiguous(solution.resistance, solution.friction, *pull[:5])
     terms, dnu, nothing = contiguous(*solution.terms), torch.empty_like(lam), (None, None)
     grads = _gradients(contiguous(*features), terms, of_rows, nothing, nothing, (None, None, None, dnu), ptr)
     return *grads, dnu * pull.nu + pull.by_lam, pull.leak
