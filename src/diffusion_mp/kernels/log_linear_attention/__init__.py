@@ -97,7 +97,7 @@ def log_linear_product(
     r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
 
     Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
-    (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its transpose. All is
+    (Algorithm 1 of the slides, with Gumbel noise b = g/τ). With q and k, a and b exchanged, it is the transpose. All is
     done in log space until the largest exponent of a feature and sample is subtracted. O(N K F D) time and
     O(N (K + F + D)) memory, also in the backward pass; once differentiable.
 

@@ -58,7 +58,7 @@ def neighbours(
     """Return the rows of the left and the right neighbours at every stride, in the same sequence, each [K, N].
 
     ``"symmetric"`` reflects with the end repeated (x₀ = x₁, x₋₁ = x₂, …), ``"replicate"`` stops at the end, ``"drop"``
-    takes the node itself where a neighbour is missing, ``"periodic"`` wraps around, ``"causal"`` drops on the left and
+    takes the node itself where a neighbour is missing, ``"periodic"`` wraps around. ``"causal"`` drops on the left and
     has the node itself for its right neighbour. For ``ptr`` see :func:`neumann_product`.
 
     Examples:
