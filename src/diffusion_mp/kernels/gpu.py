@@ -1,7 +1,5 @@
 """Shared by the Triton kernels, without importing Triton: when they decline, and how rows are split into runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from functools import partial
@@ -32,10 +30,7 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
-    """Return why the kernels do not support these arguments, as the end of a sentence, or ``None``.
-
-    The slow interpreter runs only when "triton" is named.
-    """
+    """Return why the kernels do not support these arguments, or ``None``; the slow interpreter has to be named."""
     tensors = []
     for part in chain.from_iterable(arg if isinstance(arg, tuple) else (arg,) for arg in args):
         if isinstance(part, Tensor) and part.is_floating_point():
@@ -53,15 +48,10 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
 
 
 class Tiles(NamedTuple):
-    """Runs of rows that together cover every graph; a graph without rows has an empty one.
+    """Runs of rows that together cover every graph; a graph without rows has an empty one."""
 
-    Attributes:
-        table: [T, 5]: bounds of a run, bounds of its graph, number of the graph.
-        offset: [B+1]: the runs of every graph.
-    """
-
-    table: Tensor
-    offset: Tensor
+    table: Tensor  # [T, 5]: bounds of a run, bounds of its graph, number of the graph
+    offset: Tensor  # [B+1]: the runs of every graph
 
 
 def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -> Tiles:
@@ -88,8 +78,7 @@ def padded(width: int) -> int:
 def precision(dtype: torch.dtype) -> str:
     """Return how the matrix units multiply float32 tiles.
 
-    For float32 inputs as three products of TF32 numbers, whose sum is right to 2⁻²¹ or so; the exact product has no
-    matrix units. For half precision as one, with float16's ten bits and the range of float32.
+    For float32 inputs as three products of TF32 numbers, right to 2⁻²¹ or so; for half precision as one, of ten bits.
     """
     return "tf32x3" if dtype == torch.float32 else "tf32"
 

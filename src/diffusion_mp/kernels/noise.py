@@ -17,12 +17,8 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Set every entry to zero with probability ``rate``, and divide the others by 1 − rate (Srivastava et al. 2014).
 
     On the CPU an entry uses 16 bits of torch's generator, in a fifth of the time of torch's dropout, which uses 64.
-    There the rate is the nearest multiple of 2⁻¹⁶, and the expectation exact for that.
-
-    Args:
-        x: of any shape; the stored entries of a sparse matrix are dropped.
-        rate: in [0, 1).
-        training: otherwise x is returned.
+    There the rate is the nearest multiple of 2⁻¹⁶, and the expectation exact for that. Of a sparse matrix the stored
+    entries are dropped. Without ``training`` x is returned.
     """
     if not training or not rate:
         return x
@@ -41,11 +37,9 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
 # Nodes per seed. A run is always drawn completely, since the order of a generator's numbers may depend on how many are
 # drawn: so any part of the nodes gets the noise that it has in the full graph.
 RUN = 1024
-
 # Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the 32 bits of torch's seeds on the
 # CPU. Of 10⁵ runs no two share a seed within 11 702 steps; the first do at a distance of 11 703.
 STRIDE = 0x9E3779B9
-
 # Held while a state is read and advanced: no two threads may read the same one.
 _ADVANCE = threading.Lock()
 
@@ -88,10 +82,7 @@ def gumbel(
 ) -> Float[Tensor, "N H K"]:
     """g ~ Gumbel(0, 1) for every node, head and sample, −log of an exponential variable.
 
-    Args:
-        state: [seed, step]; equal states give equal noise, bit for bit, and every step fresh noise.
-        like: gives N, H, dtype and device.
-        samples: K.
-        first: number of the first node: the noise of nodes first … first + N − 1 is part of that of all nodes.
+    ``state`` is [seed, step]; equal states give equal noise, bit for bit, and every step fresh noise. ``like`` gives N,
+    H, dtype and device. The noise of nodes first … first + N − 1 is part of that of all nodes.
     """
     return _gumbel(state, like.detach(), samples, first)

@@ -1,7 +1,6 @@
 """``operation`` declares a kernel: schema, result shapes, precision, backends and derivatives in one place.
 
-CONTRIBUTING.md has a worked example. The annotations of the decorated function are the schema; :data:`Wide` and
-:data:`Narrow` say how a tensor is converted first. A call picks a backend and runs it without autocast.
+CONTRIBUTING.md has a worked example.
 """
 
 from __future__ import annotations
@@ -21,22 +20,16 @@ from diffusion_mp.kernels.precision import ALREADY, without_autocast
 
 __all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]
 
-
 Backend = Literal["auto", "reference", "cpu", "triton", "flex"]
-
 BACKENDS = get_args(Backend)
-
 #: Environment variable that names a backend for all operations ("reference") or for some ("spmm=cpu,pairwise=triton").
 VARIABLE = "DIFFUSION_MP_BACKEND"
 
 
 class Implementation(NamedTuple):
-    """A way to compute an operation.
+    """A way to compute an operation: ``run`` takes its arguments, and ``declines`` whether the backend was named, too.
 
-    Attributes:
-        run: the computation, on the arguments of the operation.
-        declines: called with whether the backend was named, and the arguments. It returns ``None``, or why these are
-            not supported, as the end of a sentence ("q is on the CPU"). Without it everything is supported.
+    The latter returns ``None``, or why they are not supported, as the end of a sentence ("q is on the CPU").
     """
 
     run: Callable[..., Any]
@@ -44,11 +37,7 @@ class Implementation(NamedTuple):
 
 
 def requested(operation: str, backend: str) -> str:
-    """Return the backend that the call, or else the environment, names for an operation, or ``"auto"``.
-
-    Raises:
-        ValueError: it is none of the backends.
-    """
+    """Return the backend that the call, or else the environment, names for an operation, or ``"auto"``."""
     if not isinstance(backend, str) or backend not in BACKENDS:
         check_choice(backend, "backend", BACKENDS)
     if backend != "auto":
@@ -62,17 +51,11 @@ def requested(operation: str, backend: str) -> str:
 
 
 def choose(operation: str, backend: str, table: Mapping[str, Implementation], *args: Any) -> Callable[..., Any]:
-    """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline.
-
-    Raises:
-        BackendError: the named backend declines, or does not have the operation. There is no fallback.
-    """
+    """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline."""
     named = backend != "auto"
     if named and backend not in table:
-        raise BackendError(
-            f"backend {backend!r} does not have {operation}; it has {', '.join(map(repr, table))}. "
-            f"Take one of these, or 'auto'."
-        )
+        has = f"it has {', '.join(map(repr, table))}"
+        raise BackendError(f"backend {backend!r} does not have {operation}; {has}. Take one of these, or 'auto'.")
     for name in [backend] if named else table:
         run, declines = table[name]
         reason = None if declines is None else declines(named, *args)
@@ -85,22 +68,13 @@ T = TypeVar("T")
 
 #: An argument promoted to one dtype with all other ``Wide`` and ``Narrow`` ones, at least float32.
 Wide = Annotated[Tensor, "wide"]
-
 #: An argument that kernels accept in half precision, since they accumulate in float32; all of these share one dtype.
 Narrow = Annotated[Tensor, "narrow"]
 
 #: Schema types of the annotations.
-SCHEMA = {
-    Tensor: "Tensor",
-    Wide: "Tensor",
-    Narrow: "Tensor",
-    Tensor | None: "Tensor?",
-    Wide | None: "Tensor?",
-    Sequence[int]: "SymInt[]",
-    int: "SymInt",
-    float: "float",
-    bool: "bool",
-    str: "str",
+SCHEMA: dict[Any, str] = {
+    **{Tensor: "Tensor", Wide: "Tensor", Narrow: "Tensor", Tensor | None: "Tensor?", Wide | None: "Tensor?"},
+    **{Sequence[int]: "SymInt[]", int: "SymInt", float: "float", bool: "bool", str: "str"},
 }
 
 #: Types of arguments outside of tracing: no tensor subclasses, and no symbols.
@@ -122,17 +96,12 @@ def operation(
         name: in ``torch.ops.diffusion_mp``, or with a namespace of its own, ``"mine::product"``.
         family: the name by which the environment selects a backend. ``None``: only ``cpu`` exists.
         reference: plain torch, differentiated by torch; used when named, or when there is nothing else.
-        cpu: the fast path on every device, opaque to torch.
-        triton: the GPU path, see :func:`diffusion_mp.kernels.gpu.kernel`.
+        cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
         flex: another path that torch differentiates, used when named only.
         dtype: the argument whose dtype the (first) result is cast to.
     """
-    rows = {
-        "triton": triton,
-        "cpu": cpu and Implementation(cpu),
-        "flex": flex,
-        "reference": reference and Implementation(reference),
-    }
+    rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "flex": flex}
+    rows["reference"] = reference and Implementation(reference)
     table = {backend: row for backend, row in rows.items() if row is not None}
     return lambda shapes: Operation(shapes, name, family, table, dtype)
 
@@ -141,10 +110,8 @@ def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
     """Derivatives of a backward operation that has none: raise an error that says what to do instead."""
 
     def refuse() -> NoReturn:
-        raise RuntimeError(
-            f"{name} is once differentiable: its backward recomputes in blocks and has no derivative itself. "
-            f"For second derivatives {instead}."
-        )
+        reason = "its backward recomputes in blocks and has no derivative itself"
+        raise RuntimeError(f"{name} is once differentiable: {reason}. For second derivatives {instead}.")
 
     return {"*": refuse}
 
@@ -163,26 +130,23 @@ class Signature:
         hints = get_type_hints(function, include_extras=True)
         returned = hints.pop("return")
         self.arguments = list(hints)
-        tuples = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
-        self.tuples: dict[str, Callable[..., Any]] = tuples
+        self.tuples: dict[str, Any] = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
         self.flat: dict[str, Any] = {}
         self.parts: dict[str, list[str]] = {}
         self._places: list[tuple[Callable[..., Any] | None, int, int]] = []
         for name, hint in hints.items():
             fields = get_type_hints(hint, include_extras=True) if name in self.tuples else {}
             parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {name: hint}
-            first = len(self.flat)
+            self._places.append((self.tuples.get(name), len(self.flat), len(self.flat) + len(parts)))
             self.parts[name], self.flat = list(parts), self.flat | parts
-            self._places.append((tuples.get(name), first, len(self.flat)))
         unknown = {name: kind for name, kind in self.flat.items() if kind not in SCHEMA}
         if unknown:
             raise TypeError(f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}.")
         self.several = returned is not Tensor
         # Results are named after their fields; "out" is the only result, or the tuple of all.
-        self.results = ["out"]
-        if self.several:
-            self.results = [*getattr(returned, "_fields", [f"out_{place}" for place in range(len(get_args(returned)))])]
-        self.returned: Callable[..., Any] = returned if hasattr(returned, "_fields") else _plain_tuple
+        numbered = [f"out_{place}" for place in range(len(get_args(returned)))]
+        self.results = [*getattr(returned, "_fields", numbered)] if self.several else ["out"]
+        self.returned: Callable[..., Any] = returned if hasattr(returned, "_fields") else lambda *results: results
         shared = set(self.flat) & set(self.results)
         if shared:
             raise TypeError(f"arguments and results of an operation have names of their own; got {shared} twice.")
@@ -203,10 +167,7 @@ class Signature:
         """Replace every named tuple by its fields."""
         flat: list[Any] = []
         for (make, *_), arg in zip(self._places, args, strict=True):
-            if make is None:
-                flat.append(arg)
-            else:
-                flat.extend(arg)
+            flat.extend([arg] if make is None else arg)
         return flat
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
@@ -241,10 +202,6 @@ class Signature:
         return tuple(out) if self.several else out
 
 
-def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
-    return results
-
-
 class Operation(Generic[T]):
     """An operation declared by :func:`operation`: a function of its arguments and ``backend``."""
 
@@ -264,22 +221,15 @@ class Operation(Generic[T]):
         self._always_plain = len(self._plain) == len(table)
         self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
         self._like = None if dtype is None else list(signature.flat).index(dtype)
-        self._registered = torch.library.custom_op(
-            name if "::" in name else f"diffusion_mp::{name}",
-            self._run,
-            mutates_args=(),
-            schema=signature.schema("str backend") if family else signature.schema(),
-        )
+        schema = signature.schema("str backend") if family else signature.schema()
+        full = name if "::" in name else f"diffusion_mp::{name}"
+        self._registered = torch.library.custom_op(full, self._run, mutates_args=(), schema=schema)
         self._registered.register_fake(lambda *flat: signature.plain(shapes(*signature.unflatten(flat))))
         self._function: type[torch.autograd.Function] | None = None
         self._for_func: type[torch.autograd.Function] | None = None
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
-        """Run the backend that is named here or by the environment, or the first that does not decline.
-
-        Raises:
-            BackendError: the named backend declines these arguments, or does not have the operation.
-        """
+        """Run the backend that is named here or by the environment (or raise), or the first that does not decline."""
         signature = self._signature
         if self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
             backend = requested(str(self.family), backend)
@@ -290,16 +240,18 @@ class Operation(Generic[T]):
         out = self._dispatch(flat, args, backend)
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
-        result: T = signature.returned(*_cast_first(out, dtype))
-        return result
+        return signature.returned(*_cast_first(out, dtype))
 
     def _dispatch(self, flat: list[Any], args: Sequence[Any], backend: str) -> Any:
         """Compute directly, by an autograd function, or, where torch has to see it, by the registered operation."""
         tensor = flat[self._tensor]
         if self._always_plain or backend in self._plain:
             return self._compute(args, tensor, backend)
-        if not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta:  # torch traces or watches
-            if self._for_func and _differentiated_by_func(flat):
+        # Does torch trace, watch or transform, or is something not a plain value?
+        if not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta:
+            # torch.func differentiates autograd functions, but not registered operations.
+            by_func = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+            if self._for_func and by_func and torch._C._any_requires_grad(*flat):
                 return self._for_func.apply(*flat, backend, args)
         elif not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
             return self._compute(args, tensor, backend)
@@ -323,8 +275,7 @@ class Operation(Generic[T]):
     def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
         """Return the registered operation, and a function of its flat arguments that torch can trace.
 
-        Args:
-            formula: in plain torch, with the arguments of the operation; ``None`` is its reference.
+        ``formula`` is in plain torch, with the arguments of the operation; ``None`` is its reference.
         """
         signature, compute = self._signature, formula or self._table["reference"].run
 
@@ -341,11 +292,10 @@ class Operation(Generic[T]):
         """Declare the derivatives; without them the operation has none.
 
         Args:
-            formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function that
-                returns their gradients. Its parameters are named after what it needs: arguments, ``out`` (or a field
-                of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved, and a formula runs
-                only if one of its gradients is needed. A result whose gradient no formula uses is not differentiable.
-                A formula may be an operation, whose arguments have such names. See also :func:`once_differentiable`.
+            formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function, or
+                operation, that returns their gradients. Its parameters are named after what it needs: arguments,
+                ``out`` (or a field of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved.
+                A result whose gradient no formula uses is not differentiable. See also :func:`once_differentiable`.
         """
         signature = self._signature
         flat, results, self._formulas = list(signature.flat), signature.results, []
@@ -361,12 +311,10 @@ class Operation(Generic[T]):
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # a refusal asks for no gradient
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
-        # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
-        materialize = len(self._grads) - len(self._without_grad) > 1
-
         def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             self._keep(ctx, inputs, output)
-            ctx.set_materialize_grads(materialize)
+            # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
+            ctx.set_materialize_grads(len(self._grads) - len(self._without_grad) > 1)
 
         def computed(*inputs: Any) -> Any:
             *flat, backend, args = inputs
@@ -419,12 +367,6 @@ class Operation(Generic[T]):
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
-
-
-def _differentiated_by_func(flat: Sequence[Any]) -> bool:
-    """Whether torch.func differentiates: it supports autograd functions, but not registered operations."""
-    transforming = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-    return transforming and torch._C._any_requires_grad(*flat)
 
 
 def _cast_first(out: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, ...]:

@@ -44,8 +44,8 @@ def exp_(x: Tensor, most: float = math.inf) -> Tensor:
 def unit_vectors(x: Tensor) -> Tensor:
     """Return x/‖x‖ along the last axis for vectors of any length; a zero vector stays zero, in the gradient too.
 
-    Vectors are divided by their largest entry first, so that no square over- or underflows. Half precision is widened
-    inside; below the smallest normal number counts as zero. Differentiable any number of times.
+    Vectors are divided by their largest entry first, so that no square over- or underflows; half precision is widened.
+    Below the smallest normal number counts as zero. Differentiable any number of times.
     """
     if not x.size(-1):
         return x

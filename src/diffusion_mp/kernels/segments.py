@@ -1,10 +1,7 @@
 """Ragged batches: graphs of nearly one size are stacked, so that a batch takes a few large matrix products.
 
 A shorter graph is padded with copies of its first row, so that no value of another graph, not even NaN, enters it.
-The indices of a batch are cached by its row boundaries.
 """
-
-from __future__ import annotations
 
 import math
 import weakref
@@ -17,13 +14,10 @@ from torch import Tensor
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
 Rows = slice | Tensor
-
 # Rows of padding in a bucket before another one is opened: computing them costs as much as a few more calls.
 PADDING = 128
-
 # Rows of small graphs that are computed at once: those of all inputs and results stay in cache.
 ROWS = 1 << 13
-
 # A GPU computes this many times as many entries, and rows, at once as a CPU.
 ON_GPU = 64
 
@@ -32,7 +26,7 @@ class Chunk:
     """Consecutive graphs of a batch, from their row boundaries, stacked in buckets of nearly one size.
 
     Their rows x[chunk.rows] are [n, H, F]; a bucket is [b H, size, F] with the heads of a graph next to each other.
-    One graph, or graphs of one size with one head, are stacked where they are, and nothing is copied.
+    One graph, or graphs of one size with one head, are stacked where they are.
     """
 
     def __init__(self, bounds: Tensor) -> None:
@@ -53,15 +47,8 @@ class Chunk:
         """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
         key = (heads, dtype, device)
         if key not in self._masks:
-            self._masks[key] = [
-                None
-                if int(sizes[-1]) == size
-                else (torch.arange(size) < sizes.unsqueeze(1))
-                .repeat_interleave(heads, 0)
-                .unsqueeze(2)
-                .to(device, dtype)
-                for sizes, (_, size) in zip(self._buckets, self.shapes, strict=True)
-            ]
+            nodes = [torch.arange(int(size[0])) < size.repeat_interleave(heads).unsqueeze(1) for size in self._buckets]
+            self._masks[key] = [None if bool(some.all()) else some.unsqueeze(2).to(device, dtype) for some in nodes]
         return self._masks[key]
 
     def _in_place(self, heads: int) -> bool:
@@ -73,10 +60,8 @@ class Chunk:
 
     def empty(self, rows: Tensor) -> Tensor:
         """Return memory for the stacked results of ``rows`` [n, H, D]: ``rows`` itself where they are in place."""
-        heads, channels = rows.shape[1:]
-        if self._in_place(heads):
-            return rows
-        return rows.new_empty(heads * self._height, channels)
+        _, heads, channels = rows.shape
+        return rows if self._in_place(heads) else rows.new_empty(heads * self._height, channels)
 
     def views(self, stack: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
@@ -105,9 +90,7 @@ class Chunk:
         return self._places[key]
 
     def _find(self, heads: int) -> tuple[Tensor, Tensor]:
-        height = torch.cat(
-            [sizes.new_full(sizes.shape, size) for sizes, (_, size) in zip(self._buckets, self.shapes, strict=True)]
-        )
+        height = torch.cat([sizes[:1].expand_as(sizes) for sizes in self._buckets])
         graph = torch.repeat_interleave(height)
         above = height.cumsum(0) - height
         within = torch.arange(len(graph)) - above.index_select(0, graph)
@@ -122,10 +105,7 @@ class Chunk:
 
 
 def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
-    """Return the cache of values computed from row boundaries, valid while this tensor exists and is unchanged.
-
-    A ``Graph`` has one such tensor, so that layers, heads, forward and backward share it.
-    """
+    """Return the cache of values computed from row boundaries, valid while this tensor exists and is unchanged."""
     key, known = id(ptr), _CACHES.get(id(ptr))
     if known is None or known[0]() is not ptr or not torch.equal(known[1], ptr):
         known = _CACHES[key] = weakref.ref(ptr, lambda _: _CACHES.pop(key, None)), ptr.clone(), {}
@@ -140,8 +120,7 @@ def chunks(ptr: Tensor, rows: int) -> list[Chunk]:
     cache = batch_cache(ptr)
     if rows not in cache:
         cache[rows] = list(_chunks(ptr, rows))
-    found: list[Chunk] = cache[rows]
-    return found
+    return cache[rows]
 
 
 def stacks(
@@ -183,7 +162,7 @@ def by_stacks(
     The mask [B, n, 1] is one for nodes and zero for padding, whose results are ignored; ``None``: all are nodes.
     """
     n, heads = inputs[0].shape[:2]
-    pairs = at_once(pairs, inputs[0])
+    pairs, rows = at_once(pairs, inputs[0]), at_once(ROWS, inputs[0])
     chunk = None if ptr is None or not n else chunks(ptr, n)[0]
     if chunk is None or chunk.alone:
         stacked = [x.transpose(0, 1) for x in inputs]
@@ -192,7 +171,6 @@ def by_stacks(
         found = side_by_side([compute(*some, None) for some in groups], 0)
         return [x.transpose(0, 1).contiguous() for x in found]
     parts: list[tuple[Tensor, ...]] = []
-    rows = at_once(ROWS, inputs[0])
     masks = chunk.masks(heads, inputs[0].dtype, inputs[0].device)
     for mask, *bucket in zip(masks, *map(chunk.stack, inputs), strict=True):
         together, size = bucket[0].shape[:2]
@@ -258,10 +236,7 @@ def _bucket_lengths(sizes: list[int]) -> list[int]:
 
 
 def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterator[Rows]:
-    """Yield the rows of all graphs of one size: a slice for one graph, else indices [b, size].
-
-    There are at most √(2N) distinct sizes, so this is a short loop also for thousands of graphs.
-    """
+    """Yield the rows of all graphs of one size: a slice for one graph, else indices [b, size]; at most √(2N) times."""
     if ptr is None:
         if num_nodes:
             yield slice(0, num_nodes)

@@ -1,10 +1,4 @@
-"""Products, sums and softmax over observed edges: out_i = Σ_e w_e v_source(e), its derivatives, attention on edges.
-
-The product and the sampled product are each other's derivatives, and so are row sums and their broadcast. References
-write one message per edge; the fast paths use torch's products with compressed rows.
-"""
-
-from __future__ import annotations
+"""Products, sums and softmax over observed edges: one message per edge, or by torch's products with compressed rows."""
 
 import warnings
 from functools import cache
@@ -27,7 +21,7 @@ AT_ONCE = 1 << 20
 
 
 class Entries(NamedTuple):
-    """The shape; row and column of every entry; and the forms of `Compressed` by row and by column if needed."""
+    """The shape, row and column of every entry, and the forms of `Compressed` by row and by column if needed."""
 
     rows: int
     cols: int
@@ -41,14 +35,13 @@ class Entries(NamedTuple):
     col_other: Tensor | None
 
     @classmethod
-    def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> Entries:
+    def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> "Entries":
         rows, cols = pattern
-        unknown = None, None, None
-        forms = *(rows.parts if by_row else unknown), *(cols.parts if by_col else unknown)
+        forms = *(rows.parts if by_row else 3 * (None,)), *(cols.parts if by_col else 3 * (None,))
         return cls(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
 
     @property
-    def T(self) -> Entries:
+    def T(self) -> "Entries":
         return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
 
 
@@ -66,8 +59,8 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     """Multiply compressed rows; one weight for all heads is one product over all channels."""
     _, heads, channels = v.shape
     if channels == 1 and heads > 1 and weight.size(1) > 1:  # a weight per channel: messages are added up directly
-        sums = v.new_zeros(entries.rows, heads)
-        return sums.index_add_(0, entries.row, v.squeeze(2)[entries.col].mul_(weight)).unsqueeze(2)
+        messages = v.squeeze(2)[entries.col].mul_(weight)
+        return v.new_zeros(entries.rows, heads).index_add_(0, entries.row, messages).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
     if weight.size(1) == 1:
@@ -103,10 +96,7 @@ def _few(entries: Entries, heads: int) -> bool:
 
 
 def _by_row_and_head(entries: Entries, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the compressed matrix whose rows and columns are pairs of a node and a head; cached with that by row.
-
-    Bounds [N H + 1]; the place in [E, H] of every entry [E H]; its column.
-    """
+    """Return, for rows and columns that are pairs of node and head, bounds, places in [E, H] and columns; cached."""
     ptr, moved, other = _by_row(entries)
     return cached_by((ptr, other), heads, lambda: _with_heads(ptr, moved, other, heads))
 
@@ -148,10 +138,7 @@ def _inner(ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """Return Σ_e w_e v_column(e) over the entries e of every row.
-
-    In float32 on a CPU torch is fastest with weighted bags of rows, whose kernel prefetches rows.
-    """
+    """Return Σ_e w_e v_column(e) over the entries e of every row; weighted bags, which prefetch rows, are fastest."""
     if v.dtype == torch.float32 and v.device.type == "cpu":
         v = v.detach()  # torch would number the bags for a gradient
         return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
@@ -185,11 +172,9 @@ def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backen
     return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)  # one weight for all heads, or one each
 
 
-def _by_values(grad: Tensor, entries: Entries, weight: Tensor, backend: str) -> Tensor:
-    return _spmm(entries.T, weight, grad, backend=backend)
-
-
-_spmm.derivatives({"weight": _by_weight, "v": _by_values})
+_spmm.derivatives(
+    {"weight": _by_weight, "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend)}
+)
 _sddmm.derivatives(
     {
         "a": lambda grad, entries, b, backend: _spmm(entries, grad, b, backend=backend),
@@ -203,34 +188,25 @@ def spmm(
 ) -> Float[Tensor, "N H D"]:
     """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D).
 
-    Args:
-        pattern: where the E entries are, in N rows and C columns.
-        weight, v: w [E, H] or [E, 1], and values [C, H, D].
-        backend: how it is computed; see `kernels.operation`.
+    ``pattern`` says where the E entries are, in N rows and C columns; for ``backend`` see `kernels.operation`.
 
     Examples:
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
     """
-    entries = Entries.of(pattern, by_row=True, by_col=trained(v))
-    return _spmm(entries, weight, v, backend=backend)
+    return _spmm(Entries.of(pattern, by_row=True, by_col=trained(v)), weight, v, backend=backend)
 
 
 def sddmm(
     pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "E H"]:
-    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry [E, H]. O(E H D).
-
-    Args:
-        pattern, backend: as in :func:`spmm`.
-        a, b: [N, H, D] and [C, H, D].
+    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry [E, H]. O(E H D). See :func:`spmm`.
 
     Examples:
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
         torch.Size([12, 1])
     """
-    entries = Entries.of(pattern, by_row=trained(a), by_col=trained(b))
-    return _sddmm(entries, a, b, backend=backend)
+    return _sddmm(Entries.of(pattern, by_row=trained(a), by_col=trained(b)), a, b, backend=backend)
 
 
 def trained(x: Tensor) -> bool:
@@ -246,12 +222,11 @@ class Rows(NamedTuple):
     order: Tensor
 
     @classmethod
-    def of(cls, rows: Compressed) -> Rows:
+    def of(cls, rows: Compressed) -> "Rows":
         return cls(rows.node, rows.ptr, rows.order)
 
     def matrix(self, like: Tensor) -> Tensor:
-        count = self.order.numel()
-        return matrix(self.ptr, self.order, like.new_ones(count), count)
+        return matrix(self.ptr, self.order, like.new_ones(self.order.numel()), self.order.numel())
 
 
 def _sums_along(rows: Rows, x: Tensor) -> Tensor:
@@ -281,10 +256,9 @@ _at_rows.derivatives({"x": lambda grad, rows, backend: _row_sums(rows, grad, bac
 
 
 def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
-    lowest = torch.finfo(logits.dtype).min
+    lowest, index = torch.finfo(logits.dtype).min, rows.node.unsqueeze(1).expand_as(logits)
     none = torch.zeros_like(logits, dtype=torch.bool) if prior is None else (prior == 0).expand_as(logits)
     top = logits.new_full((rows.ptr.numel() - 1, logits.size(1)), lowest)
-    index = rows.node.unsqueeze(1).expand_as(logits)
     top = top.scatter_reduce(0, index, logits.detach().masked_fill(none, lowest), "amax")
     weight = torch.exp((logits - _given(rows, top)).masked_fill(none, 0.0))
     weight = weight if prior is None else prior * weight

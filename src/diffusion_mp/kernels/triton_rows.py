@@ -1,7 +1,5 @@
 """Shared by Triton kernels, one program per run of ``gpu.tiles`` and head: the rows of a program, loads and stores."""
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch
@@ -14,8 +12,7 @@ from diffusion_mp.kernels.gpu import interpreted, precision
 def operands(dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
     """Return the bytes per number in a tile that is multiplied, and the options of kernels for such tiles.
 
-    Weights and flows are rounded to bfloat16 with bfloat16 values. Float16 lacks the range, and the interpreter cannot
-    multiply bfloat16.
+    With bfloat16 values weights and flows are bfloat16, which the interpreter cannot multiply. Float16 lacks the range.
     """
     short = dtype == torch.bfloat16 and not interpreted()
     options = {"PRECISION": precision(dtype), "OPERAND": tl.bfloat16 if short else tl.float32}

@@ -16,8 +16,8 @@ from diffusion_mp.kernels.precision import accumulating
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 
-
 FAMILY = "linear_attention"
+declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
@@ -52,14 +52,13 @@ def linear_product(
         backend: how it is computed; see `kernels.operation`.
 
     Examples:
-        >>> v = torch.rand(6, 2, 4)
-        >>> torch.allclose(linear_product(q, k, v), torch.einsum("ihf,jhf,jhd->ihd", q, k, v))
+        >>> torch.allclose(linear_product(q, k, k), torch.einsum("ihf,jhf,jhd->ihd", q, k, k))
         True
     """
     return _product(q, k, v, ptr, backend=backend)
 
 
-class Gradients(NamedTuple):
+class Grads(NamedTuple):
     """The gradients of q, k and v."""
 
     dq: Tensor
@@ -67,18 +66,14 @@ class Gradients(NamedTuple):
     dv: Tensor
 
 
-@operation(
-    FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v"
-)
+@declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
 def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
 
 
-@operation("linear_attention_backward", family=FAMILY, cpu=blocked.backward, triton=on_gpu("backward"))
-def _attention_backward(
-    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
-) -> Gradients:
-    return Gradients(*empty_like(q, k, v))
+@declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
+def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> Grads:
+    return Grads(*empty_like(q, k, v))
 
 
 def _second_derivatives(
@@ -112,11 +107,9 @@ def linear_attention(
 
     Args:
         q, k, v: queries of receivers, keys of senders, and values; one head of q and k broadcasts over those of v.
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
-        constant: c.
-        own: the weight of a node in its own row beyond s_ii, as a multiple of n.
+        ptr, backend: as in :func:`linear_product`.
+        constant, own: c, and the weight of a node in its own row beyond s_ii, as a multiple of n.
         unit: divide every q_i and k_j by its norm; a zero vector stays zero, in the gradient too.
-        backend: how it is computed; see `kernels.operation`.
 
     Examples:
         >>> linear_attention(q, k, torch.rand(6, 2, 4)).shape
@@ -127,50 +120,43 @@ def linear_attention(
     return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 
-@operation("linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool, triton=on_gpu("pool"))
+@declare("linear_pool", reference=reference.pool, cpu=blocked.pool, triton=on_gpu("pool"))
 def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
     """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1], for :func:`linear_read`.
 
-    The sums of parts of a graph add up to its own. In at least float32; once differentiable.
-
-    Args:
-        k, v: [N, H, F] and [N, H, D] of the senders.
-        terms: see :class:`Terms`; ``ptr`` is ignored.
+    The sums of parts of a graph add up to its own; ``terms.ptr`` is ignored. In at least float32; once differentiable.
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
-        >>> total, parts = linear_pool(k, v, Terms()), [linear_pool(k[i], v[i], Terms()) for i in (node < 2, node >= 2)]
-        >>> torch.allclose(sum(parts), total)  # [heads, features + 1, channels + 1]
+        >>> parts = [linear_pool(k[part], v[part], Terms()) for part in (node < 2, node >= 2)]
+        >>> torch.allclose(sum(parts), linear_pool(k, v, Terms()))  # [heads, features + 1, channels + 1]
         True
     """
     shape = (v.size(1), k.size(2) + 1, v.size(2) + 1)
     return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
-@operation("linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read, triton=on_gpu("read"), dtype="v")
+@declare("linear_read", reference=reference.read, cpu=blocked.read, triton=on_gpu("read"), dtype="v")
 def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> LinearRows:
     """Return the rows of :func:`linear_attention` for some receivers, as ``values`` of a tuple; once differentiable.
 
-    Args:
-        q, v: [n, H, F] and [n, H, D] of the receivers; v matters if ``terms.own`` is not zero.
-        sums: the result of :func:`linear_pool` for all senders, [H, F + 1, D + 1].
-        terms: those of the sums.
+    The sums are those of :func:`linear_pool` for all senders, with the same terms; v matters if ``own`` is not zero.
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
         >>> rows = linear_read(q[:2], v[:2], linear_pool(k, v, Terms()), Terms()).values
-        >>> torch.allclose(rows, linear_attention(q, k, v, constant=0.0)[:2])
+        >>> torch.allclose(rows, linear_attention(q, k, v)[:2])
         True
     """
     return _empty_rows(v, (0, q.size(2), v.size(2)))
 
 
-@operation("linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward, triton=on_gpu("pool_backward"))
+@declare("linear_pool_backward", cpu=blocked.pool_backward, triton=on_gpu("pool_backward"))
 def _pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
     return empty_like(k, v)
 
 
-@operation("linear_read_backward", family=FAMILY, cpu=blocked.read_backward, triton=on_gpu("read_backward"))
+@declare("linear_read_backward", cpu=blocked.read_backward, triton=on_gpu("read_backward"))
 def _read_backward(
     grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,9 +173,9 @@ def _row_gradients(
 
 def _empty_rows(v: Tensor, sums: tuple[Size, Size, Size]) -> LinearRows:
     heads, features, channels = sums
-    new = v.new_empty(0, dtype=torch.promote_types(v.dtype, torch.float32)).new_empty
-    by_head = new(heads, features, channels), new(heads, features, 1), new(heads, 1, channels)
-    return LinearRows(empty_like(v), new(v.shape[:2]), *by_head)
+    shapes = (v.shape[:2], sums, (heads, features, 1), (heads, 1, channels))
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    return LinearRows(empty_like(v), *(v.new_empty(shape, dtype=dtype) for shape in shapes))
 
 
 linear_pool.derivatives({"k v": _pool_backward})

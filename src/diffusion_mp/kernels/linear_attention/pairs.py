@@ -74,8 +74,7 @@ class _Scores(NamedTuple):
 
 def forward(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
     """Write the result and the denominators; ``mask`` [b, n, 1] is one for nodes and zero for padding."""
-    if v.dtype != den.dtype:
-        q, k, v = (x.to(den.dtype) for x in (q, k, v))
+    q, k, v = (x.to(den.dtype) for x in (q, k, v))
     rows = _scores(q, k, terms, mask)
     den.copy_(rows.den)
     _store_product(out, rows.scores.mul_(reciprocal(rows.den)), v)
@@ -86,21 +85,15 @@ def backward(
 ) -> None:
     grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))
     rows = _scores(q, k, terms, mask)
-    inverse = reciprocal(rows.den)
-    inverse = inverse if mask is None else inverse.mul_(mask)
+    inverse = reciprocal(rows.den) if mask is None else reciprocal(rows.den).mul_(mask)
     attention = rows.scores.mul_(inverse)
     _store_product(dv, attention.transpose(1, 2), grad)
     by_scores = torch.bmm(grad, v.transpose(1, 2))
     by_scores.sub_(attention.mul_(by_scores).sum(2, keepdim=True))
-    by_scores.mul_(inverse.mul_(rows.q.scale))
-    by_senders = _of_senders(rows.k.scale, terms, mask)
-    if by_senders is not None:
-        by_scores.mul_(by_senders)
+    _times_senders(by_scores.mul_(inverse.mul_(rows.q.scale)), rows.k.scale, terms, mask)
     turned = rows.inner.mul_(by_scores)
-    for out, x, y, p, p_turned in (
-        (dq, rows.q, rows.k, by_scores, turned),
-        (dk, rows.k, rows.q, by_scores.transpose(1, 2), turned.transpose(1, 2)),
-    ):
+    of_rows, of_cols = (by_scores, turned), (by_scores.transpose(1, 2), turned.transpose(1, 2))
+    for out, x, y, (p, p_turned) in ((dq, rows.q, rows.k, of_rows), (dk, rows.k, rows.q, of_cols)):
         along = None if not terms.unit else p_turned.sum(2, keepdim=True).mul_(x.scale).mul_(x.scale)
         store_tangential(out, torch.bmm(p, y.entries), along, x)
 
@@ -108,22 +101,17 @@ def backward(
 def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
     queries, keys = vectors(q, terms.unit), vectors(k, terms.unit)
     inner = torch.bmm(queries.entries, keys.entries.transpose(1, 2))
-    scores = inner * queries.scale
-    by_senders = _of_senders(keys.scale, terms, mask)
-    if by_senders is not None:
-        scores.mul_(by_senders)
+    scores = _times_senders(inner * queries.scale, keys.scale, terms, mask)
     scores.add_(terms.constant if mask is None else terms.constant * mask.transpose(1, 2))
     if terms.own:
-        size = q.size(1) if mask is None else mask.sum(1)
-        scores.diagonal(dim1=1, dim2=2).add_(terms.own * size)
+        scores.diagonal(dim1=1, dim2=2).add_(terms.own * (q.size(1) if mask is None else mask.sum(1)))
     return _Scores(queries, keys, inner, scores, scores.sum(2, keepdim=True))
 
 
-def _of_senders(scale: Tensor, terms: Terms, mask: Tensor | None) -> Tensor | None:
-    """Return β, zero for padding, [b, 1, n]; ``None`` is one."""
-    if mask is None and not terms.unit:
-        return None
-    return (scale if mask is None else scale * mask).transpose(1, 2)
+def _times_senders(x: Tensor, scale: Tensor, terms: Terms, mask: Tensor | None) -> Tensor:
+    """Multiply columns in place by β, zero for padding."""
+    of_senders = scale if mask is None else scale * mask
+    return x if mask is None and not terms.unit else x.mul_(of_senders.transpose(1, 2))
 
 
 def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:

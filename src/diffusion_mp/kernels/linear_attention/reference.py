@@ -5,7 +5,6 @@ scores c + q_i·k_j of row i.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -14,22 +13,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.kernels.precision import quotient, unit_vectors
+from diffusion_mp.kernels.segments import slices
 
 
 class Terms(NamedTuple):
-    """The options of a row, which sums s_ij = c + q_i·k_j over the nodes j of i's graph and weighs itself own n more.
-
-    Attributes:
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
-        constant: c.
-        own: the weight of a node in its own row beyond s_ii, as a multiple of the number n of nodes of its graph.
-        unit: whether every q_i and k_j is divided by its norm.
+    """The options of a row, those of :func:`linear_attention`.
 
     Examples:
-        >>> v = torch.rand(6, 2, 4)
         >>> terms = Terms(constant=1.0, unit=True)
-        >>> rows = linear_read(q, v, linear_pool(k, v, terms), terms).values
-        >>> torch.allclose(rows, linear_attention(q, k, v, constant=1.0, unit=True))
+        >>> rows = linear_read(q, k, linear_pool(k, k, terms), terms).values
+        >>> torch.allclose(rows, linear_attention(q, k, k, constant=1.0, unit=True))
         True
     """
 
@@ -53,8 +46,7 @@ def linear_product(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None
 ) -> Float[Tensor, "N H D"]:
     """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, in O(n²) per graph."""
-    bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
-    parts = [torch.einsum("ihf,jhf,jhd->ihd", q[a:b], k[a:b], v[a:b]) for a, b in pairwise(bounds)]
+    parts = [torch.einsum("ihf,jhf,jhd->ihd", q[rows], k[rows], v[rows]) for rows in slices(ptr, q.size(0))]
     return torch.cat(parts) if parts else torch.zeros_like(v)
 
 
@@ -77,8 +69,7 @@ def read(
     q: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], sums: Float[Tensor, "H F_and_one D_and_one"], terms: Terms
 ) -> LinearRows:
     """Return the rows of attention from the sums over all senders."""
-    total = torch.einsum("ihf,hfd->ihd", _queries(q, terms), sums)
-    return _normalized(total, v, terms.own * sums[0, -1, -1])
+    return _normalized(torch.einsum("ihf,hfd->ihd", _queries(q, terms), sums), v, terms.own * sums[0, -1, -1])
 
 
 def _queries(q: Tensor, terms: Terms) -> Tensor:
@@ -94,5 +85,4 @@ def _with_one(x: Tensor) -> Tensor:
 
 
 def _normalized(total: Tensor, v: Tensor, own: Tensor) -> LinearRows:
-    nothing = total.new_empty(0)
-    return LinearRows(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *[nothing] * 4)
+    return LinearRows(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *4 * [total.new_empty(0)])

@@ -5,8 +5,6 @@ summed in a fixed order without atomics. Forward the state of k and v meets q. B
 h_i = −grad_i·out_i/d_i, the state of q and g (w = h) meets k, and the first state, recomputed in a batch, meets q.
 """
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch
@@ -130,8 +128,7 @@ def _meet(
 @no_type_check
 def _feature_gradient(
     x, y, scale, weight, state, table, dx, x_n, x_h, y_n, y_h, H, F, D,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+    UNIT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx̃ = M y + w m for a run of rows, with y multiplied by ``scale``; then dx, through x̃ = x/‖x‖."""
     program = tl.program_id(0).to(tl.int64)
@@ -165,9 +162,7 @@ def _feature_gradient(
 
 @triton.jit
 @no_type_check
-def _row_terms(
-    grad, out, den, scale, weight, rows, g_n, g_h, H, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
+def _row_terms(grad, out, den, scale, weight, rows, g_n, g_h, H, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """1/d_i and h_i = −grad_i·out_i/d_i of rows and heads; both 0 where d_i = 0."""
     at = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = at < rows
@@ -185,8 +180,7 @@ class _Launch:
     """The sizes [N, H, F] and [N, H, D] of one operation, its runs of rows, and the options of all kernels."""
 
     def __init__(self, x: Tensor, y: Tensor, terms: Terms) -> None:
-        self.nodes, self.heads, self.features = x.shape
-        self.channels = y.size(2)
+        (self.nodes, self.heads, self.features), self.channels = x.shape, y.size(2)
         # Enough rows for the states of all runs to be small compared to the inputs.
         least = max(256, 4 * padded(self.features), 4 * padded(self.channels))
         rows = max(least, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
@@ -210,10 +204,9 @@ class _Launch:
         """Return the state of every graph and head, [B, H, F + 1, D + 1] in float32."""
         shape = (self.heads, self.features + 1, self.channels + 1)
         runs = torch.empty(self.runs, *shape, dtype=torch.float32, device=x.device)
-        _sum_rows[(self.runs * self.heads * self.parts,)](
-            x, y, scale, weight, self.table, runs, *x.stride()[:2], *y.stride()[:2], *self.sizes,
-            PARTS=self.parts, **self.options,
-        )  # fmt: skip
+        sizes = (*x.stride()[:2], *y.stride()[:2], *self.sizes)
+        options = {"PARTS": self.parts, **self.options}
+        _sum_rows[(self.runs * self.heads * self.parts,)](x, y, scale, weight, self.table, runs, *sizes, **options)
         if self.runs == self.graphs:
             return runs
         state, size = runs.new_empty(self.graphs, *shape), runs[0].numel()
@@ -237,10 +230,8 @@ class _Launch:
     ) -> Tensor:
         """Return M y + w m of every row, through the norm of x."""
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _feature_gradient[(self.runs * self.heads,)](
-            x, y, scale, weight, state, self.table, dx, *x.stride()[:2], *y.stride()[:2], *self.sizes,
-            **self.options,
-        )  # fmt: skip
+        grid, strides = (self.runs * self.heads,), (*x.stride()[:2], *y.stride()[:2])
+        _feature_gradient[grid](x, y, scale, weight, state, self.table, dx, *strides, *self.sizes, **self.options)
         return dx
 
 
@@ -255,9 +246,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         return LinearRows(out, den, *_apart(state.squeeze(0) if terms.ptr is None else state[0, :0]))
 
 
-def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     with torch.cuda.device_of(q):
         factors = _row_factors(grad, out)
@@ -308,11 +297,9 @@ def read_backward(
 
 def _apart(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split a state into its sums."""
-    parts = state[:, :-1, :-1], state[:, :-1, -1:], state[:, -1:, :-1]
-    outer, left, right = (
-        part.clone(memory_format=torch.contiguous_format) for part in parts
-    )  # results of an operation share no memory
-    return outer, left, right
+    outer, left, right = state[:, :-1, :-1], state[:, :-1, -1:], state[:, -1:, :-1]
+    copies = [part.clone(memory_format=torch.contiguous_format) for part in (outer, left, right)]
+    return copies[0], copies[1], copies[2]  # results of an operation share no memory
 
 
 def _together(outer: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -323,8 +310,7 @@ def _together(outer: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def _row_factors(grad: Tensor, out: LinearRows) -> tuple[Tensor, Tensor]:
     values, den = out.values.contiguous(), out.den.contiguous()
     scale, weight = torch.empty_like(den), torch.empty_like(den)
-    _row_terms[(triton.cdiv(den.numel(), 32),)](
-        grad, values, den, scale, weight, den.numel(), *grad.stride()[:2], *grad.shape[1:],
-        BLOCK_N=32, BLOCK_D=padded(grad.size(2)), num_warps=4,
-    )  # fmt: skip
+    sizes = (den.numel(), *grad.stride()[:2], *grad.shape[1:])
+    options = {"BLOCK_N": 32, "BLOCK_D": padded(grad.size(2)), "num_warps": 4}
+    _row_terms[(triton.cdiv(den.numel(), 32),)](grad, values, den, scale, weight, *sizes, **options)
     return scale, weight

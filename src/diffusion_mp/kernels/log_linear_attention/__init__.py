@@ -32,9 +32,6 @@ def _attention_backward(
 def log_linear_pool(senders: Senders) -> Pooled:
     """Return the sums that all rows of attention read, for one graph or a part of it; once differentiable.
 
-    Args:
-        senders: log features, log weights and values; see :class:`Senders`.
-
     Examples:
         >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
         >>> pooled.sums.shape  # [heads, samples, features, channels + 1]
@@ -52,14 +49,9 @@ def _pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor,
 
 @operation("log_linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read)
 def log_linear_read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
-    """Return the rows of :func:`log_linear_product` for some receivers; at least float32, once differentiable.
+    """Return the rows of :func:`log_linear_product`, ``values`` [n, H, D], for some receivers and all senders' sums.
 
-    Args:
-        receivers: what rows depend on.
-        pooled: the result of :func:`log_linear_pool` for all senders.
-
-    Returns:
-        A named tuple of the rows, ``values`` [n, H, D], and without given shifts their log-normalisers.
+    In at least float32; once differentiable. Without given shifts also the log-normalisers of the rows.
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -92,10 +84,9 @@ _attention.derivatives({"receivers senders": _attention_backward})
 log_linear_pool.derivatives({"senders": _pool_backward})
 log_linear_read.derivatives({"receivers pooled.sums": _read_backward})
 _entries.derivatives({"log_q log_k": _entries_backward})
+ONCE = once_differentiable("attention through log features", instead="use a low-rank diffusivity (SimpleDiffusivity)")
 for _backward in (_attention_backward, _pool_backward, _read_backward, _entries_backward):
-    _backward.derivatives(
-        once_differentiable("attention through log features", instead="use a low-rank diffusivity (SimpleDiffusivity)")
-    )
+    _backward.derivatives(ONCE)
 
 
 def log_linear_product(
@@ -106,14 +97,13 @@ def log_linear_product(
     r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
 
     Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
-    (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its transpose. All is
+    (Algorithm 1 of the slides, with Gumbel noise b = g/τ). With q and k, a and b exchanged, it is the transpose. All is
     done in log space until the largest exponent of a feature and sample is subtracted. O(N K F D) time and
     O(N (K + F + D)) memory, also in the backward pass; once differentiable.
 
     Args:
         log_q, log_k, v: logarithms of the positive features of receivers and senders, and values.
-        row_shift: a, one number per node, head and sample; ``None`` divides each row of each sample by its sum.
-        col_shift: b, likewise, of the senders.
+        row_shift, col_shift: a and b per node, head and sample; without a, rows of a sample are divided by their sum.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
         backend: how it is computed; see `kernels.operation`.
 
@@ -133,10 +123,7 @@ def log_linear_logsumexp(
 ) -> Float[Tensor, "N H K"]:  # fmt: skip
     """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
 
-    The log-normaliser of a row, in at least float32; once differentiable. O(N K F) time.
-
-    Args:
-        log_q, log_k, col_shift, ptr, backend: as in :func:`log_linear_product`.
+    The log-normaliser of a row of :func:`log_linear_product`, in at least float32; once differentiable. O(N K F) time.
 
     Examples:
         >>> found = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
@@ -152,11 +139,7 @@ def log_linear_entries(
 ) -> Float[Tensor, "E H"]:  # fmt: skip
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
-    In at least float32; once differentiable.
-
-    Args:
-        edge_index: [2, E], source and target.
-        log_q, log_k, backend: as in :func:`log_linear_product`.
+    In at least float32; once differentiable. See :func:`log_linear_product`.
 
     Examples:
         >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head

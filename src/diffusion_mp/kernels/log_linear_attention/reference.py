@@ -12,15 +12,10 @@ from diffusion_mp.kernels.segments import slices
 
 
 class Receivers(NamedTuple):
-    """What a row of attention depends on, or its gradients.
-
-    Attributes:
-        log_q: logarithms of positive features [N, H, F].
-        row_shift: a, a log weight for every sample [N, H, K]. ``None``: rows of each sample are divided by sum and K.
+    """What a row of :func:`log_linear_product` depends on, or its gradients: log_q [N, H, F] and a [N, H, K].
 
     Examples:
-        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
-        >>> pooled = log_linear_pool(Senders(k.log(), zero, torch.ones(6, 2, 1)))
+        >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.ones(6, 2, 1)))
         >>> rows = log_linear_read(Receivers(q.log(), row_shift=None), pooled).values
         >>> torch.allclose(rows, torch.ones(6, 2, 1))  # rows are divided by their sums
         True
@@ -31,12 +26,7 @@ class Receivers(NamedTuple):
 
 
 class Senders(NamedTuple):
-    """What the sums over senders depend on, or their gradients.
-
-    Attributes:
-        log_k: logarithms of positive features [N, H, F].
-        col_shift: b, a log weight for every sample [N, H, K].
-        v: values [N, H, D].
+    """What the sums over senders depend on, or their gradients: log_k [N, H, F], b [N, H, K] and v [N, H, D].
 
     Examples:
         >>> zero = torch.zeros(6, 2, 1)
@@ -53,9 +43,7 @@ class Senders(NamedTuple):
 class Pooled(NamedTuple):
     """U_sr = Σ_j exp(log_k_jr + b_js − M_sr) [v_j, 1]; exp(M − M′) U has the shift M′, and so such sums merge.
 
-    Attributes:
-        sums: U, [H, K, F, D + 1].
-        shift: M in double precision [H, K, F, 1], a constant without a gradient, and −∞ where there is no sender.
+    U is [H, K, F, D + 1]. M, [H, K, F, 1] in double precision, has no gradient, and is −∞ where there is no sender.
 
     Examples:
         >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
@@ -80,9 +68,8 @@ class LogLinearRows(NamedTuple):
 def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> LogLinearRows:
     parts = []
     for rows in slices(ptr, senders.v.size(0)):
-        shift = None if receivers.row_shift is None else receivers.row_shift[rows]
-        pooled = pool(Senders(*(t[rows] for t in senders)))
-        parts.append(read(Receivers(receivers.log_q[rows], shift), pooled))
+        of = Receivers(receivers.log_q[rows], None if receivers.row_shift is None else receivers.row_shift[rows])
+        parts.append(read(of, pool(Senders(*(t[rows] for t in senders)))))
     return LogLinearRows(*map(torch.cat, zip(*parts, strict=True)))
 
 

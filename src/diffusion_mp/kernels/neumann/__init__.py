@@ -14,22 +14,16 @@ from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
-
+declare = partial(operation, family="neumann", dtype="v")
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.neumann.triton", widest=math.inf)
 
 
-@operation(
-    "neumann_product", family="neumann", reference=sums.reference_product, cpu=sums.gathered_product,
-    triton=on_gpu("product"), dtype="v",
-)  # fmt: skip
+@declare("neumann_product", reference=sums.reference_product, cpu=sums.gathered_product, triton=on_gpu("product"))
 def _product(v: Wide, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@operation(
-    "neumann_inner", family="neumann", reference=sums.reference_inner, cpu=sums.gathered_inner,
-    triton=on_gpu("inner"), dtype="v",
-)  # fmt: skip
+@declare("neumann_inner", reference=sums.reference_inner, cpu=sums.gathered_inner, triton=on_gpu("inner"))
 def _inner(g: Wide, v: Wide, stencil: Stencil) -> Tensor:
     return v.new_empty(len(stencil.strides), v.size(1))
 
@@ -61,13 +55,10 @@ def neumann_product(
     Accumulates in at least float32; the result has the dtype of ``v``. Differentiable any number of times.
 
     Args:
-        v: values, the rows of a sequence in order.
-        alpha: weight of every stride and head.
-        strides: h_k ≥ 1.
+        v, alpha, strides: values, the rows of a sequence in order; weight of every stride and head; h_k ≥ 1.
         boundary: how a sequence is extended beyond its ends; see `neighbours`.
         ptr: row boundaries [B+1] of several sequences, on the CPU; ``None`` is one sequence.
-        transpose: multiply with the transposed matrix.
-        backend: how it is computed; see `kernels.operation`.
+        transpose, backend: multiply with the transposed matrix, and how; see `kernels.operation`.
 
     Examples:
         >>> neumann_product(torch.rand(6, 1, 4), torch.full((1, 1), 0.25), (1,)).shape

@@ -3,8 +3,6 @@
 No index exists in memory, and a row that several strides read is cached after the first.
 """
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch
@@ -61,10 +59,7 @@ def _neighbours(v, row, inside, begin, end, stride, channel, channels, BOUNDARY:
 @triton.jit
 @no_type_check
 def _receivers(v, row, inside, begin, end, stride, channel, channels, BOUNDARY: tl.constexpr, ROWS: tl.constexpr):
-    """The transpose, for the two boundaries that are not symmetric: the sum over those whose neighbour a row is.
-
-    A row is the left neighbour of the one on its right. Where that was missing, an end or the row itself replaced it.
-    """
+    """The transpose, for the two boundaries that are not symmetric: the sum over those whose neighbour a row is."""
     result = _read(v, row + stride, inside & (row + stride < end), channel, channels)
     if BOUNDARY == "causal":
         times = 1.0 + (row - begin < stride).to(tl.float32)
@@ -83,8 +78,7 @@ def _receivers(v, row, inside, begin, end, stride, channel, channels, BOUNDARY: 
 @triton.jit
 @no_type_check
 def _product(
-    v, alpha, table, out, channels, H, D,
-    STRIDES: tl.constexpr, BOUNDARY: tl.constexpr, TURNED: tl.constexpr,
+    v, alpha, table, out, channels, H, D, STRIDES: tl.constexpr, BOUNDARY: tl.constexpr, TURNED: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Σ_k α_k A_{h_k} v of one run of rows and BLOCK_C channels of all heads."""
@@ -104,8 +98,7 @@ def _product(
 @triton.jit
 @no_type_check
 def _inner(
-    g, v, table, out, channels,
-    STRIDES: tl.constexpr, BOUNDARY: tl.constexpr,
+    g, v, table, out, channels, STRIDES: tl.constexpr, BOUNDARY: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Σ_i g_i (A_{h_k} v)_i of one run of rows, for every stride and channel."""

@@ -15,8 +15,8 @@ from diffusion_mp.kernels.precision import accumulating
 
 __all__ = ["SCORES", "log_score", "pairwise_attention", "pairwise_logsumexp", "pairwise_product"]
 
-
 FAMILY = "pairwise"
+declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
 
 
@@ -24,31 +24,25 @@ def _empty_lse(q: Tensor) -> Tensor:
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-@operation(
-    "pairwise_attention", family=FAMILY, reference=scores.pairwise_attention, cpu=tiled.attention,
-    triton=on_gpu("attention"), flex=fused.FLEX, dtype="v",
+@declare(
+    "pairwise_attention", reference=scores.pairwise_attention, cpu=tiled.attention, triton=on_gpu("attention"),
+    flex=fused.FLEX, dtype="v",
 )  # fmt: skip
 def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> PairwiseRows:
     return PairwiseRows(empty_like(v), _empty_lse(q))
 
 
-@operation(
-    "pairwise_logsumexp", family=FAMILY, reference=scores.pairwise_logsumexp, cpu=tiled.logsumexp,
-    triton=on_gpu("logsumexp"),
-)  # fmt: skip
+@declare("pairwise_logsumexp", reference=scores.pairwise_logsumexp, cpu=tiled.logsumexp, triton=on_gpu("logsumexp"))
 def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
     return _empty_lse(q)
 
 
-@operation(
-    "pairwise_product", family=FAMILY, reference=scores.pairwise_product, cpu=tiled.product,
-    triton=on_gpu("product"), dtype="v",
-)  # fmt: skip
+@declare("pairwise_product", reference=scores.pairwise_product, cpu=tiled.product, triton=on_gpu("product"), dtype="v")
 def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     return empty_like(v)
 
 
-@operation("pairwise_backward", family=FAMILY, cpu=tiled.backward, triton=on_gpu("backward"))
+@declare("pairwise_backward", cpu=tiled.backward, triton=on_gpu("backward"))
 def _backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,13 +106,11 @@ def pairwise_attention(
     Args:
         q, k, v: features of receivers and senders, and values.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        score: ``"exp"`` (f = exp) or ``"sigmoid"``.
-        backend: how it is computed; see `kernels.operation`.
+        score, backend: ``"exp"`` (f = exp) or ``"sigmoid"``, and how it is computed; see `kernels.operation`.
 
     Examples:
-        >>> v = torch.rand(6, 2, 4)
         >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)
-        >>> torch.allclose(pairwise_attention(q, k, v), torch.einsum("hij,jhd->ihd", softmax, v), atol=1e-6)
+        >>> torch.allclose(pairwise_attention(q, k, k), torch.einsum("hij,jhd->ihd", softmax, k), atol=1e-6)
         True
     """
     check_choice(score, "score", SCORES)
@@ -131,15 +123,12 @@ def pairwise_logsumexp(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], ptr: Tensor | None = None,
     *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
 ) -> Float[Tensor, "N H"]:  # fmt: skip
-    """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row, in at least float32.
+    """log Σ_j f(q_i·k_j), the log-normaliser of a row of :func:`pairwise_attention`, in at least float32.
 
-    Args:
-        q, k, ptr, score, backend: as in :func:`pairwise_attention`.
-        loops: whether j = i counts; if not, the result is −∞ for a node alone in its graph.
+    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph.
 
     Examples:
-        >>> scores = torch.einsum("ihf,jhf->ihj", q, k)
-        >>> torch.allclose(pairwise_logsumexp(q, k), scores.logsumexp(2), atol=1e-6)
+        >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
         True
     """
     check_choice(score, "score", SCORES)
@@ -153,16 +142,11 @@ def pairwise_product(
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph; once differentiable.
 
-    With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`.
-
-    Args:
-        q, k, v, ptr, score, backend: as in :func:`pairwise_attention`.
-        row_shift, col_shift: a and b, added in log space.
-        loops: whether j = i counts.
+    With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`. The shifts
+    a and b are added in log space; with ``loops=False`` j = i does not count.
 
     Examples:
-        >>> zero = torch.zeros(6, 2)
-        >>> pairwise_product(q, k, torch.rand(6, 2, 4), zero, zero).shape
+        >>> pairwise_product(q, k, torch.rand(6, 2, 4), row_shift=torch.zeros(6, 2), col_shift=torch.zeros(6, 2)).shape
         torch.Size([6, 2, 4])
     """
     check_choice(score, "score", SCORES)

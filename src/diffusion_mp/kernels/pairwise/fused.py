@@ -3,8 +3,6 @@
 FlexAttention takes every score: normalised rows are a softmax of log f for any f > 0 (D11 of docs/errata.md).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Sequence

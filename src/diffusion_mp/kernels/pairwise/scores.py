@@ -10,29 +10,19 @@ from torch.nn.functional import logsigmoid
 from diffusion_mp.kernels.operation import Wide
 from diffusion_mp.kernels.segments import slices
 
-# Beyond this −s, σ(−s) is one in every dtype.
-SURE = 50.0
-
 
 def _times_sigmoid_slope(g: Tensor, s: Tensor) -> None:
-    # g σ(−s) by the derivative of softplus: one minus a rounded σ(s) has lost its digits.
-    torch.ops.aten.softplus_backward.grad_input(g, s, -1, SURE, grad_input=g)
+    """Return g σ(−s), one beyond −s = 50, by the derivative of softplus: 1 − σ(s), rounded, has lost its digits."""
+    torch.ops.aten.softplus_backward.grad_input(g, s, -1, 50.0, grad_input=g)
 
 
 class Kernel(NamedTuple):
-    """A positive function f of scores.
-
-    Attributes:
-        log: log f(s).
-        weight: f(s), possibly written over s.
-        times_slope: multiplies g in place by (log f)′(s); ``None`` where that is one, and s is not needed.
-        triton: the compile-time options that select f in ``triton.py``.
-    """
+    """A positive function f of scores."""
 
     log: Callable[[Tensor], Tensor]
-    weight: Callable[[Tensor], Tensor]
-    times_slope: Callable[[Tensor, Tensor], None] | None
-    triton: dict[str, bool]
+    weight: Callable[[Tensor], Tensor]  # f(s), possibly written over s
+    times_slope: Callable[[Tensor, Tensor], None] | None  # multiply g in place by (log f)′(s); None where that is one
+    triton: dict[str, bool]  # the compile-time options that select f in ``triton.py``
 
 
 KERNELS = {
@@ -97,8 +87,7 @@ def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> T
     parts = []
     for rows in slices(ptr, q.size(0)):
         shift = row_shift[rows].t()[:, :, None]
-        if col_shift is not None:
-            shift = shift + col_shift[rows].t()[:, None, :]
+        shift = shift if col_shift is None else shift + col_shift[rows].t()[:, None, :]
         weights = (log_scores(q[rows], k[rows], score, loops) + shift).exp()
         parts.append(torch.einsum("hij,jhd->ihd", weights, v[rows]))
     return torch.cat(parts)

@@ -33,10 +33,7 @@ class _Weights:
     def tile(
         self, left: Tensor, right: Tensor, shift: Tensor | None, rows: slice, cols: slice, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], rows and cols of graphs.
-
-        Also the scores, which are overwritten where no slope depends on them.
-        """
+        """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], and s, perhaps overwritten."""
         s = torch.bmm(left, right.transpose(1, 2))
         w = self.kernel.weight(s) if shift is None else self.kernel.log(s).add_(shift).exp_()
         if self.loops:  # padding repeats a node, so its weights are finite where that node's are
@@ -75,8 +72,7 @@ def _attended(
     weights: _Weights, q: Tensor, rows: slice, k: Tensor, v: Tensor, blocks: list[slice], mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of rows; their level, where they need one, is their largest log f(s_ij)."""
-    queries = _cut(q, rows)
-    shift: Tensor | None = None
+    queries, shift = _cut(q, rows), None
     while True:
         if weights.far:
             tops = [weights.top(queries, _cut(k, cols), rows, cols, mask) for cols in blocks]
@@ -108,8 +104,7 @@ def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool)
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    ptr, score, loops = weighting[2:]
-    dtype = v.dtype
+    (ptr, score, loops), dtype = weighting[2:], v.dtype
     (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(weighting))
     weights = _Weights(score, loops)
 
@@ -119,8 +114,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
         for rows, blocks in _grid(q):
             sums: Tensor | None = None
             for cols in blocks:
-                shift = _shift(shifts, rows, cols)
-                w, _ = weights.tile(_cut(q, rows), _cut(k, cols), shift, rows, cols, mask)
+                w, _ = weights.tile(_cut(q, rows), _cut(k, cols), _shift(shifts, rows, cols), rows, cols, mask)
                 sums = plus_product(sums, w, _cut(v, cols))
             out.append(sums)
         return (joined(out, 1),)
@@ -140,9 +134,7 @@ def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
     return a if len(shifts) == 1 else a + _cut(shifts[1], cols).transpose(1, 2)
 
 
-def backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, each in its dtype; every tile is recomputed.
 
     With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
@@ -180,8 +172,7 @@ def backward(
         return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
     found = by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE)
-    dq, dk, dv = found if dtype is q.dtype else (x.to(dtype) for x in found)
-    return dq, dk, dv
+    return tuple(x.to(dtype) for x in found)
 
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:

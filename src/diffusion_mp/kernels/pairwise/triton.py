@@ -4,8 +4,6 @@ Weights and levels are those of ``tiled.py``. In the backward pass receivers and
 roles exchanged, so that sums need no atomics and have a fixed order.
 """
 
-from __future__ import annotations
-
 from typing import Any, no_type_check
 
 import torch
@@ -151,9 +149,7 @@ def _gradient(
         store(product, row, within, head, H, d, D, sums)
 
 
-def _plan(
-    q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool
-) -> tuple[Tensor, tuple[int], dict[str, Any]]:
+def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> tuple[Tensor, tuple[int], Any]:
     features, channels = padded(q.size(2)), padded(v.size(2))
     size, options = operands(q.dtype)
     wide = max(features, channels) * size  # bytes of a row; tiles of rows have to fit into shared memory
@@ -203,21 +199,15 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     return out
 
 
-def backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
         table, grid, options = _plan(q, v, *weighting[2:])
+        left, right = (q, k, grad, v), (k, q, v, grad)
         sizes = (q.size(1), q.size(2), v.size(2))
-        _gradient[grid](
-            q, k, grad, v, row_shift, col_shift, delta, None, table, dq, None,
-            *_strides(q, k, grad, v), *sizes, **options,
-        )  # fmt: skip
-        _gradient[grid](
-            k, q, v, grad, col_shift, row_shift, None, delta, table, dk, dv,
-            *_strides(k, q, v, grad), *sizes, **options,
-        )  # fmt: skip
+        to, of = (*_strides(*left), *sizes), (*_strides(*right), *sizes)
+        _gradient[grid](*left, row_shift, col_shift, delta, None, table, dq, None, *to, **options)
+        _gradient[grid](*right, col_shift, row_shift, None, delta, table, dk, dv, *of, **options)
     return dq, dk, dv

@@ -20,21 +20,19 @@ __all__ = [
 FAMILY = "sparse_flow"
 # Wider features do not fit into shared memory: the gradient's program holds tiles of all three kinds.
 WIDEST = 128
+declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.sparse_flow.triton", widest=WIDEST)
 
 
-@operation(
-    "sparse_flow_potentials", family=FAMILY, reference=reference.sparse_flow_potentials, cpu=tiled.potentials,
+@declare(
+    "sparse_flow_potentials", reference=reference.sparse_flow_potentials, cpu=tiled.potentials,
     triton=on_gpu("potentials"),
 )  # fmt: skip
 def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
     return empty_potentials(lam)
 
 
-@operation(
-    "sparse_flow_potentials_backward", family=FAMILY, cpu=tiled.potentials_backward,
-    triton=on_gpu("potentials_backward"),
-)  # fmt: skip
+@declare("sparse_flow_potentials_backward", cpu=tiled.potentials_backward, triton=on_gpu("potentials_backward"))
 def _potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_log_mu: Tensor,
     features: Features, lam: Tensor, leak: Tensor, out: RowPotentials, ptr: Tensor | None,
@@ -42,15 +40,15 @@ def _potentials_backward(
     return empty_like(*features, lam, leak)
 
 
-@operation(
-    "sparse_flow_product", family=FAMILY, reference=reference.sparse_flow_product, cpu=tiled.product,
-    triton=on_gpu("product"), dtype="v",
+@declare(
+    "sparse_flow_product", reference=reference.sparse_flow_product, cpu=tiled.product, triton=on_gpu("product"),
+    dtype="v",
 )  # fmt: skip
 def _product(features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@operation("sparse_flow_product_backward", family=FAMILY, cpu=tiled.product_backward, triton=on_gpu("product_backward"))
+@declare("sparse_flow_product_backward", cpu=tiled.product_backward, triton=on_gpu("product_backward"))
 def _product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -59,13 +57,9 @@ def _product_backward(
 
 _potentials.derivatives({"features lam leak": _potentials_backward})
 _product.derivatives({"features v terms.a terms.w terms.rho terms.nu": _product_backward})
+INSTEAD = "use kernels.sparse_flow.solve_rows on dense rows, or the edge form (EdgeSparseFlowDiffusivity)"
 for backward in (_potentials_backward, _product_backward):
-    backward.derivatives(
-        once_differentiable(
-            "sparse-flow attention",
-            instead="use kernels.sparse_flow.solve_rows on dense rows, or the edge form (EdgeSparseFlowDiffusivity)",
-        )
-    )
+    backward.derivatives(once_differentiable("sparse-flow attention", instead=INSTEAD))
 
 
 def sparse_flow_potentials(
@@ -86,10 +80,8 @@ def sparse_flow_potentials(
         backend: how it is computed; see `kernels.operation`.
 
     Examples:
-        >>> lam, leak = torch.ones(6, 2), torch.zeros(6, 2)  # frictions of one, and conservation: every row sums to one
-        >>> rows = sparse_flow_potentials(q, k, q, k, lam, leak)
-        >>> one = sparse_flow_product(q, k, q, k, torch.ones(6, 2, 1), rows.terms)
-        >>> torch.allclose(one, torch.ones(6, 2, 1))
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))  # every row sums to one
+        >>> torch.allclose(sparse_flow_product(q, k, q, k, torch.ones(6, 2, 1), rows.terms), torch.ones(6, 2, 1))
         True
     """
     return _potentials(Features(q, k, friction_q, friction_k), lam, leak, ptr, backend=backend)
@@ -103,18 +95,14 @@ def sparse_flow_product(
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j z_ij v_j, with z_ij from the scores q_i·k_j and q̃_i·k̃_j and the terms of row i: `RowTerms`.
 
-    Args:
-        q, k, friction_q, friction_k, ptr, backend: as in :func:`sparse_flow_potentials`.
-        v: values, whose dtype the result has.
-        terms: ``.terms`` of the solved rows.
-        transpose: out_i = Σ_j z_ji v_j; the terms still belong to the rows of z.
+    The terms are those of :func:`sparse_flow_potentials`, which has the other arguments. With ``transpose`` out_i is
+    Σ_j z_ji v_j; the terms still belong to the rows of z. The result has the dtype of ``v``.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))
-        >>> v = torch.rand(6, 2, 4)
+        >>> found = sparse_flow_product(q, k, q, k, k, rows.terms)
         >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)  # the limit without frictions and leak
-        >>> found = sparse_flow_product(q, k, q, k, v, rows.terms)
-        >>> torch.allclose(found, torch.einsum("hij,jhd->ihd", softmax, v), atol=1e-5)
+        >>> torch.allclose(found, torch.einsum("hij,jhd->ihd", softmax, k), atol=1e-5)
         True
     """
     return _product(Features(q, k, friction_q, friction_k), v, terms, ptr, transpose, backend=backend)

@@ -1,7 +1,5 @@
 """Sparse flow in plain torch: rows solved by a sort, every graph's matrix written out, and the row problem on edges."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -13,16 +11,8 @@ from torch.nn.functional import pad
 from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
-from diffusion_mp.kernels.sparse_flow.rows import (
-    Dense,
-    Features,
-    RowPotentials,
-    RowTerms,
-    or_still,
-    solve,
-    unit_limit,
-    units,
-)
+from diffusion_mp.kernels.sparse_flow import rows as problem
+from diffusion_mp.kernels.sparse_flow.rows import Dense, Features, RowPotentials, RowTerms, or_still, solve
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
@@ -41,14 +31,11 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     r"""argmin_z ½Σ_j z_j²/c_j + Σ_j θ_j|z_j| + (α/2)(Σ_j z_j − 1)², exactly, by one sort (SFi-Former, Eqs. 6 and 9).
 
     z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. In a row without an entry that
-    conducts (log c = −∞) nothing flows, and μ = α, or 0 for α = ∞.
+    conducts (log c = −∞) nothing flows, and μ = α, or 0 for α = ∞. Returns the flow z [..., n] and the potential μ.
 
     Args:
         log_conductance, threshold: log c with c = 1/r, and θ = λf ≥ 0, [..., n].
         alpha: α > 0, a number or a tensor that broadcasts over rows [..., 1].
-
-    Returns:
-        The flow z [..., n] and the potential μ [...].
 
     Examples:
         >>> conductance, friction = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([0.0, 0.5, 9.0])
@@ -78,19 +65,15 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
 
 
 def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """Return z of listed pairs, from their scores and the terms of their rows.
+    """Return z of listed pairs, from their scores s and u of resistances and frictions and the terms of their rows.
 
-    Args:
-        s, u: scores of resistances and frictions [..., H].
-        terms: each [..., H] or broadcasting against them.
-        is_best: whether the sender is ``terms.best`` [..., H].
+    All are [..., H] or broadcast to that; ``is_best`` says whether the sender is ``terms.best``.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
-        >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
+        >>> s = torch.einsum("ihf,jhf->ijh", q, k)
         >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
-        >>> z = entries(s, s, terms, terms.best == node.view(1, 6, 1))
-        >>> torch.allclose(z.sum(1), torch.ones(6, 2))
+        >>> torch.allclose(entries(s, s, terms, terms.best == node.view(1, 6, 1)).sum(1), torch.ones(6, 2))
         True
     """
     return log_entries(s, u, terms, is_best).exp()
@@ -101,17 +84,16 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
-        >>> s = torch.einsum("ihf,jhf->ijh", q, k)
-        >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
-        >>> log_entries(s, s, terms, terms.best == node.view(1, 6, 1)).shape
-        torch.Size([6, 6, 2])
+        >>> s = (q * k).sum(2)  # the scores of every node and itself
+        >>> log_entries(s, s, rows.terms, rows.best == node.unsqueeze(1)).shape
+        torch.Size([6, 2])
     """
     limit = exp_limit(s.dtype)
     above = (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
     flows = driven > 0
     # No entry that flows conducts more than the best, however a recomputed s is rounded.
-    log_through = (s + terms.a + terms.lift * (above < 0)).clamp(max=unit_limit(s.dtype))
+    log_through = (s + terms.a + terms.lift * (above < 0)).clamp(max=problem.unit_limit(s.dtype))
     return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(~flows, -math.inf)
 
 
@@ -122,9 +104,8 @@ def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
 def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """Solve every row by sorting."""
     q, k, fq, fk = features
-    parts = []
-    for rows in slices(ptr, q.size(0)):
-        parts.append(_solved(_scores(q, k, rows), _scores(fq, fk, rows), lam[rows], leak[rows], rows.start))
+    found = slices(ptr, q.size(0))
+    parts = [_solved(_scores(q, k, r), _scores(fq, fk, r), lam[r], leak[r], r.start) for r in found]
     return RowPotentials(*(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True)))
 
 
@@ -144,13 +125,13 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     idle = ~active.any(2, keepdim=True)
     theta, w, log_c, log_f = (x.gather(2, best) for x in (thetas, u, log_c, log_f))
     log_drag = log_c + log_f
-    unit, lift, rise, nu = units((log_drag + lam.log()).detach())
+    unit, lift, rise, nu = problem.units((log_drag + lam.log()).detach())
     a, w = unit - s.gather(2, best), w + rise
     # ν moves as γ = c_o θ_o does, also where λ is 0.
     nu_of_one = torch.where(lam > 0, nu / lam, log_drag.clamp(max=limit).exp()).detach()
     nu = lam * nu_of_one * (log_drag - log_drag.detach()).exp()
     # On the support Σ_j z_j + μ/α = 1 is linear in ρ, with z_j = through ρ − dammed.
-    through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).clamp(max=unit_limit(s.dtype)).exp()
+    through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).clamp(max=problem.unit_limit(s.dtype)).exp()
     above = (u - w).masked_fill(~active, 0.0).scatter(2, best, 0.0).expm1()
     dammed = through * nu * above
     slope = (through.sum(2, keepdim=True) + leak * (unit - log_c).exp()).masked_fill(idle, 1.0)
@@ -188,10 +169,9 @@ class EdgeFlow(NamedTuple):
     """The flow z of every edge [E, H] and the potential μ of every node [N, H].
 
     Examples:
-        >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)
-        >>> found = sparse_flow_edges(score, score, ones, torch.zeros(6, 1), torch.zeros(6, 1), edge_index[1])
-        >>> isinstance(found, EdgeFlow), found.flow.shape, found.potential.shape
-        (True, torch.Size([12, 1]), torch.Size([6, 1]))
+        >>> score, zero = torch.zeros(12, 1), torch.zeros(6, 1)
+        >>> isinstance(sparse_flow_edges(score, score, score + 1, zero, zero, edge_index[1]), EdgeFlow)
+        True
     """
 
     flow: Tensor
@@ -282,8 +262,7 @@ def sparse_flow_edges(
     O(E H) time and memory, in at least float32.
 
     Args:
-        s, u, prior: scores of resistances and frictions, and a ≥ 0.
-        lam, leak: λ ≥ 0, and 1/α, 0 for conservation.
+        s, u, prior, lam, leak: scores of resistances and frictions, a ≥ 0, λ ≥ 0, and 1/α, 0 for conservation.
         target: the node that each edge ends at.
 
     Examples:
@@ -305,7 +284,7 @@ def sparse_flow_edges(
     log_c, f = resistance + s_best, (w - friction).exp()
     share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
     # c(θ − θ_o) is −e^p(1 − e^x) or, if it is large, e^{p + x}(1 − e^−x).
-    above, limit = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0), unit_limit(s.dtype)
+    above, limit = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0), problem.unit_limit(s.dtype)
     more, less = above.masked_fill(above <= 0, 0.0), above.masked_fill(above > 0, 0.0)
     at_best = (s + rows.spread(resistance + w - friction)).masked_fill(off, 0.0)  # log of c θ_o/λ
     dammed = at_best.clamp(max=limit).exp() * less.expm1() - (at_best + more).clamp(max=limit).exp() * (-more).expm1()

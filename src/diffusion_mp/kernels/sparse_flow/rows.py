@@ -3,8 +3,6 @@
 Solved for dense rows of a tile and for segments of edges, a few passes over the entries; derivation at :func:`solve`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -36,42 +34,25 @@ class RowTerms(NamedTuple):
     The potential is measured from the threshold of ``best``, the best conductor o among the senders that flow, so that
     it keeps all its digits. At o itself 1 − e^{u − w} counts as zero, however u is rounded.
 
-    Attributes:
-        a: log of the scale of the row.
-        w: log of the threshold of o, u_io.
-        rho, nu: the potential above that threshold and the friction of o, in a unit in which neither overflows.
-        lift: what a is larger by for senders with u < w, where there is no such unit.
-        reach: senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞.
-        best: o, the number of a node.
-
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
         >>> isinstance(rows.terms, RowTerms), rows.terms.best.shape
         (True, torch.Size([6, 2]))
     """
 
-    a: Wide
-    w: Wide
-    rho: Wide
+    a: Wide  # log of the scale of the row
+    w: Wide  # log of the threshold of o, u_io
+    rho: Wide  # the potential above that threshold and (nu) the friction of o, in a unit in which neither overflows
     nu: Wide
-    lift: Wide
-    reach: Wide
-    best: Tensor
+    lift: Wide  # what a is larger by for senders with u < w, where there is no such unit
+    reach: Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
+    best: Tensor  # o, the number of a node
 
 
 class RowPotentials(NamedTuple):
     """The solved problem of every row, [N, H]; the first seven are its :class:`RowTerms`.
 
     Only a, w, ρ, ν and log μ have a gradient. J are the entries that flow.
-
-    Attributes:
-        log_mu: log μ, of the potential.
-        resistance: M = log Σ_j e^{−s_ij}.
-        friction: U = log Σ_j e^{u_ij}.
-        slope: Σ_J e^{s + a} + e^{a − M}/α, the divisor of ρ.
-        drag: Σ_J ν e^{s + a + u − w} without o.
-        work: Σ_j θ_ij z_ij, the work of the frictions.
-        support: the size of J.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.full((6, 2), 100.0), torch.ones(6, 2))
@@ -86,13 +67,13 @@ class RowPotentials(NamedTuple):
     lift: Tensor
     reach: Tensor
     best: Tensor
-    log_mu: Tensor
-    resistance: Tensor
-    friction: Tensor
-    slope: Tensor
-    drag: Tensor
-    work: Tensor
-    support: Tensor
+    log_mu: Tensor  # log μ, of the potential
+    resistance: Tensor  # M = log Σ_j e^{−s_ij}
+    friction: Tensor  # U = log Σ_j e^{u_ij}
+    slope: Tensor  # Σ_J e^{s + a} + e^{a − M}/α, the divisor of ρ
+    drag: Tensor  # Σ_J ν e^{s + a + u − w} without o
+    work: Tensor  # Σ_j θ_ij z_ij, the work of the frictions
+    support: Tensor  # the size of J
 
     @property
     def terms(self) -> RowTerms:
@@ -108,16 +89,11 @@ def empty_potentials(lam: Tensor) -> RowPotentials:
 
 def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotentials:
     """Replace rows in which nothing flows: μ is α, and the terms give zero entries."""
-    nothing = torch.zeros_like(solved.rho)
-    still = RowPotentials(*14 * [nothing])._replace(
-        w=solved.friction,
-        reach=nothing + torch.inf,
-        best=solved.best.new_zeros(()),
-        log_mu=-leak.masked_fill(flows, 1.0).log(),
-        resistance=solved.resistance,
-        friction=solved.friction,
-        slope=nothing + 1,
-    )
+    log_mu, zero, friction = -leak.masked_fill(flows, 1.0).log(), torch.zeros_like(solved.rho), solved.friction
+    still = RowPotentials(
+        zero, friction, zero, zero, zero, zero + torch.inf, solved.best.new_zeros(()), log_mu,
+        solved.resistance, friction, zero + 1, zero, zero, zero,
+    )  # fmt: skip
     return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
 
 
@@ -181,17 +157,14 @@ def newton(
     {t_j < ν}: right of the root steps fall towards it and reach it in finitely many. Whatever set they start with, the
     first step leads to the right (S3 of docs/errata.md). A row with nothing active and no leak keeps its ν, at first 0.
 
-    Args:
-        weight, threshold, leak, total: p ≥ 0 and t of the entries, κ ≥ 0 and b of the rows.
-        support: the number of entries with a weight, if these have the least t: the first active set. Otherwise that
-            is the one of a sample's root, or all entries.
-        rows: how entries lie in rows.
+    ``weight`` and ``threshold`` are p ≥ 0 and t of the entries, ``leak`` and ``total`` κ ≥ 0 and b of the rows, and
+    ``support`` is the number of entries with a weight, if these have the least t: the first active set. Otherwise that
+    is the one of a sample's root, or all entries.
     """
     sample = rows.some(weight, threshold) if support is None else []
     if sample:
-        some, among = sample
-        share = some.size(-1) / weight.size(-1)
-        guess = newton(some, among, share * leak, share * total, rows=rows).root
+        share = sample[0].size(-1) / weight.size(-1)
+        guess = newton(sample[0], sample[1], share * leak, share * total, rows=rows).root
         active = torch.lt(threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight))
         slope = rows.add(active.mul_(weight))
         active.mul_(threshold)
@@ -199,8 +172,7 @@ def newton(
         slope, active = rows.add(weight), weight * threshold
     moment = rows.add(active)
     root = torch.where(slope + leak > 0, (total + moment) / (slope + leak), 0.0)
-    size = torch.full_like(root, math.inf) if support is None else support
-    steps = 0
+    size, steps = torch.full_like(root, math.inf) if support is None else support, 0
     while steps < MAX_STEPS:
         steps += 1
         torch.lt(threshold, rows.spread(root), out=active)  # numbers: several times faster than booleans
@@ -215,10 +187,7 @@ def newton(
 
 
 def unit_limit(dtype: torch.dtype) -> float:
-    """Return the logarithm of the largest unit of ρ and ν, the square of the resolution.
-
-    Derivatives by equal frictions grow like the unit, and so does the rounding in which they cancel.
-    """
+    """Return the log of the largest unit of ρ and ν: derivatives by equal frictions, which cancel, grow like it."""
     return -2 * math.log(torch.finfo(dtype).eps)
 
 
@@ -292,9 +261,8 @@ def solve(
         some = count > 0
         own = rows.at(weight, best).where(some, 0.0)
         by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
-        rho, slope, moment, active, support, _ = newton(
-            rows.without(weight, best), threshold, by_leak + own, total, count, rows
-        )
+        others = rows.without(weight, best)
+        rho, slope, moment, active, support, _ = newton(others, threshold, by_leak + own, total, count, rows)
 
         flows = some & (rho > 0)
         if flows.all():

@@ -1,10 +1,7 @@
 """The fast path: complete rows tile by tile, or those of many small graphs; nothing of size N² is kept.
 
-Scores are recomputed in every pass. The friction of a row's best conductor is set, not read off its tile: all others
-are measured from it, whatever a product of features rounds it to.
+The friction of a row's best conductor is set, not read off its tile, since all others are measured from it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -59,12 +56,11 @@ def _together(features: Features, terms: RowTerms, ptr: Tensor | None, *others: 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """Solve the rows; ``leak`` is 1/α."""
 
-    def compute(
-        room: _Tiles, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, Tensor]:
+        *inputs, lam, leak, mask = stacks
         solved = []
-        for rows in _rows(q):
-            s, u = room.scores((q, k, fq, fk), rows)
+        for rows in _rows(lam):
+            s, u = room.scores(inputs, rows)
             resistance, friction = _log_sum(s, mask, -1), _log_sum(u, mask)
             if mask is not None:  # padding does not conduct, whatever its friction
                 closed = mask.log().transpose(1, 2)
@@ -120,9 +116,8 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
     """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
-        v, mask = stacks[11:]
+        (v, mask), total = stacks[11:], None
         parts: list[Tensor] = []
-        total: Tensor | None = None
         for rows in _rows(v):
             flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow()
             if transpose:
@@ -146,10 +141,9 @@ def product_backward(
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
         inputs, terms, (v, grad, mask) = stacks[:4], stacks[4:11], stacks[11:]
         left, right = (v, grad) if transpose else (grad, v)
-        scores = _ScoreGradients(inputs)
+        scores, dv = _ScoreGradients(inputs), None
         by_row: list[Tensor] = []
         dv_rows: list[Tensor] = []
-        dv: Tensor | None = None
         for rows in _rows(v):
             through, above, flow = _Entries(*room.scores(inputs, rows), terms, rows, mask).on_support(room)
             if transpose:
@@ -157,10 +151,8 @@ def product_backward(
             else:
                 dv = plus_product(dv, flow.transpose(1, 2), grad[:, rows])
             outer = room.inner("gradient", left[:, rows], right)
-            ds = flow.mul_(outer)
-            by_rho = through.mul_(outer)
-            drho = by_rho.sum(2, keepdim=True)
-            by_nu = above.mul_(by_rho)
+            ds, by_rho = flow.mul_(outer), through.mul_(outer)
+            drho, by_nu = by_rho.sum(2, keepdim=True), above.mul_(by_rho)
             dnu = -by_nu.sum(2, keepdim=True)
             du = by_nu.add_(by_rho).mul_(-terms[3][:, rows]).scatter_(2, terms[-1][:, rows], 0.0)
             by_row.append(torch.cat([ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2))
@@ -236,16 +228,9 @@ def pulls(
     by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
     by_friction = both - step * leak * lam * f + grad_mu * lam * share
     nu_of_one = torch.where(lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp())  # ν/λ
-    return Pulls(
-        step,
-        by_resistance,
-        by_friction,
-        at_s=step * (1 - leak * mu) - grad_a + by_resistance,
-        at_u=grad_w - step * drag + by_friction,
-        nu=nu_of_one,
-        by_lam=grad_nu * nu_of_one - step * leak * f + grad_mu * share,
-        leak=-(step + alone) * mu,
-    )
+    at_s, at_u = step * (1 - leak * mu) - grad_a + by_resistance, grad_w - step * drag + by_friction
+    by_lam = grad_nu * nu_of_one - step * leak * f + grad_mu * share
+    return Pulls(step, by_resistance, by_friction, at_s, at_u, nu_of_one, by_lam, leak=-(step + alone) * mu)
 
 
 def potentials_backward(
@@ -275,9 +260,7 @@ def potentials_backward(
             dlam.append(dammed.sum(2, keepdim=True) * some * nu[:, rows] + by_lam[:, rows])
             drag = dammed.add_(through).mul_(terms[3][:, rows] * some).scatter_(2, best, 0.0)
             du = drag.sub_(f.mul_(by_friction[:, rows]))
-            ds.scatter_add_(2, best, at_s[:, rows])
-            du.scatter_add_(2, best, at_u[:, rows])
-            scores.add(ds, du, rows)
+            scores.add(ds.scatter_add_(2, best, at_s[:, rows]), du.scatter_add_(2, best, at_u[:, rows]), rows)
         return *scores.all, joined(dlam, 1)
 
     pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
@@ -289,9 +272,6 @@ def potentials_backward(
 
 def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
     """Return [2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target, then source.
-
-    Args:
-        features, terms, ptr: as in :func:`sparse_flow_product`.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))

@@ -4,8 +4,6 @@ Rows are solved as in ``rows.solve``, in its notation. In the backward passes re
 with the roles exchanged (``TURNED``: the terms belong to the columns), so that sums need no atomics.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, no_type_check
@@ -321,14 +319,8 @@ def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Ten
     blocks = [padded(width) for width in (q.size(2), fq.size(2), channels)]
     wide = max(blocks) * size  # bytes of a row; tiles of all three kinds have to fit into shared memory
     side = 64 if wide <= 128 else 32 if wide <= 256 else 16
-    options |= {
-        "BLOCK_M": side,
-        "BLOCK_N": side,
-        "BLOCK_F": blocks[0],
-        "BLOCK_G": blocks[1],
-        "num_warps": 4,
-        "num_stages": 2 if wide <= 256 else 1,
-    }
+    options |= {"BLOCK_M": side, "BLOCK_N": side, "BLOCK_F": blocks[0], "BLOCK_G": blocks[1]}
+    options |= {"num_warps": 4, "num_stages": 2 if wide <= 256 else 1}
     table = tiles(ptr, q.size(0), side, q.device).table
     return table, (table.size(0) * q.size(1),), options
 
@@ -367,14 +359,10 @@ def _gradients(
         table, grid, options = _plan(q, fq, channels, ptr)
         options |= {"BLOCK_D": padded(channels)}
         sizes = (q.size(1), q.size(2), fq.size(2), channels)
-        _gradient[grid](
-            q, k, fq, fk, left, right, *terms, *pulls, table, grads[0], grads[2], *sums, products[0], *sizes,
-            TURNED=False, **options,
-        )  # fmt: skip
-        _gradient[grid](
-            k, q, fk, fq, right, left, *terms, *pulls, table, grads[1], grads[3], *4 * [None], products[1],
-            *sizes, TURNED=True, **options,
-        )  # fmt: skip
+        of_rows = (*terms, *pulls, table)
+        to, of = (grads[0], grads[2], *sums, products[0]), (grads[1], grads[3], *4 * [None], products[1])
+        _gradient[grid](q, k, fq, fk, left, right, *of_rows, *to, *sizes, TURNED=False, **options)
+        _gradient[grid](k, q, fk, fq, right, left, *of_rows, *of, *sizes, TURNED=True, **options)
     return tuple(grads)
 
 
@@ -392,9 +380,7 @@ def potentials_backward(
     features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     pull = tiled.pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
-    of_rows = contiguous(
-        solution.resistance, solution.friction, pull.step, pull.by_resistance, pull.by_friction, pull.at_s, pull.at_u
-    )
+    of_rows = contiguous(solution.resistance, solution.friction, *pull[:5])
     terms, dnu, nothing = contiguous(*solution.terms), torch.empty_like(lam), (None, None)
     grads = _gradients(contiguous(*features), terms, of_rows, nothing, nothing, (None, None, None, dnu), ptr)
     return *grads, dnu * pull.nu + pull.by_lam, pull.leak
