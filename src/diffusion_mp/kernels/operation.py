@@ -311,10 +311,12 @@ class Operation(Generic[T]):
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # a refusal asks for no gradient
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
+        # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
+        materialize = len(self._grads) - len(self._without_grad) > 1
+
         def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             self._keep(ctx, inputs, output)
-            # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
-            ctx.set_materialize_grads(len(self._grads) - len(self._without_grad) > 1)
+            ctx.set_materialize_grads(materialize)
 
         def computed(*inputs: Any) -> Any:
             *flat, backend, args = inputs
@@ -323,8 +325,7 @@ class Operation(Generic[T]):
 
         def forward(ctx: Any, *inputs: Any) -> Any:
             output = computed(*inputs)
-            self._keep(ctx, inputs, output)
-            ctx.set_materialize_grads(materialize)
+            keep(ctx, inputs, output)
             return output
 
         def function(**methods: Callable[..., Any]) -> type[torch.autograd.Function]:

@@ -9,8 +9,11 @@ Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ
     ∂q̃_i = K g_i + h_i κ,  ∂k̃_j = G v_j + γ,  ∂v_j = Gᵀk̃_j + b + a g_j,
 
 and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q̃_i = −(c σ + a v_i)·g_i − (c n + a) h_i, without another
-product of rows; ∂k_j likewise, with one. Memory is that of the result, or reused by every block.
+product of rows; ∂k_j likewise, with one. Products are written to the result itself where dtypes allow it, norms are
+applied to the other factor of a product, and all other memory is reused by every block.
 """
+
+from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -25,6 +28,7 @@ from diffusion_mp.kernels.segments import Buffers, largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
+
 # The least entries of a block, also where there are few nodes.
 SMALL = 1 << 18
 
@@ -39,7 +43,7 @@ class _Sums(NamedTuple):
     right: Tensor
 
     @classmethod
-    def split(cls, state: Tensor) -> "_Sums":
+    def split(cls, state: Tensor) -> _Sums:
         """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
         return cls(state[:, :-1, :-1], state[:, :-1, -1:].contiguous(), state[:, -1:, :-1])
 
@@ -51,7 +55,8 @@ class _Sums(NamedTuple):
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
-    (values, den), kept = _empty_results(v), None
+    values, den = _empty_results(v)
+    kept = None
     for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
         if _by_pairs(ks.size(1), ks, vs):
             pairs.forward(out, out_den, qs, ks, vs, terms, mask)
@@ -64,7 +69,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     return LinearRows(values, den.squeeze(2), *(kept or _no_sums(den, k.size(1) if terms.ptr is None else 0, k, v)))
 
 
-def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> tuple[Tensor, ...]:
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+) -> tuple[Tensor, Tensor, Tensor]:
     gradients, inputs = empty_like(q, k, v), [q, k, v, grad]
     if not _by_pairs(largest(terms.ptr, k.size(0)), k, v):  # pairs recompute these
         inputs += [out.values, out.den.unsqueeze(2)]
@@ -103,15 +110,17 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
 
 def read_backward(
     grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, of v if ``own`` is not zero (else no entry), and of the sums, zero for n."""
     dq, dv = empty_like(q), empty_like(v) if terms.own else v.new_empty(0)
-    rows_of_all = (dq, grad, q, v, out.values, out.den.unsqueeze(2))
-    by_queries, gradient, queries, own, values, den = (x.transpose(0, 1) for x in rows_of_all)
+    by_queries, gradient, queries, own, values, den = (
+        x.transpose(0, 1) for x in (dq, grad, q, v, out.values, out.den.unsqueeze(2))
+    )
     blockwise, nodes = _Blockwise(queries, gradient, terms), float(sums[0, -1, -1])
     by_sums = blockwise.read_backward(by_queries, gradient, queries, own, values, den, _Sums.split(sums), nodes)
     for rows in blockwise.blocks if terms.own else ():
-        _some(dv.transpose(0, 1), rows).copy_(blockwise.own_gradient(gradient, den, rows, nodes))
+        own = blockwise.own_gradient(gradient, den, rows, nodes)
+        _some(dv.transpose(0, 1), rows).copy_(own)
     return dq, dv, by_sums.state(0.0)
 
 
@@ -145,27 +154,30 @@ class _Blockwise:
         width = max(1, k.size(0) * max(k.size(2), v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, k.size(1) * width // 8)) // width)
         self.blocks: list[Block] = [None]
+        self.buffer = None
         if k.size(1) > height:
             self.blocks = [slice(first, first + height) for first in range(0, k.size(1), height)]
-        self.buffer = Buffers(v, self.wide) if k.size(1) > height else None
+            self.buffer = Buffers(v, self.wide)
 
     def pool(self, k: Tensor, v: Tensor) -> _Sums:
         sums = []
         for rows in self.blocks:
-            (unit, scale, _), values = self._vectors(k, rows), self._load(v, rows)
+            keys, values = self._vectors(k, rows), self._load(v, rows)
+            unit = keys.entries
             if self.terms.unit or self.mask is not None:
-                unit = self._times("unit", unit, self._of_nodes(scale, rows))
+                unit = self._times("unit", unit, self._of_nodes(keys.scale, rows))
             right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
             sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums, nodes: Tensor | float) -> None:
         """Write the result and the denominators, from the sums of ``nodes`` senders."""
-        own, constant = self.terms.own * nodes, self.terms.constant
+        own = self.terms.own * nodes
+        constant = self.terms.constant
         least, bias = constant * nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
             queries = self._vectors(q, rows)
-            row = torch.bmm(queries.entries, sums.left, out=_some(den, rows))
+            row = torch.bmm(queries.entries, sums.left, out=den if rows is None else den[:, rows])
             inverse = reciprocal(row.mul_(queries.scale).add_(least))
             total = self._product(queries.entries, sums.outer, out, rows)
             torch.addcmul(bias, total, queries.scale, out=total)
@@ -183,7 +195,8 @@ class _Blockwise:
         for rows in self.blocks:
             queries, gradient = self._vectors(q, rows), self._load(grad, rows)
             inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
-            right = _contract(inverse, gradient).mul_(constant)
+            right = _contract(inverse, gradient)
+            right = right if constant == 1 else right.mul_(constant)
             inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
             cosine = None
             if self.terms.unit:
@@ -217,7 +230,8 @@ class _Blockwise:
         return self._load(grad, rows) * reciprocal(_some(den, rows)).mul_(self.terms.own * nodes)
 
     def _load(self, x: Tensor, rows: Block) -> Tensor:
-        return _some(x, rows).to(self.wide)
+        block = x if rows is None else x[:, rows]
+        return block if block.dtype == self.wide else block.to(self.wide)
 
     def _vectors(self, x: Tensor, rows: Block) -> Vectors:
         return vectors(self._load(x, rows), self.terms.unit)
@@ -231,7 +245,7 @@ class _Blockwise:
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block) -> Tensor:
         """Return x y, written to ``out`` if that has its dtype."""
         if out.dtype == x.dtype:
-            return torch.bmm(x, y, out=_some(out, rows))
+            return torch.bmm(x, y, out=out if rows is None else out[:, rows])
         if self.buffer is None:
             return torch.bmm(x, y)
         return torch.bmm(x, y, out=self.buffer("product", x.size(0), x.size(1), y.size(2)))

@@ -1,14 +1,17 @@
 """The fast path: samples and features are one axis of a low-rank product; its factors exist for a block of nodes only.
 
-With M_sr = m_r + β_s the weight of i and j is Σ_sr A_isr B_jsr, A_isr = exp(log_q_ir + a_is + M_sr) = x_is f_ir and
-B_jsr = exp(log_k_jr + b_js − M_sr) = w_js e_jr. With M_sr at, or a few nats above, max_j (log_k_jr + b_js), B_jsr ≤ 1
-and Σ_j B_jsr does not underflow. The sums over senders are U_sr = Σ_j B_jsr v_j and c_sr = Σ_j B_jsr, and out = A U.
-Without given shifts a_is = −L_is − log K with L_is = log Σ_r exp(log_q_ir + M_sr) c_sr.
+With M_sr = m_r + β_s the weight of i and j is Σ_sr A_isr B_jsr, A_isr = exp(log_q_ir + a_is + M_sr) and
+B_jsr = exp(log_k_jr + b_js − M_sr). With M_sr at, or a few nats above, max_j (log_k_jr + b_js), B_jsr ≤ 1 and Σ_j B_jsr
+does not underflow. Both factors are products of two, A_isr = x_is f_ir and B_jsr = w_js e_jr.
 
-Backward, with the gradients g of out and ℓ of L, W_sr = Σ_i A_isr g_i and da_is = Σ_r A_isr g_i·U_sr, the derivatives
-by an exponent are B_jsr v_j·W_sr for sender j and A_isr g_i·U_sr for row i. Without given shifts t_is = K (ℓ_is −
-da_is) adds B_jsr Σ_i A_isr t_is and A_isr t_is c_sr. Their sums over s are the derivatives by the log features, those
-over r by the shifts; and dv = B W.
+The sums over senders are U_sr = Σ_j B_jsr v_j and c_sr = Σ_j B_jsr, and out = A U. Without given shifts a_is = −L_is −
+log K with L_is = log Σ_r exp(log_q_ir + M_sr) c_sr. Backward, with the gradients g of out and ℓ of L, W_sr = Σ_i A_isr
+g_i and da_is = Σ_r A_isr g_i·U_sr, the derivatives
+
+    by an exponent of sender j are B_jsr v_j·W_sr,  of row i A_isr g_i·U_sr,
+
+and without given shifts t_is = K (ℓ_is − da_is) adds B_jsr Σ_i A_isr t_is and A_isr t_is c_sr. Their sums over s are
+the derivatives by the log features, those over r by the shifts; and dv = B W.
 
 U and W of a small graph are larger than its nodes: there they stay products of two factors (`Paired`), and all pairs of
 nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).
@@ -16,7 +19,7 @@ nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,8 +31,7 @@ from diffusion_mp.kernels.segments import stacks
 
 # Entries of one block of factors over all heads: 2 MiB in float32, so that it stays in cache from exp to product.
 BLOCK = 1 << 19
-# Entries of edges gathered at once: 4 MiB in float32.
-CHUNK = 1 << 20
+
 # Nats by which a bound of all samples may exceed a maximum. float32 has 87 below one; the rest is for small weights.
 SLACK = 40.0
 
@@ -107,7 +109,8 @@ class Sums(NamedTuple):
 
 def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> LogLinearRows:
     out = empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
-    for to, of, rows, _ in _graphs(ptr, receivers, senders, list(out if receivers.row_shift is None else out[:1])):
+    results = list(out if receivers.row_shift is None else out[:1])
+    for to, of, rows, _ in _graphs(ptr, receivers, senders, results):
         for bound in _bounds(of):
             _read(LogLinearRows(rows[0], rows[-1]), to, _pool(of, bound), bound)
     return out
@@ -117,7 +120,8 @@ def attention_backward(
     grad: LogLinearRows, receivers: Receivers, senders: Senders, ptr: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Return the gradients of the receivers ([0, H, K] for shifts that are not given) and of the senders."""
-    by_receivers, by_senders = empty_gradients(receivers, senders.col_shift.size(2)), empty_like(*senders)
+    by_receivers = empty_gradients(receivers, senders.col_shift.size(2))
+    by_senders = Senders(*empty_like(*senders))
     given = receivers.row_shift is not None
     results, grads = [*by_senders, *by_receivers[: 1 + given]], list(grad[: 2 - given])
     for to, of, rows, by_rows in _graphs(ptr, receivers, senders, results, grads):
@@ -135,10 +139,8 @@ def pool(senders: Senders) -> Pooled:
         return Pooled(v.new_zeros(*shape, v.size(2) + 1), v.new_full((*shape, 1), -torch.inf, dtype=torch.float64))
     of = _by_head(senders)
     bounds = _bounds(of)
-    shifts = []
-    for bound in bounds:
-        shift = bound.features.double() + bound.samples.double().transpose(1, 2)
-        shifts.append(shift if bound.rest is None else shift + bound.rest)
+    shifts = [bound.features.double() + bound.samples.double().transpose(1, 2) for bound in bounds]
+    shifts = [shift if bound.rest is None else shift + bound.rest for shift, bound in zip(shifts, bounds, strict=True)]
     return Pooled(_joined([_pool(of, bound) for bound in bounds]), torch.cat(shifts, 1).unsqueeze(3))
 
 
@@ -161,8 +163,10 @@ def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
 def read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, ...]:
     """Return the gradients of the receivers ([0, H, K] for shifts that are not given) and of the sums."""
     gradients = empty_gradients(receivers, pooled.sums.size(1))
-    sides = (gradients[0].transpose(0, 1), gradients[1].transpose(0, 1)), _by_head(grad), _by_head(receivers)
-    by_sums = [_read_backward(*sides, _split(pooled.sums, bound), bound) for bound in _merged_bounds(pooled)]
+    of, by_rows = _by_head(receivers), _by_head(grad)
+    rows = gradients[0].transpose(0, 1), gradients[1].transpose(0, 1)
+    bounds = _merged_bounds(pooled)
+    by_sums = [_read_backward(rows, by_rows, of, _split(pooled.sums, bound), bound) for bound in bounds]
     return *gradients, _joined(by_sums)
 
 
@@ -175,15 +179,18 @@ def empty_results(receivers: Receivers, samples: Size, channels: Size) -> LogLin
 
 def empty_gradients(receivers: Receivers, samples: Size) -> tuple[Tensor, Tensor]:
     """Return uninitialised gradients of log_q and a, without a row of the latter where no shifts are given."""
-    rows = receivers.log_q if receivers.row_shift is not None else receivers.log_q[:0]
-    return empty_like(receivers.log_q), rows.new_empty(rows.size(0), rows.size(1), samples)
+    nodes, heads, _ = receivers.log_q.shape
+    rows = 0 if receivers.row_shift is None else nodes
+    return empty_like(receivers.log_q), receivers.log_q.new_empty(rows, heads, samples)
 
 
 T = TypeVar("T", Receivers, Senders, LogLinearRows)
 
 
 def _by_head(tensors: T) -> T:
-    return type(tensors)._make(None if x is None else x.transpose(0, 1) for x in tensors)
+    make: Any = type(tensors)
+    turned: T = make(*(None if x is None else x.transpose(0, 1) for x in tensors))
+    return turned
 
 
 def _graphs(
@@ -221,7 +228,8 @@ def _bounds(senders: Senders) -> list[Bound]:
     if not (features - attained > SLACK).any():  # false for a NaN of another graph
         return [Bound(slice(0, count), features, samples, count)]
     found, keys, shifts = [], log_k - features, col_shift - samples
-    for chosen in (slice(s, s + 1) for s in range(count)):
+    for s in range(count):
+        chosen = slice(s, s + 1)
         most = (keys + shifts[:, :, chosen]).amax(1, keepdim=True)
         found.append(Bound(chosen, features, samples[:, :, chosen], count, most))
     return found
@@ -244,8 +252,11 @@ def _split(sums: Tensor, bound: Bound) -> Sums:
 
 def _joined(parts: list[Sums]) -> Tensor:
     """Invert :func:`_split`."""
-    totals = [sums.values.total.unflatten(1, sums.counts.shape[1:]) for sums in parts]
-    return torch.cat([torch.cat(totals, 1), torch.cat([sums.counts.unsqueeze(3) for sums in parts], 1)], 3)
+    found = []
+    for sums in parts:
+        total = sums.values.total.unflatten(1, sums.counts.shape[1:])
+        found.append(torch.cat([total, sums.counts.unsqueeze(3)], 3))
+    return torch.cat(found, 1)
 
 
 def _outer(x: Factor, y: Tensor, nodes: int) -> Summed | Paired:
@@ -273,9 +284,9 @@ def _write(out: Tensor, rows: slice, value: Tensor, bound: Bound) -> None:
 def _pool(senders: Senders, bound: Bound) -> Sums:
     parts = []
     for b in _blocks(senders.log_k, bound):
-        factor = _sending(senders, b, bound)
+        factor, v = _sending(senders, b, bound), senders.v[:, b]
         counts = torch.bmm(factor.samples.transpose(1, 2), factor.features)
-        parts.append(Sums(_outer(factor, senders.v[:, b], senders.v.size(1)), counts))
+        parts.append(Sums(_outer(factor, v, senders.v.size(1)), counts))
     return _added(parts)
 
 
@@ -291,7 +302,8 @@ def _read_backward(
     by_receivers: tuple[Tensor, Tensor], grad: LogLinearRows, receivers: Receivers, sums: Sums, bound: Bound
 ) -> Sums:
     """Write the gradients of the receivers, and return those of the sums: W and Σ_i A_isr t_is."""
-    (by_log_q, by_row_shift), parts = by_receivers, []
+    by_log_q, by_row_shift = by_receivers
+    parts = []
     for b in _blocks(receivers.log_q, bound):
         factor, log_sum = _receiving(receivers, sums, b, bound)
         g = grad.values[:, b]
@@ -343,6 +355,10 @@ def _receiving(receivers: Receivers, sums: Sums, rows: slice, bound: Bound) -> t
     return Factor(total.mul(bound.total).reciprocal_(), features), top.add_(total.log_())
 
 
+# Entries gathered at once: 4 MiB in float32.
+CHUNK = 1 << 20
+
+
 def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
     out = log_q.new_empty(edge_index.size(1), log_q.size(1))
     for part, (source, target) in _chunks(edge_index, log_q):
@@ -350,7 +366,9 @@ def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
     return out
 
 
-def entries_backward(grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> tuple[Tensor, ...]:
+def entries_backward(
+    grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor
+) -> tuple[Tensor, Tensor]:
     dq, dk = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))
     for part, (source, target) in _chunks(edge_index, log_q):
         exponents = log_q[target] + log_k[source]
