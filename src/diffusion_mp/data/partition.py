@@ -28,15 +28,11 @@ class PartOf(BaseTransform):
       in the batch; 1.0 if none arrives;
     - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
     - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, with which
-      `AdjacencyDiffusivity` has the entries of the whole graph. A `self_loops` policy that replaces loops needs those
-      of its nodes, which PyG may not sample. `degrees="batch"` is the published recipe, with larger entries.
+      `AdjacencyDiffusivity` has the entries of the whole graph. `degrees="batch"` is the published recipe.
 
     Args:
-        data: the whole graph, on the CPU; read once and not kept.
+        data: the whole graph, on the CPU, with `edge_index`; read once and not kept.
         degrees: "batch" or "full".
-
-    Raises:
-        TypeError, ValueError: as `Graph.from_data`; edges that are not on the CPU or given as `adj_t`.
 
     Examples:
         >>> data = Data(x=x, edge_index=edge_index)
@@ -57,9 +53,8 @@ class PartOf(BaseTransform):
         n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
         size = len(self.arriving)
         if not 0 <= own <= len(n_id) or (len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < size):
-            raise ValueError(
-                f"a batch must have batch_size <= n nodes n_id of the {size} of data; got {own} of {describe(n_id)}."
-            )
+            came = f"got {own} of {describe(n_id)}"
+            raise ValueError(f"a batch must have batch_size <= n nodes n_id of the {size} of data; {came}.")
         arriving = int(self.arriving[n_id[:own]].sum())
         kept = int((data.edge_index[1] < own).sum()) if data.edge_index is not None else 0
         data.kept_edges = kept / arriving if arriving else 1.0
@@ -81,10 +76,8 @@ def observed(data: Data) -> Graph:
     if edge_index is None and getattr(data, "adj_t", None) is not None:
         raise ValueError("data must have edge_index; got adj_t, whose edges have no order. Set edge_index.")
     if edge_index is not None and edge_index.device.type != "cpu":
-        raise ValueError(
-            f"data must be on the CPU, where parts are cut; got edge_index on {edge_index.device}. "
-            "Pass data.cpu(), and move every batch: batch.to(device)."
-        )
+        came = f"got edge_index on {edge_index.device}. Pass data.cpu(), and move every batch: batch.to(device)."
+        raise ValueError(f"data must be on the CPU, where parts are cut; {came}")
     return Graph.from_data(data)
 
 
@@ -96,20 +89,16 @@ def find_clusters(
 ) -> Int[Tensor, " N"]:
     """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
 
-    Directions and weights of edges are ignored.
-
     Args:
         data: one graph on the CPU, with `edge_index`.
         num_clusters: number of clusters, for METIS only; several times as many as parts.
-        method: `"metis"` (Karypis & Kumar 1998), as in Cluster-GCN (Chiang et al. 2019): clusters of nearly equal size
-            with few edges between them; needs pymetis (the extra `metis`), or PyG's `ClusterData` with pyg-lib or
-            torch-sparse, which ignores the seed. `"label_propagation"` (Raghavan et al. 2007), by networkx: clusters
-            of any number and size, for graphs of up to about a million edges.
+        method: `"metis"` (Karypis & Kumar 1998; Chiang et al. 2019): clusters of nearly equal size with few edges
+            between them; needs pymetis (the extra `metis`), or pyg-lib or torch-sparse, which ignore the seed.
+            `"label_propagation"` (Raghavan et al. 2007), by networkx: of any size, for up to about a million edges.
         seed: of the method.
 
     Raises:
         ImportError: METIS is not installed.
-        TypeError, ValueError: an argument does not fit, or `num_clusters` is not given just where METIS needs it.
 
     Examples:
         >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
@@ -121,9 +110,8 @@ def find_clusters(
         raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
     graph = observed(data)
     if (num_clusters is None) == (method == "metis"):
-        raise ValueError(
-            f"num_clusters is what METIS needs, and label propagation finds; got {num_clusters} with method={method!r}."
-        )
+        came = f"got {num_clusters} with method={method!r}"
+        raise ValueError(f"num_clusters is what METIS needs, and label propagation finds; {came}.")
     if num_clusters is None:
         return _label_propagation(graph, seed)
     check_counts(num_clusters=num_clusters)
@@ -176,7 +164,7 @@ def _label_propagation(graph: Graph, seed: int) -> Tensor:
     return clusters
 
 
-CHUNK = 1 << 20  # edges, for which intermediate results of a few bytes each fit into the cache
+CHUNK = 1 << 20  # edges, whose intermediate results fit into the cache
 
 
 def random_partition(
@@ -188,9 +176,8 @@ def random_partition(
 ) -> Integer[Tensor, " N"]:
     """Return the part of every node: nodes in random order, cut into parts whose sizes differ by at most one.
 
-    With `clusters`, 0 .. C − 1, these are in random order and their nodes adjacent (Cluster-GCN, Chiang et al. 2019);
-    at most `num_parts` − 1 of them are cut. With `needed`, a part without any such node exchanges a node for one from a
-    part with most. The distribution is uniform up to the probability of such a part, 10^-4000 at Pokec's size.
+    The nodes of `clusters` stay adjacent in that order (Cluster-GCN, Chiang et al. 2019). With `needed`, a part without
+    any such node exchanges a node for one from a part with most.
     """
     order = torch.randperm(num_nodes, generator=generator)
     if clusters is not None:
@@ -232,10 +219,8 @@ class Cut:
     """All parts of a graph: `cut[k]` is part k with its nodes and edges in the order of the whole graph.
 
     Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes, and
-    also their sources with their self-loops, so that every edge but self-loops is in exactly one part.
-
-    Edges are read once, in chunks that are filtered and sorted by part. Tables take 13 to 16 bytes per node and 12 per
-    kept edge. Threads process one chunk each in numpy, since torch would synchronise after each short operation.
+    also their sources with their self-loops. Edges are read once, in chunks that threads filter and sort by part, in
+    numpy, since torch would synchronise after each short operation.
     """
 
     def __init__(

@@ -134,13 +134,10 @@ class LayerEnergy:
 class EnergyTrace:
     """Record E(x_out, x_in) of every diffusion layer, in the order of calls, within a ``with`` block.
 
-    Only numbers are kept; outputs and gradients of the model do not change.
-
     Args:
         model: contains modules with ``is_diffusion_layer = True``, such as `DiffusionConv`.
-        energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)`` and
-            ``energy(x_out, x_in)``, with ``None`` for x_in if the shape of the state changes; Σ_ij‖x_i − x_j‖² by
-            default.
+        energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)``, ``energy(x_out, x_in)``
+            (or ``None`` for x_in where the shape of the state changes); Σ_ij‖x_i − x_j‖² by default.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3, num_layers=2)
@@ -196,9 +193,8 @@ class EnergyTrace:
     @torch.no_grad()
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
         out = out[0] if isinstance(out, tuple) else out  # (output, coupling) with return_coupling=True
-        before = float(self.energy(x, None))
-        after = float(self.energy(out, x if x.shape == out.shape else None))
-        self.records.append(LayerEnergy(layer, before, after))
+        before, after = self.energy(x, None), self.energy(out, x if x.shape == out.shape else None)
+        self.records.append(LayerEnergy(layer, float(before), float(after)))
 
 
 def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:

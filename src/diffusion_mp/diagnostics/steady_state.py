@@ -30,9 +30,8 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     r"""σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii, the variance of every node in a Gaussian field (Rue & Held, 2005, Section 2.2).
 
     The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
-    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``; its covariance is Q⁻¹ for every channel.
-    Low-rank couplings are inverted in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to
-    4 096 nodes of one head, in double precision.
+    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``. Low-rank couplings are inverted in closed
+    form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to 4 096 nodes of one head.
 
     Args:
         coupling: Ω, symmetric and nonnegative, before rows are divided by their sums.
@@ -105,8 +104,7 @@ def smoothing_floor(
     r"""A lower bound of ‖ΠZ‖ at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
 
     ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, where Π subtracts the D̄-weighted mean of every graph: with a source, no depth smooths
-    all differences out. For other states the norm of the residual is subtracted from |β| ‖ΠH‖_D̄, since the eigenvalues
-    of I − Ŝ lie in [0, 2]. Ω may depend on the state.
+    all differences out. For other states the norm of the residual is subtracted from |β| ‖ΠH‖_D̄.
 
     Args:
         coupling: Ω, symmetric and nonnegative, with row sums d̄, before normalisation; zero rows have weight zero.
@@ -140,8 +138,7 @@ def smoothing_floor(
 
 def _spread(x: Tensor, degree: Tensor, ptr: Tensor | None) -> float:
     """Return ‖Πx‖ in the metric of the degrees [N, H, 1]."""
-    sizes = graph_sizes(ptr, len(x))
-    total = 0.0
+    sizes, total = graph_sizes(ptr, len(x)), 0.0
     for rows, weight in zip(x.split(sizes), degree.split(sizes), strict=True):
         if len(rows):
             mean = quotient((weight * rows).sum(0), weight.sum(0))

@@ -93,11 +93,7 @@ class HaloCoupling(_OverRanks):
 
 
 def _is_symmetric(coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None) -> bool:
-    """Return whether S = Sᵀ over all ranks, the same on every rank: as promised, or computed (once for a graph).
-
-    A rank has only rows of S, but Sᵀv is a derivative of the product, and Sv = Sᵀv for a random v implies S = Sᵀ with
-    probability one.
-    """
+    """Return whether S = Sᵀ over all ranks: as promised, or by Sv = Sᵀv for a random v, Sᵀv a derivative of Sv."""
     if "symmetric" not in coupling._questions:
         return coupling.symmetric
     graph, kept = coupling.graph, coupling.own and not coupling.weight.requires_grad

@@ -114,15 +114,10 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     ```
 
     The loss of the graph is the sum over ranks, so each one divides by the number of labels on all ranks. The gradient
-    of every parameter is then that of a single process. Only hooks on parameters are added to the model, which is
-    returned: the state dict of any rank is that of a single process.
-
-    Args:
-        model: the same on every rank, except for its numbers, which become those of the first.
-        group: the processes; all by default.
+    of every parameter is then that of a single process, and so is the state dict of any rank. The model, which gets
+    hooks on its parameters, is returned; ``group`` are the processes, all by default.
 
     Raises:
-        TypeError: no module, or no group.
         RankLostError: another process has ended, or does not answer.
 
     Examples:

@@ -41,15 +41,13 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. Classes have equal
     weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
 
-    The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention (Theorem T1 of
-    docs/certified.md). :meth:`predict` minimises the same energy over each new row separately, with the states of the
-    rows of :meth:`fit` fixed. For 20 000 rows of 50 columns on one core, neighbours take 1.3 s (O(n²); O(n log n) up to
-    15 columns), spreading 1.0 s (linear in the edges), and networks 1 s for any n.
+    The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
+    minimises the same energy over each new row separately, with the states of the rows of :meth:`fit` fixed. Neighbours
+    take O(n²) time (O(n log n) up to 15 columns), 1.3 s for 20 000 rows of 50 columns; the rest is linear.
 
     Args:
         n_neighbors: neighbours of a row in the graph, at most the number of other rows.
-        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; with "cosine" the network
-            reads rows of length one, too. Scale columns of different units first (``StandardScaler``).
+        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`.
         sharpness: of the weights of the edges, see `KNNGraph`.
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
         rounds: number of rounds of training and spreading.
@@ -71,10 +69,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     Shapes:
         X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], -1 for no label. If y has only -1 and 1,
         these are two classes, with a warning.
-
-    Raises:
-        TypeError, ValueError: an option or the data do not fit.
-        ModuleNotFoundError: scikit-learn is not installed (when the class is imported).
 
     Examples:
         >>> import numpy as np
@@ -148,8 +142,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         states = self.label_distributions_
         row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(states)), self.metric, X)
-        reach = farthest(row, square, X.shape[0])
-        near = similar(row, column, square, reach, self._reach, float(self.sharpness))
+        near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach, float(self.sharpness))
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
@@ -272,11 +265,8 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     classes, targets = np.unique(y[labelled], return_inverse=True)
     if not labelled.all() and classes.tolist() == [1]:
         # One class would be degenerate; -1 and 1 are scikit-learn's traditional binary labels.
-        warnings.warn(
-            "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled. Name the classes "
-            "0 and 1 to leave no doubt.",
-            stacklevel=3,
-        )
+        taken = "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled."
+        warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
         classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
     return labelled, classes, targets

@@ -1,7 +1,6 @@
-"""``in_plain_torch``: an exported program without operations of this library.
+"""``in_plain_torch``: an exported program, of graphs of any size, without operations of this library.
 
-Every operation has a formula in operations of torch whose number does not depend on the sizes. For one graph that is
-its reference; the graphs of a batch become heads of one graph with as many nodes as the largest of them.
+For one graph the formula of an operation is its reference; graphs of a batch become heads of one padded graph.
 """
 
 from __future__ import annotations
@@ -19,14 +18,7 @@ from torch.nn.functional import pad
 from diffusion_mp.errors import check_kind
 from diffusion_mp.graph import ops as graph_ops
 from diffusion_mp.graph.ops import Size
-from diffusion_mp.kernels import (
-    linear_attention,
-    log_linear_attention,
-    neumann,
-    pairwise,
-    sparse_flow,
-    spmm,
-)
+from diffusion_mp.kernels import linear_attention, log_linear_attention, neumann, pairwise, sparse_flow, spmm
 from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
@@ -46,10 +38,7 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
         torch.onnx.export(in_plain_torch(program), f="model.onnx")
 
     Attention over pairs then holds all pairs of a graph, a batch is padded to its largest graph, and walks of several
-    hops are found in the matrix of all pairs. The given program, of a model in evaluation mode, is not modified.
-
-    Raises:
-        TypeError: not an exported program.
+    hops are found in the matrix of all pairs.
 
     Examples:
         >>> model = DIFFormerConv(4, 3).eval()
@@ -166,14 +155,11 @@ def for_batches(operation: Operation[Any], reference: Formula | None = None, *, 
         if ptr is None:
             return compute(*args)
         stack = Stacked(ptr, rows.size(0), rows.device)
-        out = compute(
-            *signature.unflatten([stack.argument(name, x, masked) for name, x in zip(names, given, strict=True)])
-        )
-        parts = [
-            stack.result(name, x)
-            for name, x in zip(signature.results, out if signature.several else [out], strict=True)
-        ]
-        return signature.returned(*parts) if signature.several else parts[0]
+        arguments = [stack.argument(name, x, masked) for name, x in zip(names, given, strict=True)]
+        out = compute(*signature.unflatten(arguments))
+        parts = zip(signature.results, out if signature.several else [out], strict=True)
+        rows_of = [stack.result(name, x) for name, x in parts]
+        return signature.returned(*rows_of) if signature.several else rows_of[0]
 
     return formula
 

@@ -27,30 +27,24 @@ from diffusion_mp.updates import fixed_point
 class CertifiedDIFFormer(GraphModel):
     r"""H = MLP(X),  Z⁰ = Proj_C(H),  Z^(k+1) = :class:`CertifiedConv` (Z^k) with source H,  Ŷ = Z^K W_O + b_O.
 
-    All K steps share β, λ, μ and the projections, so they descend one energy F of attention, graph, source, activation
-    and normalisation: F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) for any parameters (Theorem T1 of docs/certified.md). :meth:`energy`
-    is F, :meth:`energies` evaluates it layer by layer, and `certify` checks the premises. Dropout acts in the encoder
-    of H, never between steps.
-
-    ``num_layers=None`` iterates to a stationary point of F. Gradients come from the implicit function theorem, so
-    memory does not depend on the number of steps (see `fixed_point`).
+    All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
+    F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. Dropout acts in the
+    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F, with gradients by the
+    implicit function theorem (see `fixed_point`).
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
             ``penalty=None`` is the model without attention.
-        inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph;
-            ``graph`` may then be ``False``.
+        inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph.
         encoder_layers, encoder_channels: number of linear layers of the encoder of H, each followed by ReLU and
             dropout, and the width between them, by default ``hidden_channels``.
-        centre: subtract from H its mean over the nodes of each graph: constants cost no energy of pairs or edges, so
-            with a large μ they outlast differences between nodes.
+        centre: subtract from H its mean over the nodes of each graph, which a large μ would leave alone.
         dropout: dropout rate of the encoder.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
+        task: see :class:`GraphModel`.
 
     Raises:
-        TypeError, ValueError: an option or the input does not fit.
         ConvergenceError: with ``num_layers=None``, the iteration did not converge.
 
     Examples:
@@ -128,10 +122,9 @@ class CertifiedDIFFormer(GraphModel):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
-        """Return the certificate that no step raises F at these inputs, or the failing premise (`certify_step`).
+        """Return the certificate that no step raises F at these inputs (by default random), or the failing premise.
 
-        Only the initial state and its coupling are checked, since every step preserves the premises. Without x a random
-        input on a directed graph is used.
+        Only the initial state and its coupling are checked, since every step preserves the premises (`certify_step`).
         """
         if x is None:
             x, edge_index = random_input(self.in_channels, self.conv.mu.raw)

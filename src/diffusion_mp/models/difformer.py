@@ -40,13 +40,11 @@ class DIFFormer(LayerStack):
         source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). It prevents
             over-smoothing only together with a ``leak`` κ (docs/errata.md, D22).
         activation: σ′ after every layer, ``"relu"`` or ``None``.
-        layer_norm: normalise after the input layer (before its ReLU) and after every step (before σ′), as published.
-            With it no theorem covers the stack.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
+        layer_norm: normalise before every ReLU or σ′, as published; no theorem covers the stack then.
+        task: see :class:`GraphModel`.
         dropout_on: ``"values"``, the propagated values and the input of the output layer; or ``"state"``, after the
-            input layer and every layer, as in the released code, where attention reads a state with dropout.
-        update: the update in place of the explicit step, copied for every layer. Two-step updates (`StateUpdate`) also
-            receive the state before the last layer.
+            input layer and every layer, as in the released code.
+        update: the update in place of the explicit step, of one or two steps, copied for every layer.
         options: further options of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …); learnable
             ones are copied for every layer.
 
@@ -83,10 +81,8 @@ class DIFFormer(LayerStack):
         check_counts(num_layers=num_layers)
         check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if source and update is not None and not update.beta:
-            raise ValueError(
-                f"source=True adds a source, which {update!r} has not; give the update a beta, ExplicitEuler(tau, "
-                f"beta=1.0, leak=...) for instance."
-            )
+            way_out = "give the update a beta, ExplicitEuler(tau, beta=1.0, leak=...) for instance"
+            raise ValueError(f"source=True adds a source, which {update!r} has not; {way_out}.")
         if tau is None:
             tau = TAU if update is not None else min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
         own: dict[str, Any] = {"transform": transform, "tau": tau, "update": update}

@@ -29,8 +29,7 @@ LAYERED = ("mlp", "gcn", "gin", "gat")
 class DiffusionGNN(GraphModel):
     r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
 
-    Norm, activation and dropout precede every layer with weights; dropout also acts on the features, and in GAT on the
-    values.
+    Norm, activation and dropout precede every layer with weights; dropout also acts on features and GAT's values.
 
     Args:
         in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.
@@ -41,11 +40,10 @@ class DiffusionGNN(GraphModel):
         theta: θ of GCNII.
         norm: of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
         act: the activation, the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
-        jk: how the states after every layer of an MLP, GCN, GIN or GAT are combined for a last linear map (Xu et al.
-            2018): ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``; ``None``: the last layer gives the output.
+        jk: ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``: a linear map reads the states of these layers so combined
+            (Xu et al. 2018); ``None``: the last layer gives the output.
         edge_dim: channels of ``edge_attr`` [E, edge_dim], which the attention of GAT reads.
-        task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads the activation of a last layer of
-            ``hidden_channels``.
+        task: see :class:`GraphModel`; a head reads the activation of a last layer of ``hidden_channels``.
 
     Examples:
         >>> DiffusionGNN(4, 16, 3, conv="appnp", num_layers=10)(x, edge_index).shape
@@ -152,10 +150,7 @@ class DiffusionGNN(GraphModel):
 class ResidualGCN(nn.Module):
     r"""h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, with dropout after every ReLU.
 
-    This is the GNN beside the attention in PyG's SGFormer and in the code released for large graphs.
-
-    ``num_layers`` counts the layers after the first one.
-    x: [N, in_channels], dense or sparse; output: [N, hidden_channels].
+    The GNN of PyG's SGFormer and of its released code; ``num_layers`` counts the layers after the first one.
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:

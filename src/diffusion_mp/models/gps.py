@@ -32,22 +32,17 @@ Encodings = Tensor | tuple[Tensor, ...]
 class BlockStack(GraphModel):
     r"""Base of models with states of nodes and edges: x⁰ = [W x ‖ PE], e⁰ = W_e e, (x, e) ← block(x, e, A), head(x).
 
-    The encodings of `AddLaplacianPE` are passed as ``pe=(data.laplacian_eigenvectors, data.laplacian_eigenvalues,
-    data.laplacian_mask)``.
-
     Args:
-        in_channels: of floating-point features, -1 to infer them from the first call; for integer features a list
-            with the number of categories of every column.
+        in_channels: of floating-point features, or a list with the number of categories of every integer column.
         hidden_channels, out_channels, task: see :class:`GraphModel`.
-        num_layers, block: number of blocks, and function that builds one, a module called as ``block(x, graph,
-            edge_attr=..., return_coupling=True)`` such as :class:`GPSBlock`.
+        num_layers, block: number of blocks, and function that builds one, such as :class:`GPSBlock`.
         edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
         pe_channels: channels of the positional encoding, a part of ``hidden_channels``; 0: none.
         pe_encoder: module that computes the encoding from ``pe``; :class:`LaplacianEncoder` by default.
 
     Shapes:
-        as of :class:`GraphModel`; x: [N, columns] of integers for categories; edge_attr: [E, edge_dim] in the order of
-        ``edge_index``; pe: a tensor or a tuple of tensors, a row per node.
+        as of :class:`GraphModel`; edge_attr in the order of ``edge_index``; pe: a tensor or a tuple of them, a row per
+        node: (``laplacian_eigenvectors``, ``laplacian_eigenvalues``, ``laplacian_mask``) of `AddLaplacianPE`.
     """
 
     reads = ("edge_attr", "pe")
@@ -132,9 +127,8 @@ class BlockStack(GraphModel):
             return x
         for part in pe if isinstance(pe, tuple) and pe else (pe,):
             if not isinstance(part, Tensor) or not (part.is_floating_point() or part.dtype == torch.bool):
-                raise TypeError(
-                    f"pe must be floating-point tensors, and masks of bool, with a row per node; got {describe(part)}."
-                )
+                wanted = "floating-point tensors, and masks of bool, with a row per node"
+                raise TypeError(f"pe must be {wanted}; got {describe(part)}.")
             if part.shape[:1] != x.shape[:1] or part.device != x.device:
                 raise ValueError(f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}.")
         try:
@@ -167,8 +161,7 @@ class GatedGCN(BlockStack):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         norm, dropout: of every layer.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
 
     Examples:
         >>> GatedGCN(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -204,12 +197,10 @@ class GPS(BlockStack):
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout: of the blocks.
         attention_dropout: dropout rate of the values of the attention.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
 
     Examples:
-        >>> model = GPS(4, 16, 3, num_layers=2)
-        >>> model(x, edge_index).shape
+        >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape
         torch.Size([6, 3])
     """
 
@@ -254,8 +245,7 @@ class DFiFormer(GPS):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         adjacency: the term Ã.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further options of :class:`GPS` except ``lam`` (``heads``, ``edge_dim``, ``pe_channels``, …).
+        options: further options of :class:`GPS` except ``lam`` (``heads``, ``edge_dim``, ``task``, …).
 
     Examples:
         >>> DFiFormer(4, 16, 3, num_layers=2, task="graph")(x, edge_index).shape  # one row for the one graph
@@ -282,11 +272,8 @@ class SFiFormer(GPS):
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
-        lam: λ*.
-        adjacency: the term Ã (Table 3 compares).
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further options of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …); α, frictions and γ in
-            ``attention={"alpha": ...}``.
+        lam, adjacency: λ* and the term Ã (Table 3 compares).
+        options: further options of :class:`GPS` (``heads``, ``task``, …); α, frictions and γ in ``attention={...}``.
 
     Examples:
         >>> SFiFormer(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -311,18 +298,10 @@ class SFiFormer(GPS):
     def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:
         """Return an SFi-Former+ with the parameters of a trained DFi-Former, which is not modified (Section 4.2).
 
-        The projections of the frictions, which DFi-Former lacks, are drawn at random.
-
-        Args:
-            dfi: the trained model.
-            lam: λ*, positive.
-            attention: options that override those of ``dfi`` (``alpha``, ``friction``).
-
-        Raises:
-            TypeError, ValueError: not a :class:`DFiFormer`, or options that its parameters do not fit.
+        The projections of the frictions, which DFi-Former lacks, are drawn at random. ``lam`` is λ* > 0, and options in
+        ``attention`` override those of ``dfi`` (``alpha``, ``friction``).
         """
-        if not isinstance(dfi, DFiFormer):
-            raise TypeError(f"dfi must be a DFiFormer; got {describe(dfi)}.")
+        check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}

@@ -32,12 +32,12 @@ MANY_CLASSES = 1 << 16
 class LabelPropagation(KnowsPyGNames, nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
-    Edge weights, the third argument of a call, are normalised by degrees. In PyG's class the third argument is the
-    mask, and weights are not normalised; for that pass ``AdjacencyDiffusivity("sum")``.
+    Edge weights, the third argument of a call (in PyG the mask), are normalised by degrees; PyG's class has
+    ``AdjacencyDiffusivity("sum")``.
 
     ``num_layers=None`` gives the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et al. 2004, Eq. 4), for a
-    symmetric S, or a symmetric Ω divided by its row sums. With ``SymmetricDiffusivity(..., diagonal=False)`` this is
-    scikit-learn's ``LabelSpreading`` up to its final division of rows by their sums.
+    symmetric S, or a symmetric Ω divided by its row sums: scikit-learn's ``LabelSpreading``, but for its final division
+    of rows, with ``SymmetricDiffusivity(..., diagonal=False)``.
 
     Args:
         num_layers: number of steps, or ``None`` for the limit.

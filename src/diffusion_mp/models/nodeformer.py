@@ -31,8 +31,7 @@ class NodeFormer(LayerStack):
     N12), and ``edge_regularization=1.0, relative_edge_loss=False``, an edge loss that dominates that of the task (N11).
 
     Args:
-        in_channels, hidden_channels, out_channels, layer_norm: see :class:`GraphModel`; every head has the width of
-            the state.
+        in_channels, hidden_channels, out_channels, layer_norm, task: see :class:`GraphModel`.
         num_layers: L.
         edge_regularization: λ, the weight of the edge loss.
         residual: add the input state of a layer to its output.
@@ -40,7 +39,6 @@ class NodeFormer(LayerStack):
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
         jump: input of the output layer: the last state (``None``), all states (``"cat"``) or their ``"max"``.
         dropout: dropout rate after the input layer and on the output of every layer.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further options of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
 
     Examples:

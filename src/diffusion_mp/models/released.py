@@ -73,14 +73,6 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed to the model: docs/released.md
     lists them. The random features of NodeFormer, which the released code does not save, keep the values of ``model``.
 
-    Args:
-        model: a :class:`DIFFormer`, :class:`NodeFormer` or :class:`SGFormer`.
-        released: the released state dict.
-
-    Raises:
-        TypeError: another model, or no dictionary of tensors.
-        ValueError: a tensor of an unknown name or another shape, or one that is missing on either side.
-
     Examples:
         >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer
         >>> theirs = PyGSGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1)

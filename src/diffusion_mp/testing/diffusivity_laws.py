@@ -31,10 +31,7 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
         return self(module, instance) @ self.values(instance.x)
 
     def values(self, x: Tensor) -> Tensor:
-        """Return values [N, 1, 8], a function of each row; for at most eight nodes S @ v determines S.
-
-        They lie in [1, 2], so that nothing cancels in half precision.
-        """
+        """Return values [N, 1, 8] in [1, 2], functions of each row; for at most eight nodes S @ v determines S."""
         directions = torch.randn(x.shape[1], 8, generator=self.generator(), dtype=torch.float64)
         return (1.5 + 0.5 * torch.sin(x.double() @ directions)).to(x.dtype).unsqueeze(1)
 
@@ -61,6 +58,8 @@ def check_diffusivity(
 ) -> None:
     """Check a diffusivity and its couplings on small directed, weighted graphs with states in the unit ball.
 
+    An ``AssertionError`` has a sentence for every broken law.
+
     Args:
         diffusivity: an instance, which is copied, or a class or function that builds one.
         channels: C of the states; by default its attribute ``channels``, or 6.
@@ -70,17 +69,13 @@ def check_diffusivity(
         compile: also capture one full graph with `torch.compile`, which takes seconds.
         seed: seed of states, graphs and parameters.
 
-    Raises:
-        AssertionError: with one sentence per broken law: class, law, got, expected.
-
     Examples:
         >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # raises nothing
     """
     build, fresh, sample = builder(diffusivity, "diffusivity", Diffusivity, seed)
     known = getattr(sample, "channels", None)
     width = channels or (known if isinstance(known, int) else 6)
-    edges = bool(sample.needs_graph) if edges is None else edges
-    case = DiffusivityCase(build, fresh, width, edges, compile, seed)
+    case = DiffusivityCase(build, fresh, width, bool(sample.needs_graph) if edges is None else edges, compile, seed)
     run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, level=level)
 
 
@@ -126,8 +121,7 @@ def _dependence(case: DiffusivityCase) -> None:
         got, expected = (c.to_dense()[:, 1:][:, apart] for c in (case(module, changed), coupling))
         expect_close(got, expected, "rearranged", "S of another state, in the rows that node 0 sends nothing to")
     elif declared == "rows":
-        some = 3
-        values = x[:, :1].unsqueeze(2)
+        some, values = 3, x[:, :1].unsqueeze(2)
         if isinstance(coupling, PooledCoupling):  # it merges couplings of some rows itself
             centre: list[Tensor] = []
             pieces = [(x[rows], values[rows]) for rows in (slice(some), slice(some, None))]
@@ -195,8 +189,8 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
     module, instance = case.module(), case.instance()
-    expected = case(module, instance).to_dense()
-    expect_close(case(module.train(), instance).to_dense(), expected, "rearranged", "S in training mode")
+    evaluated = case(module, instance).to_dense()
+    expect_close(case(module.train(), instance).to_dense(), evaluated, "rearranged", "S in training mode")
 
 
 @strict

@@ -63,9 +63,6 @@ Examples:
 def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
     """Return the tolerance of an operation at a dtype.
 
-    Raises:
-        KeyError: the table has no such operation or dtype.
-
     Examples:
         >>> tolerance("product", torch.float64).rtol < 1e-8
         True
@@ -157,7 +154,7 @@ def run_laws(
     *,
     level: Level = "strict",
 ) -> None:
-    """Call every law with the case and raise one `AssertionError` that names the subject and each broken law.
+    """Call every law and raise one `AssertionError` that names the subject and each broken law.
 
     ``skip`` maps names (see `law_name`) to reasons, or is ``None`` if the caller cannot skip laws.
     """
