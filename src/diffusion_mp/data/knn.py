@@ -56,14 +56,12 @@ class KNNGraph(BaseTransform):
         w_ij ∝ exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
 
     σ_i is the distance of i to the farthest of its k nearest (local scaling, Zelnik-Manor & Perona, 2004, with s = 1);
-    with "cosine" rows have length one. Weights have mean one, so that a self-loop of weight one counts like an edge.
+    with "cosine" rows have length one. Weights have mean one.
 
     Args:
         k, metric: see `knn_graph`.
-        weighted: whether to set weights.
+        weighted: also set edge_weight [E], in the dtype of x.
         sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
-
-    Shapes: reads x [N, C] of `Data`, and sets edge_index [2, E], with ``weighted`` edge_weight [E] in the dtype of x.
 
     Examples:
         >>> KNNGraph(k=2)(Data(x=x)).edge_index.size(0)
@@ -186,7 +184,6 @@ def _options(k: int, metric: Metric) -> tuple[int, Metric]:
 
 
 def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
-    """Return the edges and their weights."""
     check_state(x, name)
     if not x.size(1):
         raise ValueError(f"{name} must have a channel at least; got {describe(x)}.")

@@ -113,7 +113,13 @@ def find_clusters(
         came = f"got {num_clusters} with method={method!r}"
         raise ValueError(f"num_clusters is what METIS needs, and label propagation finds; {came}.")
     if num_clusters is None:
-        return _label_propagation(graph, seed)
+        import networkx as nx
+
+        network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
+        clusters = torch.empty(graph.num_nodes, dtype=torch.long)
+        for number, members in enumerate(nx.community.fast_label_propagation_communities(network, seed=seed)):
+            clusters[list(members)] = number
+        return clusters
     check_counts(num_clusters=num_clusters)
     if num_clusters > max(graph.num_nodes, 1):
         raise ValueError(f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}.")
@@ -145,22 +151,11 @@ def _metis_of_pyg(neighbours: csr_array, num_clusters: int) -> Tensor:
     try:
         found = ClusterData(Data(edge_index=edge_index, num_nodes=size), num_clusters, log=False).partition
     except ImportError as error:
-        raise ImportError(
-            "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed. "
-            "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
-        ) from error
+        way_out = "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
+        needed = "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed"
+        raise ImportError(f"{needed}. {way_out}") from error
     clusters = torch.empty(size, dtype=torch.long)
     clusters[found.node_perm] = torch.arange(num_clusters).repeat_interleave(found.partptr.diff())
-    return clusters
-
-
-def _label_propagation(graph: Graph, seed: int) -> Tensor:
-    import networkx as nx
-
-    network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
-    clusters = torch.empty(graph.num_nodes, dtype=torch.long)
-    for number, members in enumerate(nx.community.fast_label_propagation_communities(network, seed=seed)):
-        clusters[list(members)] = number
     return clusters
 
 

@@ -152,10 +152,9 @@ def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelle
     if count > size:
         raise ValueError(f"{given} must leave every part a node; got {count} parts of {size} nodes.")
     if labelled is not None and count > labelled:
-        raise ValueError(
-            f"{given} must leave every part a training node; got {count} parts, and {labelled} nodes in train_mask. "
-            "Take fewer parts, or accept parts without any: allow_unlabelled=True."
-        )
+        came = f"got {count} parts, and {labelled} nodes in train_mask"
+        way_out = "Take fewer parts, or accept parts without any: allow_unlabelled=True."
+        raise ValueError(f"{given} must leave every part a training node; {came}. {way_out}")
     return count
 
 
@@ -198,8 +197,6 @@ def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
     if low < 0:
         raise ValueError(f"clusters must be numbered from 0; the smallest is {low}.")
     if high >= size:
-        raise ValueError(
-            f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; the largest is {high}. "
-            "clusters.unique(return_inverse=True)[1] numbers them anew."
-        )
+        came = f"the largest is {high}. clusters.unique(return_inverse=True)[1] numbers them anew."
+        raise ValueError(f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; {came}")
     return numbers

@@ -102,10 +102,9 @@ def random_split_per_class(
     train, rest = shuffled[trained[shuffled]], shuffled[~trained[shuffled]]
     wanted = num_val + (num_test or 0)
     if len(rest) < wanted:
-        raise ValueError(
-            f"num_val + num_test = {wanted}, but only {len(rest)} labelled nodes are left after {len(train)} "
-            "for training; lower per_class, num_val or num_test (num_test=None takes what remains)."
-        )
+        left = f"only {len(rest)} labelled nodes are left after {len(train)} for training"
+        way_out = "lower per_class, num_val or num_test (num_test=None takes what remains)"
+        raise ValueError(f"num_val + num_test = {wanted}, but {left}; {way_out}.")
     return _masks(y, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
 
 
@@ -137,7 +136,6 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
 
 
 def _labels(y: object) -> Int[Tensor, " N"]:
-    """Return labels as a long tensor; lists and arrays are accepted."""
     return index_vector(y, "y", "[num_nodes]").detach()
 
 

@@ -56,7 +56,9 @@ class AddLaplacianPE(BaseTransform):
         size, device, found = graph.num_nodes, graph.edges.device, max(min(self.k, graph.num_nodes - 1), 0)
         vectors, values = (torch.zeros(size, self.k, dtype=torch.get_default_dtype()) for _ in range(2))
         if found:
-            value, vector = _lowest(_laplacian(graph), found + 1)
+            weight = None if graph.edge_weight is None else graph.edge_weight.double()
+            edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=size)
+            value, vector = _lowest(to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc(), found + 1)
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
             values[:, :found] = torch.from_numpy(value[1:])
         data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors.to(device), values.to(device)
@@ -65,12 +67,6 @@ class AddLaplacianPE(BaseTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(k={self.k})"
-
-
-def _laplacian(graph: Graph) -> csc_matrix:
-    weight = None if graph.edge_weight is None else graph.edge_weight.double()
-    edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=graph.num_nodes)
-    return to_scipy_sparse_matrix(*edges, num_nodes=graph.num_nodes).tocsc()
 
 
 def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +144,6 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
     padded: list[Tensor] = []
     for sequences in texts:
         cut = [sequence[:max_length].long() for sequence in sequences]
-        length = torch.tensor([len(sequence) for sequence in cut])
         tokens = pad_sequence(cut, batch_first=True)
-        padded += [tokens, torch.arange(tokens.size(1)) < length[:, None]]
+        padded += [tokens, torch.arange(tokens.size(1)) < torch.tensor([len(part) for part in cut])[:, None]]
     return (*padded, torch.tensor(labels))

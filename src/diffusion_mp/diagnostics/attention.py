@@ -48,10 +48,8 @@ def kernel_error(
         [16, 32]
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
-        raise TypeError(
-            f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. "
-            f"In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
-        )
+        where = "In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
+        raise TypeError(f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. {where}")
     check_kind(num_features, "num_features", (list, tuple, range), "a list of numbers of features")
     check_generator(generator)
     check_counts(draws=draws, **{f"num_features[{i}]": m for i, m in enumerate(num_features)})

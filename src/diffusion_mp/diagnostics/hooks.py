@@ -106,10 +106,8 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
         if not isinstance(x, Tensor) or not isinstance(out, Tensor):
-            raise TypeError(
-                f"a module to be diagnosed must be called as module(x, mask) and give a tensor; "
-                f"{type(modules[name]).__name__} got {describe(x)} and gave {describe(out)}."
-            )
+            came = f"{type(modules[name]).__name__} got {describe(x)} and gave {describe(out)}"
+            raise TypeError(f"a module to be diagnosed must be called as module(x, mask) and give a tensor; {came}.")
         calls[name].append(Call(x.detach(), mask, out.detach()))
 
     with hooked(modules, record):
@@ -198,5 +196,4 @@ class EnergyTrace:
 
 
 def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:
-    """Return Σ_ij‖x_i − x_j‖²."""
     return Energy("quadratic")(x)

@@ -36,8 +36,7 @@ def lipschitz(
     max_iter: int = 1000,
     generator: torch.Generator | None = None,
 ) -> float:
-    r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Assumption 4.6
-    (Zhang & Zhou, Eq. 8).
+    r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Zhang & Zhou, Eq. 8.
 
     A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction, with two backward passes
     per iteration: Jᵀw, and Jv as the derivative of Jᵀw with respect to w.
@@ -45,8 +44,7 @@ def lipschitz(
     Args:
         f: a function of one tensor, twice differentiable, in evaluation mode; plain attention replaces fused.
         x: the point.
-        tol: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
-        max_iter: the largest number of iterations.
+        tol, max_iter: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
         generator: of the initial direction; by default one with seed 0.
 
     Raises:

@@ -214,10 +214,9 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
     layers = {other: module for other, module in model.named_modules() if isinstance(module, PDEDiffusion1d)}
     own = {other: layer for other, layer in layers.items() if layer.in_channels == channels}
     if not own:
-        raise ValueError(
-            f"diffusion must be given: {type(model).__name__} has no diffusion layer on states of {channels} channels "
-            f"to measure the commutator with. Pass diffusion=PDEDiffusion1d({channels})."
-        )
+        lacks = f"{type(model).__name__} has no diffusion layer on states of {channels} channels"
+        way_out = f"Pass diffusion=PDEDiffusion1d({channels})."
+        raise ValueError(f"diffusion must be given: {lacks} to measure the commutator with. {way_out}")
 
     def shared(other: str) -> int:
         pairs = zip(other.split("."), name.split("."), strict=False)

@@ -58,10 +58,9 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         return LowRankInverse(form, diagonal).inverse_diagonal().to(dtype)
     entries = coupling.heads * coupling.num_nodes**2
     if entries > DENSE:
-        raise CouplingMismatchError(
-            f"posterior_variance inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got "
-            f"{entries:,}. Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
-        )
+        way_out = "Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
+        limit = f"inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got {entries:,}"
+        raise CouplingMismatchError(f"posterior_variance {limit}. {way_out}")
     factor = dense_factor(coupling, diagonal)
     if factor is None:
         raise SingularSystemError(
@@ -73,10 +72,8 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 
 def _check_promises(coupling: Coupling, name: str) -> None:
     if not (coupling.symmetric and coupling.nonnegative):
-        raise CouplingMismatchError(
-            f"{name} needs a coupling Ω that is symmetric and nonnegative, before its rows are divided by their sums; "
-            f"got {coupling!r}. Make it with row_stochastic=False."
-        )
+        needed = "a coupling Ω that is symmetric and nonnegative, before its rows are divided by their sums"
+        raise CouplingMismatchError(f"{name} needs {needed}; got {coupling!r}. Make it with row_stochastic=False.")
 
 
 @dataclass(frozen=True)

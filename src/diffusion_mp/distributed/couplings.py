@@ -61,8 +61,7 @@ class SummedCoupling(_OverRanks):
         if not isinstance(self.coupling, LogLowRankCoupling):
             self._at(edge_index)
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
-        nothing = log_key.new_zeros(*log_key.shape[:2], 0)
-        counts = all_merged(self.coupling.pool(nothing), self.group)
+        counts = all_merged(self.coupling.pool(log_key.new_zeros(*log_key.shape[:2], 0)), self.group)
         shift = cast("Tensor", counts.shift)
         most = shift.amax(1, keepdim=True)
         terms = LogTerms(log_query, log_key, col_shift, None).around(most.squeeze((1, 3)))

@@ -123,8 +123,7 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     Examples:
         >>> torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=0, world_size=1)  # or more
         >>> graph = ShardedGraph(edge_index, 6)
-        >>> model = node_parallel(DIFFormer(4, 8, 3))
-        >>> model(x[graph.rows], graph).shape
+        >>> node_parallel(DIFFormer(4, 8, 3))(x[graph.rows], graph).shape
         torch.Size([6, 3])
         >>> torch.distributed.destroy_process_group()
     """

@@ -28,15 +28,12 @@ class ShardedGraph(Graph):
     """A range of the nodes of one graph, with every edge that ends there, for ``model(x[graph.rows], graph)``.
 
     Rank r has the nodes ``rows``, bounds[r] … bounds[r + 1] − 1, and the edges that end there (an edge cut). Layers and
-    models run unchanged on its rows. Other ranks are needed for
-
-    - O(N) couplings: the sums over senders (KᵀV, Σk, Σv, the count), H (D + 1)² numbers, are added up over ranks;
-    - couplings over edges: rows that send to this rank, its *halo*, are fetched before the product;
-    - degrees: exchanged once, by the constructor.
+    models run unchanged on its rows. For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up
+    over ranks. For couplings over edges, rows that send to this rank, its *halo*, are fetched before the product;
+    number the nodes so that neighbours are close.
 
     All of it is once differentiable. Every rank must make the same calls in the same order. Results equal those of one
-    process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout. Number the nodes so
-    that neighbours are close: halos are then small.
+    process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout.
 
     Args:
         edge_index: [2, E] of the whole graph, the same on every rank, or ``None``; it may be memory-mapped.
@@ -52,10 +49,7 @@ class ShardedGraph(Graph):
 
     Examples:
         >>> torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=0, world_size=1)  # or more
-        >>> graph = ShardedGraph(edge_index, 6)
-        >>> graph.rows  # all nodes, since there is one rank
-        slice(0, 6, None)
-        >>> conv = GCNConv(4, 3)
+        >>> graph, conv = ShardedGraph(edge_index, 6), GCNConv(4, 3)
         >>> torch.allclose(conv(x[graph.rows], graph), conv(x, edge_index)[graph.rows])
         True
         >>> torch.distributed.destroy_process_group()
@@ -90,7 +84,10 @@ class ShardedGraph(Graph):
         self.bounds = even if bounds is None else list(bounds)
         for k, bound in enumerate(self.bounds):
             check_seed(bound, f"bounds[{k}]")
-        _check_bounds(self.bounds, num_nodes, ranks)
+        ends, rises = self.bounds[:1] + self.bounds[-1:], all(a < b for a, b in pairwise(self.bounds))
+        if len(self.bounds) != ranks + 1 or ends != [0, num_nodes] or not rises:
+            steps = f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
+            raise ValueError(f"bounds must rise {steps}; got {self.bounds}.")
         self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
         self.first_node = self.rows.start
@@ -188,19 +185,11 @@ class _Extended(Graph):
     """The rows of a rank and of its halo as one graph; rows of the halo are incomplete, and dropped from results."""
 
     def _refuse(self, hops: int = 1) -> NoReturn:
-        raise ValueError(
-            "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them, so it can not turn "
-            "edges around or walk along them. Make the graph undirected (or k-hop) before it is sharded."
-        )
+        known = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
+        way_out = "Make the graph undirected (or k-hop) before it is sharded."
+        raise ValueError(f"{known}, so it can not turn edges around or walk along them. {way_out}")
 
     within = to_undirected = reverse = _refuse
-
-
-def _check_bounds(bounds: list[int], num_nodes: int, ranks: int) -> None:
-    ends = bounds[:1] + bounds[-1:]
-    if len(bounds) != ranks + 1 or ends != [0, num_nodes] or any(a >= b for a, b in pairwise(bounds)):
-        steps = f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
-        raise ValueError(f"bounds must rise {steps}; got {bounds}.")
 
 
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:

@@ -42,19 +42,15 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
 
     The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
-    minimises the same energy over each new row separately, with the states of the rows of :meth:`fit` fixed. Neighbours
-    take O(n²) time (O(n log n) up to 15 columns), 1.3 s for 20 000 rows of 50 columns; the rest is linear.
+    minimises the same energy over each new row, with the states of the rows of :meth:`fit` fixed. The graph takes O(n²)
+    time, the rest is linear.
 
     Args:
-        n_neighbors: neighbours of a row in the graph, at most the number of other rows.
-        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`.
-        sharpness: of the weights of the edges, see `KNNGraph`.
+        n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
         rounds: number of rounds of training and spreading.
-        hidden_channels: width of the network.
-        dropout: rate on the features in training; 0.8 suits texts.
-        learning_rate, weight_decay: of Adam.
-        max_iter: steps of Adam per round, of 256 rows each.
+        hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
+        learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
         random_state: a seed, or ``None`` for other networks in every fit. PyTorch's random state is not changed.
         verbose: 1 shows a progress bar; 0 nothing.
 
@@ -64,11 +60,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         network_: f of the last round, from scaled rows to logits.
         conv_: the spreading, for `certify`; its ``at_rest(graph, h)`` is P.
         edge_index_, edge_weight_: the graph.
-        X_, n_features_in_, feature_names_in_, n_iter_: as in other estimators of scikit-learn.
 
     Shapes:
-        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], -1 for no label. If y has only -1 and 1,
-        these are two classes, with a warning.
+        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N]. If y has only -1 and 1, these are classes.
 
     Examples:
         >>> import numpy as np
@@ -95,26 +89,17 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.n_neighbors = n_neighbors
-        self.metric = metric
-        self.sharpness = sharpness
-        self.mu = mu
-        self.rounds = rounds
-        self.hidden_channels = hidden_channels
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.verbose = verbose
+        self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
+        self.rounds, self.hidden_channels, self.dropout, self.max_iter = rounds, hidden_channels, dropout, max_iter
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.random_state, self.verbose = random_state, verbose
 
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
         # In double precision, so that rounding does not make a row in predict depend on the others.
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
-        labelled, self.classes_, targets = _labels(y)
-        self.X_ = X
+        self.X_, (labelled, self.classes_, targets) = X, _labels(y)
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         bar = tqdm(total=int(self.rounds), desc="neighbours", unit="round", disable=not self.verbose)
@@ -173,8 +158,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
     def _spreading(self, mu: float) -> CertifiedConv:
-        conv = CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu)
-        return conv.double().requires_grad_(False)
+        return CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu).double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         """Train a network on the targets [R] of some of the scaled rows."""
@@ -192,7 +176,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return network.requires_grad_(False)
 
     def _probabilities(self, X: Any) -> Tensor:
-        """Return f(x), distributions [M, n_classes], of scaled rows."""
         return self.network_(_tensor(X)).softmax(1)
 
     def _fit_scale(self, X: Any) -> None:
@@ -203,7 +186,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self._scale = float(square**0.5) or 1.0
 
     def _scaled(self, X: Any) -> Any:
-        """Centre and scale rows for the network."""
         X = comparable(X, self.X_, self.metric)
         return X / self._scale if issparse(X) else (X - self._centre) / self._scale
 
@@ -241,7 +223,6 @@ def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
 
 
 def _tensor(X: Any) -> Tensor:
-    """Convert an array or a sparse matrix to a tensor."""
     if not issparse(X):
         return torch.from_numpy(X)
     ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data))

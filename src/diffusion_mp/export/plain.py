@@ -118,11 +118,9 @@ class Stacked:
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
         """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
-        stack = x.new_full((self.size, self.graphs, *x.shape[1:]), absent)
-        return stack.index_put(self.place, x).flatten(1, 2)
+        return x.new_full((self.size, self.graphs, *x.shape[1:]), absent).index_put(self.place, x).flatten(1, 2)
 
     def back(self, x: Tensor) -> Tensor:
-        """Return [N, H, …] of [n, B H, …]."""
         return x.unflatten(1, (self.graphs, x.size(1) // self.graphs))[self.place]
 
     def argument(self, name: str, x: Any, masked: bool) -> Any:

@@ -33,7 +33,7 @@ class CertifiedDIFFormer(GraphModel):
     implicit function theorem (see `fixed_point`).
 
     Args:
-        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
+        in_channels, hidden_channels, out_channels, task: see :class:`GraphModel`.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
             ``penalty=None`` is the model without attention.
@@ -42,14 +42,12 @@ class CertifiedDIFFormer(GraphModel):
             dropout, and the width between them, by default ``hidden_channels``.
         centre: subtract from H its mean over the nodes of each graph, which a large μ would leave alone.
         dropout: dropout rate of the encoder.
-        task: see :class:`GraphModel`.
 
     Raises:
         ConvergenceError: with ``num_layers=None``, the iteration did not converge.
 
     Examples:
-        >>> model = CertifiedDIFFormer(4, 16, 3, num_layers=8)
-        >>> energies = model.energies(x, edge_index)  # before the first step and after each
+        >>> energies = CertifiedDIFFormer(4, 16, 3, num_layers=8).energies(x, edge_index)  # before and after each step
         >>> bool((energies.diff() <= 1e-5 * energies[0].abs()).all())
         True
     """
@@ -141,7 +139,6 @@ class CertifiedDIFFormer(GraphModel):
         return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
-        """Return H and the coupling of the features."""
         beside = None if self.inputs is None else self.inputs(x, graph)
         # The half precision of autocast is too coarse for an energy.
         source = self.encoder(x).to(self.conv.mu.raw.dtype)

@@ -33,11 +33,9 @@ class DiffusionGNN(GraphModel):
 
     Args:
         in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.
-        num_layers: layers of the stack (MLP, GCN, GIN, GAT, GCNII), or propagation steps (SGC, APPNP).
-        conv: the kind of layer.
+        num_layers, conv: number and kind of the layers, for SGC and APPNP of the propagation steps.
         heads: of the hidden layers of GAT; its last layer has one.
-        alpha: teleport probability of APPNP and GCNII.
-        theta: θ of GCNII.
+        alpha, theta: teleport probability of APPNP and GCNII, and θ of GCNII.
         norm: of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
         act: the activation, the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
         jk: ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``: a linear map reads the states of these layers so combined

@@ -119,7 +119,6 @@ class BlockStack(GraphModel):
         return x
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
-        """Return the states concatenated with the positional encoding."""
         if (self.pe_encoder is None) != (pe is None):
             came = f"got {'none' if pe is None else 'one'} with pe_channels={self.pe_channels}"
             raise ValueError(f"pe must be passed to a model with pe_channels, and only to one; {came}.")

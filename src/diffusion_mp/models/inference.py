@@ -46,8 +46,7 @@ def full_graph_inference(
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``; a copy runs.
         x, edge_index, edge_weight: one graph, as the model takes it.
-        block_size: number of rows that are on the device at a time.
-        device: device that computes blocks; by default that of ``x``.
+        block_size, device: rows that are computed at a time, and where; by default on the device of ``x``.
         progress: show a progress bar.
 
     Examples:
@@ -104,7 +103,6 @@ class Blocks:
         return rows
 
     def call(self, function: Callable[..., Any], rows: slice, *tensors: Tensor) -> Any:
-        """Return the function of these rows, computed on the device."""
         result = function(*(t[rows].to(self.device) for t in tensors))
         self.bar.update()
         return result
@@ -120,7 +118,6 @@ class Blocks:
         return out
 
     def each(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return the concatenated results of the function for every block of x."""
         self.announced(x.size(0))
         return self.joined(lambda rows: self.call(function, rows, x), x)
 

@@ -42,15 +42,14 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
     Args:
         num_layers: number of steps, or ``None`` for the limit.
         alpha: α in (0, 1], below 1 for the limit.
-        diffusivity: of S, with one head, which reads ``features``, not labels; by default D^-½AD^-½.
+        diffusivity: of S, with one head; by default D^-½AD^-½.
 
     Shapes:
-        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], if
-        and only if the diffusivity reads nodes; output: [N, K].
+        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], for
+        a diffusivity that reads nodes; output: [N, K].
 
     Examples:
-        >>> y, known = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, False, False, True, False, False])
-        >>> LabelPropagation(num_layers=None, alpha=0.5)(y, edge_index, mask=known).shape  # a column per class
+        >>> LabelPropagation(num_layers=None, alpha=0.5)(torch.tensor([0, 0, 0, 1, 1, 1]), edge_index).shape
         torch.Size([6, 2])
     """
 

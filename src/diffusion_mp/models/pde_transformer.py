@@ -46,10 +46,8 @@ class PDETransformer(nn.Module):
     r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
-    positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there.
-
-    P2 and P3 are the same function, since the MLP of a pre-norm block comes last. P4 smooths the input of the two
-    LayerNorms of a block, not the residual state. P6 smooths along the heads of one token, not along the sequence.
+    positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there. P2 and P3 are the same
+    function. P6 smooths along the heads of one token, not along the sequence.
 
     Args:
         in_channels: of floating-point sequences; for sequences of tokens, a list with the size of the vocabulary.

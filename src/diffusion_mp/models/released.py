@@ -65,11 +65,7 @@ DRAWN = re.compile(r"\b(directions|noise_state)$")
 def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state dict for ``model`` from one of released DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
 
-    ```python
-    released = torch.load("model.pkl", weights_only=True)
-    model.load_state_dict(released_state_dict(model, released))
-    ```
-
+    ``released`` is ``torch.load(path, weights_only=True)``.
     Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed to the model: docs/released.md
     lists them. The random features of NodeFormer, which the released code does not save, keep the values of ``model``.
 
@@ -99,10 +95,8 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
             raise ValueError(f"released has {came[name]!r}, {_no_place(kind, name)}")
     for name, place in places.items():
         if name not in came:
-            raise ValueError(
-                f"{kind.__name__} has {place!r}, which is {name!r} in the released code, and released lacks it. "
-                f"Build the model without {_option(name) or 'it'}."
-            )
+            lacks = f"{kind.__name__} has {place!r}, which is {name!r} in the released code, and released lacks it"
+            raise ValueError(f"{lacks}. Build the model without {_option(name) or 'it'}.")
     for name, place in places.items():
         if own[place].shape != released[came[name]].shape:
             raise ValueError(

@@ -258,8 +258,7 @@ def _block_diagonal(case: CouplingCase) -> None:
     if case.ptr is None or case.ptr.numel() < 3:
         return
     member = torch.repeat_interleave(torch.arange(case.ptr.numel() - 1), case.ptr.diff())
-    apart = member[:, None] != member[None, :]
-    leak = case.dense.detach()[:, apart]
+    leak = case.dense.detach()[:, member[:, None] != member[None, :]]
     expect(bool((leak == 0).all()), f"{int((leak != 0).sum())} entries between different graphs are not zero")
     v, kept = case.values(), member != int(member[-1])
     poisoned = torch.where(kept[:, None, None], v, torch.nan)
@@ -347,15 +346,13 @@ def dense_product(dense: Tensor, v: Tensor) -> Tensor:
 
 
 def dense_entries(dense: Tensor, pairs: Tensor) -> Tensor:
-    """Return s_ij [E, H] for pairs (j, i)."""
     return dense[:, pairs[1], pairs[0]].T
 
 
 def dense_dirichlet(dense: Tensor, x: Tensor) -> Tensor:
     """Return Σ_ij s_ij ‖x_i − x_j‖² per head, by the definition."""
     x = x.unsqueeze(1) if x.dim() == 2 else x
-    squared = (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)
-    return (dense * squared).sum((1, 2))
+    return (dense * (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)).sum((1, 2))
 
 
 def dense_laplacian(dense: Tensor) -> Tensor:

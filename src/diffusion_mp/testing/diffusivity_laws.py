@@ -24,7 +24,6 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
     """A diffusivity; its response is the product of its coupling with values that determine the matrix."""
 
     def __call__(self, module: Diffusivity, instance: Instance) -> Coupling:
-        """Return S at the state of the instance."""
         return cast(Coupling, module(instance.x, self.graph(instance)))
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:

@@ -34,23 +34,17 @@ def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, To
 
 
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
-    # a coupling against its dense matrix
-    "product": _row(Tolerance(1e-10, 1e-10)),
+    "product": _row(Tolerance(1e-10, 1e-10)),  # a coupling against its dense matrix
     "degree": _row(Tolerance(1e-10, 1e-10)),
     "entries": _row(Tolerance(1e-12, 1e-12)),
     "dirichlet": _row(Tolerance(1e-9, 1e-9), Tolerance(1e-3, 1e-4)),
     "gradient": _row(Tolerance(1e-8, 1e-9), Tolerance(1e-3, 1e-4)),
-    # the same result for permuted, batched or doubled inputs
-    "rearranged": _row(Tolerance(1e-10, 1e-11)),
-    # a layer or an update against its formula or another library
-    "layer": _row(Tolerance(1e-9, 1e-10)),
-    "parity": _row(Tolerance(1e-10, 1e-10)),
-    # iterative solvers and matrix functions against dense linear algebra
-    "solve": _row(Tolerance(1e-8, 1e-8)),
-    # an energy may rise by rounding only
-    "energy": _row(Tolerance(1e-10, 1e-12)),
-    # float32 modules under autocast
-    "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),
+    "rearranged": _row(Tolerance(1e-10, 1e-11)),  # the same result for permuted, batched or doubled inputs
+    "layer": _row(Tolerance(1e-9, 1e-10)),  # a layer or an update against its formula
+    "parity": _row(Tolerance(1e-10, 1e-10)),  # or against another library
+    "solve": _row(Tolerance(1e-8, 1e-8)),  # iterative solvers and matrix functions against dense linear algebra
+    "energy": _row(Tolerance(1e-10, 1e-12)),  # may rise by rounding only
+    "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),  # float32 modules
 }
 """By operation and dtype; see :func:`tolerance`.
 

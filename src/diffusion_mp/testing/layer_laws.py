@@ -34,7 +34,6 @@ class LayerCase(ModuleCase[nn.Module]):
         return cast(Tensor, self.call(module, instance))
 
     def call(self, module: nn.Module, at: Instance, **options: Any) -> Any:
-        """Call the layer by PyG's convention."""
         return module(at.x, at.edge_index, at.edge_weight, at.batch, **self.extra(at.x), **options)
 
     def step(self, module: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:

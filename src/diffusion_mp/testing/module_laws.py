@@ -37,7 +37,6 @@ class Instance:
 
     @property
     def batch(self) -> Tensor | None:
-        """Graph index of every node, or None for one graph."""
         graphs = torch.arange(len(self.sizes))
         return torch.repeat_interleave(graphs, self.ptr.diff()) if len(graphs) != 1 else None
 
@@ -49,7 +48,6 @@ class Instance:
         return replace(self, x=self.x.to(dtype), edge_weight=weight)
 
     def at(self, x: Tensor) -> Instance:
-        """Return the same graphs with another state."""
         return replace(self, x=x)
 
     def empty(self) -> Instance:

@@ -68,8 +68,7 @@ class Problem:
         check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
-        kernel = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
-        return torch.einsum("ij,jhd->ihd", kernel, self.state)
+        return torch.einsum("ij,jhd->ihd", torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy()))), self.state)
 
     def implicit_step(
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
