@@ -32,12 +32,8 @@ _LARGEST, _CUT = 480, 500
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
     """Return the edges [2, E], {(i, j): j is among the k nearest of i, or i among those of j}, sorted by i and j.
 
-    Labels spread on this graph over images, texts and tables (Zhou et al., 2004).
-
-    Args:
-        x: the features [N, C]; scale columns of different units first.
-        k: number of neighbours searched for each row, below the number of rows.
-        metric: "euclidean" or "cosine", where rows at an angle of 90° or more are not joined.
+    Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
+    first. With "cosine", rows at an angle of 90° or more are not joined.
 
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.

@@ -30,13 +30,10 @@ class PartOf(BaseTransform):
     - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, with which
       `AdjacencyDiffusivity` has the entries of the whole graph. `degrees="batch"` is the published recipe.
 
-    Args:
-        data: the whole graph, on the CPU, with `edge_index`; read once and not kept.
-        degrees: "batch" or "full".
+    The whole graph, `data`, is on the CPU, with `edge_index`; it is read once and not kept.
 
     Examples:
-        >>> data = Data(x=x, edge_index=edge_index)
-        >>> part = PartOf(data, degrees="full")  # NeighborLoader(data, [15, 10], transform=part)
+        >>> part = PartOf(Data(x=x, edge_index=edge_index), degrees="full")  # NeighborLoader(..., transform=part)
     """
 
     def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:

@@ -34,11 +34,10 @@ class RandomPartitionLoader(DataLoader[Data]):
 
     Args:
         data: one graph, on the CPU.
-        num_parts: parts per epoch, a multiple of `num_replicas`.
-        batch_size: the largest size of a part, in place of `num_parts`, which is then rounded up to such a multiple.
+        num_parts, batch_size: parts per epoch, a multiple of `num_replicas`; or instead the largest size of a part.
         clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`; all but p − 1 at most stay whole.
         halo: add to a part all edges that arrive at its nodes, and their sources with their self-loops.
-        degrees: ``"batch"`` or ``"full"``, the degrees that `Graph.from_data(batch)` has: see :class:`PartOf`.
+        degrees: see :class:`PartOf`.
         allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
         seed: of all partitions.
         num_replicas, rank: number of processes, and index of this one; by default those of `torch.distributed`.
@@ -99,10 +98,7 @@ def _cut(
 
 
 class PartSampler(DistributedSampler[Part]):
-    """Sampler that draws the partition of an epoch and yields this process's share of its parts.
-
-    Lightning calls `set_epoch` of a `DistributedSampler`, and starts processes only after it has been constructed.
-    """
+    """Sampler of this process's share of an epoch's parts; Lightning starts processes after it has been constructed."""
 
     def __init__(self, cut: Callable[..., Cut], count: Callable[[int], int], seed: int, *share: int | None) -> None:
         self._cut, self._count, self._given = cut, count, share

@@ -72,13 +72,8 @@ def random_split_per_class(
 ) -> Split:
     """Draw a split as Kipf & Welling (2017): `per_class` training nodes of each class, the others regardless of class.
 
-    Drawn on the CPU, so that a seed gives one split on every device.
-
-    Args:
-        y: labels [N]; nodes with negative labels are in no set.
-        per_class: training nodes of each class.
-        num_val, num_test: validation and test nodes; None for all remaining labelled nodes.
-        generator: random generator.
+    Drawn on the CPU, so that a seed gives one split on every device. Nodes with negative labels are in no set;
+    `num_test=None` takes all remaining labelled nodes.
 
     Examples:
         >>> split = random_split_per_class(torch.arange(20) % 2, 3, 4, 5, torch.Generator().manual_seed(0))
@@ -113,11 +108,6 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
 
     Wu, Wipf & Yan (2025) split Pokec by 0.1, 0.1 in the text and by 0.5, 0.25 in the released command (D13 in
     docs/errata.md). Drawn on the CPU, so that a seed gives one split on every device.
-
-    Args:
-        y: labels [N]; nodes with negative labels are in no set.
-        train, val: fractions of the labelled nodes; the remaining ones are test nodes.
-        generator: random generator.
 
     Examples:
         >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))

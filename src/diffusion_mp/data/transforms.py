@@ -86,10 +86,7 @@ class ToDiffusionGraph(BaseTransform):
 
     The graph caches what layers derive from it, and moves with ``data.to(device)`` and between processes. It does not
     follow later changes of the edges: put this transform last. As the ``collate_fn`` of a ``DataLoader`` it makes a
-    batch of a list of data, with its graph.
-
-    Args:
-        self_loops: prepare the graph, in a worker say, for layers with this policy; pays above some 100 000 edges.
+    batch of a list of data, with its graph. With ``self_loops`` it prepares the graph for layers with this policy.
 
     Examples:
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))

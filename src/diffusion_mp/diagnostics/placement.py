@@ -115,10 +115,8 @@ class PlacementReport:
             ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``.
 
     Examples:
-        >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
-        >>> report = diagnose(model, torch.rand(2, 5, 4))
-        >>> isinstance(report, PlacementReport), sorted(report.to_dict())
-        (True, ['attention', 'insertion'])
+        >>> sorted(PlacementReport(attention={}, insertion={}).to_dict())
+        ['attention', 'insertion']
     """
 
     attention: Columns

@@ -31,11 +31,8 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 
     The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
     state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``. Low-rank couplings are inverted in closed
-    form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to 4 096 nodes of one head.
-
-    Args:
-        coupling: Ω, symmetric and nonnegative, before rows are divided by their sums.
-        leak: κ > 0.
+    form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to 4 096 nodes of one head. Ω, the coupling,
+    is symmetric and nonnegative, before rows are divided by their sums; κ, the leak, is positive.
 
     Raises:
         CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.
@@ -106,8 +103,7 @@ def smoothing_floor(
     Args:
         coupling: Ω, symmetric and nonnegative, with row sums d̄, before normalisation; zero rows have weight zero.
         x, source: Z and H, [N, C] or [N, H, D]; norms are over all heads and graphs.
-        beta: β, the weight of the source, of either sign.
-        leak: κ ≥ 0.
+        beta, leak: β, the weight of the source, and κ ≥ 0.
 
     Raises:
         CouplingMismatchError: Ω is not known to be symmetric and nonnegative.

@@ -231,15 +231,13 @@ def _tensor(X: Any) -> Tensor:
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the labelled rows, the classes, and the index of the class of every labelled row."""
-    if y.dtype.kind in "US":
-        if "-1" in y.tolist():
-            raise ValueError(
-                "y holds the string '-1' beside other strings, so it would be one more class. Where rows without a "
-                "label are meant, pass an array of objects, np.array([...], dtype=object), with the number -1 for them."
-            )
-        labelled = np.ones(len(y), dtype=bool)
-    else:
-        labelled = y != -1
+    strings = y.dtype.kind in "US"
+    if strings and "-1" in y.tolist():
+        raise ValueError(
+            "y holds the string '-1' beside other strings, so it would be one more class. Where rows without a "
+            "label are meant, pass an array of objects, np.array([...], dtype=object), with the number -1 for them."
+        )
+    labelled = np.ones(len(y), dtype=bool) if strings else y != -1
     if not labelled.any():
         raise ValueError("y must hold the label of some row at least; every entry is -1, which stands for no label.")
     check_classification_targets(y[labelled])

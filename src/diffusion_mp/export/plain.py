@@ -1,7 +1,4 @@
-"""``in_plain_torch``: an exported program, of graphs of any size, without operations of this library.
-
-For one graph the formula of an operation is its reference; graphs of a batch become heads of one padded graph.
-"""
+"""``in_plain_torch``: an exported program, of graphs of any size, without operations of this library."""
 
 from __future__ import annotations
 
@@ -140,10 +137,7 @@ class Stacked:
 
 
 def for_batches(operation: Operation[Any], reference: Formula | None = None, *, masked: bool = True) -> Formula:
-    """Return the reference of an operation for one graph, which a batch is stacked for.
-
-    With ``masked`` the products of queries and keys are scores, which are −∞ for missing nodes.
-    """
+    """Return the reference for one graph or a stacked batch, where scores of missing nodes are −∞ if ``masked``."""
     compute, signature = reference or operation._table["reference"].run, operation._signature
     names = [name.rpartition(".")[2] for name in signature.flat]
 

@@ -290,10 +290,7 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
 
 
 class LayerStack(GraphModel):
-    """Base of models with an input layer, ``num_layers`` of ``conv()`` with norms, and an output layer.
-
-    The output layer reads ``states`` concatenated states.
-    """
+    """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states."""
 
     def __init__(
         self,

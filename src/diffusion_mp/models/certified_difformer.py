@@ -38,10 +38,9 @@ class CertifiedDIFFormer(GraphModel):
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
             ``penalty=None`` is the model without attention.
         inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph.
-        encoder_layers, encoder_channels: number of linear layers of the encoder of H, each followed by ReLU and
-            dropout, and the width between them, by default ``hidden_channels``.
+        encoder_layers, encoder_channels, dropout: number of linear layers of the encoder of H, each followed by ReLU
+            and dropout, the width between them, by default ``hidden_channels``, and the dropout rate.
         centre: subtract from H its mean over the nodes of each graph, which a large μ would leave alone.
-        dropout: dropout rate of the encoder.
 
     Raises:
         ConvergenceError: with ``num_layers=None``, the iteration did not converge.

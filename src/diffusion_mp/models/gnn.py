@@ -146,10 +146,7 @@ class DiffusionGNN(GraphModel):
 
 
 class ResidualGCN(nn.Module):
-    r"""h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, with dropout after every ReLU.
-
-    The GNN of PyG's SGFormer and of its released code; ``num_layers`` counts the layers after the first one.
-    """
+    r"""The GNN of PyG's SGFormer, h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, dropout after ReLU."""
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
         super().__init__()

@@ -157,10 +157,7 @@ class BlockStack(GraphModel):
 class GatedGCN(BlockStack):
     """A stack of :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023): message passing alone.
 
-    Args:
-        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
-        norm, dropout: of every layer.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
+    ``norm`` and ``dropout`` are of every layer; for sizes and further options see :class:`BlockStack`.
 
     Examples:
         >>> GatedGCN(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -194,8 +191,7 @@ class GPS(BlockStack):
         heads, lam, adjacency: H, λ* and the term Ã of the attention.
         attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
         local: message passing by GatedGCN; ``False``: attention alone.
-        norm, dropout: of the blocks.
-        attention_dropout: dropout rate of the values of the attention.
+        norm, dropout, attention_dropout: of the blocks, and dropout rate of the values of the attention.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
 
     Examples:
@@ -241,10 +237,7 @@ class GPS(BlockStack):
 class DFiFormer(GPS):
     """DFi-Former: :class:`SFiFormer` without friction, softmax attention beside the adjacency (SFi-Former, § 4.2).
 
-    Args:
-        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
-        adjacency: the term Ã.
-        options: further options of :class:`GPS` except ``lam`` (``heads``, ``edge_dim``, ``task``, …).
+    The options are those of :class:`GPS`, except ``lam``.
 
     Examples:
         >>> DFiFormer(4, 16, 3, num_layers=2, task="graph")(x, edge_index).shape  # one row for the one graph
@@ -269,10 +262,7 @@ class DFiFormer(GPS):
 class SFiFormer(GPS):
     r"""SFi-Former (Section 4): GatedGCN beside sparse-flow attention with the adjacency (Eq. 11), in GraphGPS's frame.
 
-    Args:
-        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
-        lam, adjacency: λ* and the term Ã (Table 3 compares).
-        options: further options of :class:`GPS` (``heads``, ``task``, …); α, frictions and γ in ``attention={...}``.
+    The options are those of :class:`GPS`; α, frictions and γ go into ``attention={"alpha": ...}``.
 
     Examples:
         >>> SFiFormer(4, 16, 3, num_layers=2)(x, edge_index).shape

@@ -32,17 +32,14 @@ MANY_CLASSES = 1 << 16
 class LabelPropagation(KnowsPyGNames, nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
-    Edge weights, the third argument of a call (in PyG the mask), are normalised by degrees; PyG's class has
-    ``AdjacencyDiffusivity("sum")``.
-
-    ``num_layers=None`` gives the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et al. 2004, Eq. 4), for a
-    symmetric S, or a symmetric Ω divided by its row sums: scikit-learn's ``LabelSpreading``, but for its final division
-    of rows, with ``SymmetricDiffusivity(..., diagonal=False)``.
+    Edge weights, the third argument of a call (in PyG the mask), are normalised by degrees.
 
     Args:
-        num_layers: number of steps, or ``None`` for the limit.
+        num_layers: number of steps, or ``None`` for the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et
+            al. 2004, Eq. 4), for a symmetric S, or a symmetric Ω divided by its row sums.
         alpha: α in (0, 1], below 1 for the limit.
-        diffusivity: of S, with one head; by default D^-½AD^-½.
+        diffusivity: of S, with one head; by default D^-½AD^-½. ``SymmetricDiffusivity(..., diagonal=False)`` gives
+            scikit-learn's ``LabelSpreading``, but for its final division of rows.
 
     Shapes:
         y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], for

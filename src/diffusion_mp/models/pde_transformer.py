@@ -53,8 +53,7 @@ class PDETransformer(nn.Module):
         in_channels: of floating-point sequences; for sequences of tokens, a list with the size of the vocabulary.
         hidden_channels, out_channels, num_layers, heads: C of the state, number of logits, of blocks and of heads.
         max_length: number of learned positions.
-        placement: ``"P1"`` … ``"P7"`` of Table 1, or ``None``, the plain encoder.
-        diffusion: options of :class:`PDEDiffusion1d` (``strides``, ``alpha``, ``budget``, ``norm``, …).
+        placement, diffusion: ``"P1"`` … ``"P7"`` of Table 1, with options of :class:`PDEDiffusion1d`; or ``None``.
         mlp_channels: hidden channels of the MLP of a block; 4C by default.
         pooling: a sequence is represented by the ``"mean"`` of its tokens, the ``"first"`` or the ``"last"``.
         task: ``"classify"``: sequences; ``"retrieve"``: pairs, by an MLP on [u, v, u ∘ v, u − v] (Tay et al. 2021).

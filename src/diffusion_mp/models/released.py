@@ -72,8 +72,8 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     Examples:
         >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer
         >>> theirs = PyGSGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1)
-        >>> options = {"gnn": "residual", "beta": 0.5, "normalize": "row", "projection": "separate"}
-        >>> model = SGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1, **options)
+        >>> options = {"gnn": "residual", "normalize": "row", "projection": "separate", "gnn_num_layers": 1}
+        >>> model = SGFormer(4, 8, 3, beta=0.5, **options)
         >>> model.load_state_dict(released_state_dict(model, theirs.state_dict()))
         <All keys matched successfully>
     """

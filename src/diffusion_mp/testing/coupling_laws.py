@@ -65,8 +65,7 @@ def check_coupling(
     Args:
         coupling: the coupling, or a function that builds it.
         ptr: row boundaries [B + 1] of a ragged batch, by default ``coupling.ptr``; entries between graphs must be zero.
-        skip: law name → the reason why it does not apply.
-        seed: seed of the values.
+        skip, seed: law name → the reason why it does not apply; and the seed of the values.
 
     Examples:
         >>> check_coupling(lambda: UniformCoupling(6, dtype=torch.float64))

@@ -148,10 +148,7 @@ def run_laws(
     *,
     level: Level = "strict",
 ) -> None:
-    """Call every law and raise one `AssertionError` that names the subject and each broken law.
-
-    ``skip`` maps names (see `law_name`) to reasons, or is ``None`` if the caller cannot skip laws.
-    """
+    """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
     left_out = dict(skip or {})
     names = {law_name(law): law for law in laws}

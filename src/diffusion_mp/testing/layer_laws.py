@@ -171,12 +171,7 @@ def check_update(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check an update on small random states in the unit ball and symmetric couplings of random graphs.
-
-    Args:
-        update: an instance, which is copied, or a class or function that builds one.
-        channels: C of the states.
-        level, skip, compile, seed: see :func:`check_diffusivity`.
+    """Check an update on states of C channels in the unit ball and symmetric couplings; see :func:`check_diffusivity`.
 
     Examples:
         >>> check_update(lambda: ExplicitEuler(tau=0.5), level="core")  # raises nothing
