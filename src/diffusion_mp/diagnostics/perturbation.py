@@ -208,14 +208,10 @@ def perturbation_bound(
         with torch.no_grad():
             truth = float((tail(after).double() - tail(before).double()).norm())
         segment = [torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)]
-        return Perturbation(
-            truth,
-            max(lipschitz(tail, point, tol=tol) for point in segment),
-            step=sum(float(call.moved().square().sum()) for call in calls) ** 0.5,
-            step_bound=_step_bound(layer, calls),
-            roughness=sum(call.roughness() for call in calls),
-            size=sum(call.square() for call in calls) ** 0.5,
-        )
+        steepest = max(lipschitz(tail, point, tol=tol) for point in segment)
+        step = sum(float(call.moved().square().sum()) for call in calls) ** 0.5
+        rough, size = sum(call.roughness() for call in calls), sum(call.square() for call in calls) ** 0.5
+        return Perturbation(truth, steepest, step, _step_bound(layer, calls), rough, size)
 
 
 @torch.no_grad()

@@ -35,8 +35,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
         P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c P_ic
 
-    As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label, and at first the
-    sources h are the labels; they spread over the weighted edges of `KNNGraph`, with 10 μ since sources are few. Then,
+    As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label. At first the
+    sources h are the labels, which spread over the weighted edges of `KNNGraph`, with 10 μ since they are few. Then,
     in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
     This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. Classes have equal
     weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).

@@ -197,18 +197,14 @@ def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | N
     return torch.einsum("im,ihd->mhd" if inverse else "mi,ihd->mhd", basis, v)
 
 
+BATCHED = (pairwise._attention, pairwise._logsumexp, pairwise._product, sparse_flow._potentials, sparse_flow._product)
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
     **dict.fromkeys((log_linear_attention._entries, neumann._product, neumann._inner)),
     linear_attention._product: _linear_product,
     linear_attention._attention: partial(linear.attention, product=_linear_product),
-    log_linear_attention._attention: for_batches(log_linear_attention._attention),
-    pairwise._attention: for_batches(pairwise._attention),
-    pairwise._logsumexp: for_batches(pairwise._logsumexp),
-    pairwise._product: for_batches(pairwise._product),
-    sparse_flow._potentials: for_batches(sparse_flow._potentials),
-    sparse_flow._product: for_batches(sparse_flow._product),
+    **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,
     stencil._modes: stencil._modes_of_rows,

@@ -15,13 +15,9 @@ from diffusion_mp.models.sgformer import SGFormer
 
 #: From names within a layer of this library to the released ones.
 LAYER: tuple[Rule, ...] = (
-    (r"\bdiffusivity\.(attention\.)?", ""),
-    (r"\bquery\b", "Wq"),
-    (r"\bkey\b", "Wk"),
-    (r"\bvalue\b", "Wv"),
-    (r"\bmix\b", "Wo"),
-    (r"\bgraph_term\.bias\b", "b"),
-)
+    (r"\bdiffusivity\.(attention\.)?", ""), (r"\bgraph_term\.bias\b", "b"),
+    (r"\bquery\b", "Wq"), (r"\bkey\b", "Wk"), (r"\bvalue\b", "Wv"), (r"\bmix\b", "Wo"),
+)  # fmt: skip
 STACK: tuple[Rule, ...] = ((r"^encoder\b", "fcs.0"), (r"^decoder\b", "fcs.1"), (r"^norms\b", "bns"))
 NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
     DIFFormer: (*LAYER, *STACK),

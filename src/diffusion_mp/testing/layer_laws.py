@@ -251,6 +251,4 @@ def _previous(case: UpdateCase) -> None:
     expect(not torch.equal(first, moving), "the next state does not depend on the previous state")
 
 
-UPDATE_LAWS: tuple[Law[UpdateCase], ...] = (
-    _shapes, _heads, _refusals, _constants, _previous, *MODULE_LAWS,
-)  # fmt: skip
+UPDATE_LAWS: tuple[Law[UpdateCase], ...] = (_shapes, _heads, _refusals, _constants, _previous, *MODULE_LAWS)
