@@ -143,8 +143,7 @@ def _metis(neighbours: csr_array, num_clusters: int, seed: int) -> Tensor:
 def _metis_of_pyg(neighbours: csr_array, num_clusters: int) -> Tensor:
     from torch_geometric.loader import ClusterData
 
-    size = neighbours.shape[0]
-    edge_index = torch.from_numpy(np.stack(neighbours.nonzero())).long()
+    size, edge_index = neighbours.shape[0], torch.from_numpy(np.stack(neighbours.nonzero())).long()
     try:
         found = ClusterData(Data(edge_index=edge_index, num_nodes=size), num_clusters, log=False).partition
     except ImportError as error:

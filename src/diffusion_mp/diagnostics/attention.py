@@ -68,8 +68,7 @@ def kernel_error(
 
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     """Return the mean over heads of ‖R − S‖_F / ‖S‖_F, computed by blocks of columns."""
-    nodes = approximate.num_nodes
-    difference = torch.zeros(approximate.heads, dtype=torch.float64)
+    nodes, difference = approximate.num_nodes, torch.zeros(approximate.heads, dtype=torch.float64)
     total = torch.zeros_like(difference)
     for first in range(0, nodes, COLUMNS):
         width = min(COLUMNS, nodes - first)

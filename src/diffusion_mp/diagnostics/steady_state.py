@@ -48,8 +48,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
         raise SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave the node out.")
-    dtype = torch.promote_types(coupling.dtype, torch.float32)
-    diagonal = (1.0 + leak) * degree
+    dtype, diagonal = torch.promote_types(coupling.dtype, torch.float32), (1.0 + leak) * degree
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
     if form is not None:
         return LowRankInverse(form, diagonal).inverse_diagonal().to(dtype)

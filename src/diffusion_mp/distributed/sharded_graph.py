@@ -90,8 +90,7 @@ class ShardedGraph(Graph):
             raise ValueError(f"bounds must rise {steps}; got {self.bounds}.")
         self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
-        self.first_node = self.rows.start
-        local = self.rows.stop - self.rows.start
+        self.first_node, local = self.rows.start, self.rows.stop - self.rows.start
         if edge_index is None:
             super().__init__(local)
             self.total_nodes = num_nodes

@@ -86,8 +86,7 @@ def _repeat_interleave(
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
     """Return the numbers 0, 1, …, each as many times as ``repeats`` says."""
-    ends = repeats.cumsum(0)
-    size = _number(repeats.sum()) if output_size is None else output_size
+    ends, size = repeats.cumsum(0), _number(repeats.sum()) if output_size is None else output_size
     return ends.new_zeros(size + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
 
 

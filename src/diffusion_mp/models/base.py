@@ -71,8 +71,7 @@ class FeatureEncoder(nn.Module):
 
     def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "x") -> None:
         super().__init__()
-        self.name = name
-        self.channels = feature_columns(channels, "channels")
+        self.name, self.channels = name, feature_columns(channels, "channels")
         self.sizes = None if isinstance(channels, int) else tuple(channels)
         check_counts(out_channels=out_channels)
         self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
@@ -309,8 +308,7 @@ class LayerStack(GraphModel):
         check_counts(num_layers=num_layers)
         check_flags(layer_norm=layer_norm)
         check_probability(dropout, "dropout")
-        self.dropout = dropout
-        self.encoder = input_linear(in_channels, hidden_channels)
+        self.dropout, self.encoder = dropout, input_linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
@@ -321,8 +319,7 @@ def uncertified_parts(model: nn.Module) -> list[str]:
     """Return the parts of a model that violate Theorem T1, one of every kind, as phrases for a message."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        update = getattr(module, "update", None)
+        kind, update = type(module).__name__, getattr(module, "update", None)
         if "Norm" in kind:
             found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
         elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):

@@ -83,8 +83,7 @@ class CertifiedDIFFormer(GraphModel):
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
             layers += [input_linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
-        self.encoder = nn.Sequential(*layers)
-        self.mean = UniformDiffusivity() if centre else None
+        self.encoder, self.mean = nn.Sequential(*layers), UniformDiffusivity() if centre else None
         self.inputs = inputs
         self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
@@ -107,8 +106,7 @@ class CertifiedDIFFormer(GraphModel):
     ) -> Float[Tensor, " states"]:
         """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        energy = self.conv.energy(graph, source, beside)
-        states = self._states(source, beside, graph, discard)
+        energy, states = self.conv.energy(graph, source, beside), self._states(source, beside, graph, discard)
         return torch.stack([energy(self.conv.by_head(state)) for state in states])
 
     @torch.no_grad()

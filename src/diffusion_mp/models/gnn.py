@@ -128,8 +128,7 @@ class DiffusionGNN(GraphModel):
         initial, states = None, []
         features = {} if edge_attr is None else {"edge_attr": edge_attr}
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
-            has_weights = any(True for _ in conv.parameters())
-            has_source = conv.update.beta != 0
+            has_weights, has_source = any(True for _ in conv.parameters()), conv.update.beta != 0
             x = self._activated(x, k - 1) if has_weights and k else x
             # The initial embedding of Eq. 10 is the input of the first layer that has a source.
             initial = x if has_source and initial is None else initial

@@ -73,8 +73,7 @@ class BlockStack(GraphModel):
             raise ValueError(f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}.")
         if pe_encoder is not None and not pe_channels:
             raise ValueError("pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0.")
-        self.pe_channels = pe_channels
-        self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
+        self.pe_channels, self.encoder = pe_channels, FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.pe_encoder = (pe_encoder or LaplacianEncoder(pe_channels)) if pe_channels else None
         self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_attr")
         self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
@@ -294,8 +293,7 @@ class SFiFormer(GPS):
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
-        model = cls(*sizes, lam=lam, **options)
-        like = next(dfi.parameters())
+        model, like = cls(*sizes, lam=lam, **options), next(dfi.parameters())
         model.to(like.device, like.dtype)
         missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)
         left = [name for name in missing if ".friction." not in name] + unexpected

@@ -103,8 +103,7 @@ class PDETransformer(nn.Module):
         check_probability(dropout, "dropout")
         if placement is None and diffusion is not None:
             raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
-        chosen = None if placement is None else SITES[placement]
-        options = dict(diffusion or {})
+        chosen, options = None if placement is None else SITES[placement], dict(diffusion or {})
         if causal and chosen != "heads" and options.setdefault("boundary", "causal") != "causal":
             came = options["boundary"]
             raise ValueError(f"boundary must be 'causal' in a causal model, or positions see later ones; got {came!r}.")

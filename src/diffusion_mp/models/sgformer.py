@@ -107,8 +107,7 @@ class SGFormer(GraphModel):
         def attention() -> nn.ModuleList:
             return nn.ModuleList([SGFormerConv(hidden_channels, hidden_channels, **options), norm()])
 
-        self.encoder = encoder()
-        self.gnn_encoder = None if shared_encoder or gnn == "residual" else encoder()
+        self.encoder, self.gnn_encoder = encoder(), None if shared_encoder or gnn == "residual" else encoder()
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = hidden_channels, num_gnn_layers
@@ -121,8 +120,7 @@ class SGFormer(GraphModel):
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
-        on_state = self.training and self.dropout_on == "state"
-        initial = self.encoder(x)
+        on_state, initial = self.training and self.dropout_on == "state", self.encoder(x)
         z = dropout(initial, self.dropout, on_state)
         for conv, norm in [(self.conv, self.norm), *self.further]:
             z = norm(run_layer(collect, conv, z, graph))

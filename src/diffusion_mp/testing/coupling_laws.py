@@ -277,8 +277,7 @@ def _pooled_by_blocks(case: CouplingCase) -> None:
     coupling = case.coupling
     if not isinstance(coupling, PooledCoupling) or coupling.ptr is not None:
         return
-    v = case.values().requires_grad_()
-    cut = coupling.num_nodes // 3
+    v, cut = case.values().requires_grad_(), coupling.num_nodes // 3
     parts = [(coupling.block(rows), v[rows]) for rows in (slice(0, cut), slice(cut, coupling.num_nodes))]
     sums = merged([block.pool(values) for block, values in parts])
     got, expected = torch.cat([block.read(sums, values) for block, values in parts]), dense_product(case.dense, v)

@@ -106,8 +106,7 @@ def _dependence(case: DiffusivityCase) -> None:
     module, instance = case.module().eval(), case.instance()
     declared, x = module.depends_on, instance.x
     expect(declared in get_args(Dependence), f"depends_on is {declared!r}, expected one of {get_args(Dependence)}")
-    coupling = case(module, instance)
-    changed = replace(instance, x=torch.cat([-x[:1], x[1:]]))
+    coupling, changed = case(module, instance), replace(instance, x=torch.cat([-x[:1], x[1:]]))
     if declared == "parts":
         parts = [part for part in module.modules() if isinstance(part, Diffusivity) and part is not module]
         expect(bool(parts), "depends_on is 'parts', but no part is a Diffusivity")

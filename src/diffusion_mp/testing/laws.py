@@ -150,8 +150,7 @@ def run_laws(
 ) -> None:
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
-    left_out = dict(skip or {})
-    names = {law_name(law): law for law in laws}
+    left_out, names = dict(skip or {}), {law_name(law): law for law in laws}
     unknown = sorted(set(left_out) - set(names))
     if unknown:
         raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")

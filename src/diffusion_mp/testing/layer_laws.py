@@ -92,8 +92,7 @@ def _unit_weights(case: LayerCase) -> None:
         return
     module, part = case.module(), case.instance()
     assert part.edge_index is not None
-    ones = torch.ones(part.edge_index.shape[1], dtype=part.x.dtype)
-    extra = case.extra(part.x)
+    ones, extra = torch.ones(part.edge_index.shape[1], dtype=part.x.dtype), case.extra(part.x)
     weighted, plain = module(part.x, part.edge_index, ones, **extra), module(part.x, part.edge_index, **extra)
     expect_close(weighted, plain, "rearranged", "the output with weights of one")
 
