@@ -21,11 +21,9 @@ from diffusion_mp.graph import Graph
 class PartOf(BaseTransform):
     """Transform of a batch that records its relation to `data`, the graph it was cut from.
 
-    A batch has `n_id` and `batch_size`, as set by PyG's loaders; `RandomPartitionLoader` applies the transform itself.
-    It sets
+    A batch has `n_id` and `batch_size` by PyG's loaders; `RandomPartitionLoader` applies the transform itself. It sets
 
-    - `kept_edges`: of the edges of `data` that arrive at the batch's own nodes (the first `batch_size`), the fraction
-      in the batch; 1.0 if none arrives;
+    - `kept_edges`: the kept fraction of the edges of `data` that arrive at the batch's own nodes, the first ones;
     - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
     - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, with which
       `AdjacencyDiffusivity` has the entries of the whole graph. `degrees="batch"` is the published recipe.
@@ -92,7 +90,6 @@ def find_clusters(
         method: `"metis"` (Karypis & Kumar 1998; Chiang et al. 2019): clusters of nearly equal size with few edges
             between them; needs pymetis (the extra `metis`), or pyg-lib or torch-sparse, which ignore the seed.
             `"label_propagation"` (Raghavan et al. 2007), by networkx: of any size, for up to about a million edges.
-        seed: of the method.
 
     Raises:
         ImportError: METIS is not installed.

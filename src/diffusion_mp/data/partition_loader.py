@@ -39,7 +39,6 @@ class RandomPartitionLoader(DataLoader[Data]):
         halo: add to a part all edges that arrive at its nodes, and their sources with their self-loops.
         degrees: see :class:`PartOf`.
         allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
-        seed: of all partitions.
         num_replicas, rank: number of processes, and index of this one; by default those of `torch.distributed`.
         options: of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`, `prefetch_factor`.
 

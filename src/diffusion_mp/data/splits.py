@@ -72,8 +72,7 @@ def random_split_per_class(
 ) -> Split:
     """Draw a split as Kipf & Welling (2017): `per_class` training nodes of each class, the others regardless of class.
 
-    Drawn on the CPU, so that a seed gives one split on every device. Nodes with negative labels are in no set;
-    `num_test=None` takes all remaining labelled nodes.
+    Drawn on the CPU, so that a seed gives one split on every device. `num_test=None` takes what remains labelled.
 
     Examples:
         >>> split = random_split_per_class(torch.arange(20) % 2, 3, 4, 5, torch.Generator().manual_seed(0))

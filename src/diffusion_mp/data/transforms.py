@@ -29,11 +29,9 @@ class AddLaplacianPE(BaseTransform):
     """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
 
     Unlike PyG's `AddLaplacianEigenvectorPE`, it draws no signs, pads graphs of at most k nodes with zeros and scales
-    vectors to mean square 1. Signs, and bases of repeated eigenvalues, are arbitrary: read the vectors with a
-    sign-invariant encoder (`LaplacianEncoder`).
+    vectors to mean square 1. Signs, and bases of repeated eigenvalues, are arbitrary: see `LaplacianEncoder`.
 
-    Shapes: adds to an undirected graph `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], and
-    `laplacian_mask`, bool [N, k], false for padding.
+    Shapes: adds `laplacian_eigenvectors`, `laplacian_eigenvalues` and `laplacian_mask` (false for padding), [N, k].
 
     Examples:
         >>> AddLaplacianPE(2)(Data(x=x, edge_index=edge_index)).laplacian_eigenvectors.shape

@@ -40,8 +40,7 @@ def kernel_error(
     Args:
         diffusivity: has the queries, keys and temperature; its own features do not change.
         x, graph: the state, such as the input of a trained layer, and the boundaries of a ragged batch.
-        num_features: the values of m.
-        draws, generator: number of draws for every m, and their generator; by default one with seed 0.
+        num_features, draws, generator: values of m, number of draws for every m, and their generator (seed 0).
 
     Examples:
         >>> list(kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2))
@@ -86,8 +85,7 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
     Args:
         coupling: a nonnegative coupling of a graph small enough for N × N pixels.
         ax: a matplotlib axis; a new one by default. It is returned, with the image in ``ax.images[-1]``.
-        head: index of the head.
-        threshold: lower end of the scale, whose upper end is 1; entries up to it are white.
+        head, threshold: index of the head; lower end of the scale, whose upper end is 1 (lower entries are white).
 
     Examples:
         >>> axes = plot_attention(SimpleDiffusivity()(x))

@@ -42,8 +42,7 @@ def lipschitz(
     per iteration: Jᵀw, and Jv as the derivative of Jᵀw with respect to w.
 
     Args:
-        f: a function of one tensor, twice differentiable, in evaluation mode; plain attention replaces fused.
-        x: the point.
+        f, x: a function of one tensor, twice differentiable, in evaluation mode, and a point.
         tol, max_iter: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
         generator: of the initial direction; by default one with seed 0.
 
@@ -165,9 +164,8 @@ def perturbation_bound(
     𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z)) is half of it (P3 in docs/errata.md).
 
     Args:
-        model: a module whose output is a tensor; it runs in evaluation mode.
+        model, inputs, named: a module whose output is a tensor, run in evaluation mode, and its inputs.
         site: a module inside it, called as ``site(x, mask)``. Several calls, as in two towers, are taken together.
-        inputs, named: of the model.
         diffusion: the layer to insert behind ``site``; ``None``: ``site`` is the diffusion layer, and is bypassed.
         points, tol: number of points of the segment, its ends included, and tolerance of `lipschitz`.
 

@@ -164,11 +164,9 @@ def diagnose(
     for the estimate of Theorem 4.7. A few sequences in double precision suffice.
 
     Args:
-        model: a module that returns a tensor, such as `PDETransformer`.
-        inputs, named: of the model.
+        model, inputs, named: a module that returns a tensor, such as `PDETransformer`, and its inputs.
         diffusion: S; by default the model's own layer whose name shares the longest prefix with that of the attention.
-        sites: names of modules behind which ``diffusion`` is inserted, such as ``["after_embedding"]`` of a baseline;
-            by default the model's own layers are bypassed.
+        sites: names of modules behind which ``diffusion`` is inserted; by default the model's layers are bypassed.
         points, tol: see `perturbation_bound`; errors of `lipschitz` pass.
 
     Examples:

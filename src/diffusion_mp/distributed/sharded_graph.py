@@ -29,19 +29,15 @@ class ShardedGraph(Graph):
 
     Rank r has the nodes ``rows``, bounds[r] … bounds[r + 1] − 1, and the edges that end there (an edge cut). Layers and
     models run unchanged on its rows. For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up
-    over ranks. For couplings over edges, rows that send to this rank, its *halo*, are fetched before the product;
-    number the nodes so that neighbours are close.
+    over ranks. For couplings over edges, rows that send to this rank, its *halo*, are fetched before the product.
 
     All of it is once differentiable. Every rank must make the same calls in the same order. Results equal those of one
     process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout.
 
     Args:
-        edge_index: [2, E] of the whole graph, the same on every rank, or ``None``; it may be memory-mapped.
-        num_nodes: N of the whole graph.
-        edge_weight: [E], or ``None`` for ones.
+        edge_index, num_nodes, edge_weight: of the whole graph, the same on every rank; they may be memory-mapped.
         bounds: the R + 1 first nodes of the ranks, from 0 to N, at least one node for every rank; even by default.
-        group: the processes; all by default.
-        device: device of this rank's part; by default that of ``edge_index``.
+        group, device: the processes, all by default; device of this rank's part, by default that of ``edge_index``.
 
     Raises:
         TypeError, ValueError: an operation needs other parts of the graph (undirected or k-hop graphs, pairs).

@@ -42,8 +42,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
 
     The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
-    minimises the same energy over each new row, with the states of the rows of :meth:`fit` fixed. The graph takes O(n²)
-    time, the rest is linear.
+    minimises the same energy over each new row, with the other states fixed. The graph takes O(n²) time.
 
     Args:
         n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
@@ -51,8 +50,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         rounds: number of rounds of training and spreading.
         hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
         learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
-        random_state: a seed, or ``None`` for other networks in every fit. PyTorch's random state is not changed.
-        verbose: 1 shows a progress bar; 0 nothing.
+        random_state, verbose: a seed, or ``None`` for other networks in every fit; 1 shows a progress bar.
 
     Attributes:
         classes_, transduction_: the sorted labels, and the label of every row of fit [N].

@@ -34,8 +34,7 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
         program = torch.export.export(model.eval(), (x, edge_index), dynamic_shapes=sizes)
         torch.onnx.export(in_plain_torch(program), f="model.onnx")
 
-    Attention over pairs then holds all pairs of a graph, a batch is padded to its largest graph, and walks of several
-    hops are found in the matrix of all pairs.
+    Attention over pairs then holds all pairs of a graph, and a batch is padded to its largest graph.
 
     Examples:
         >>> model = DIFFormerConv(4, 3).eval()

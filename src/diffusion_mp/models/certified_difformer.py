@@ -29,8 +29,7 @@ class CertifiedDIFFormer(GraphModel):
 
     All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
     F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. Dropout acts in the
-    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F, with gradients by the
-    implicit function theorem (see `fixed_point`).
+    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F (see `fixed_point`).
 
     Args:
         in_channels, hidden_channels, out_channels, task: see :class:`GraphModel`.

@@ -46,8 +46,7 @@ def full_graph_inference(
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``; a copy runs.
         x, edge_index, edge_weight: one graph, as the model takes it.
-        block_size, device: rows that are computed at a time, and where; by default on the device of ``x``.
-        progress: show a progress bar.
+        block_size, device, progress: rows computed at a time, and where (by default as ``x``); show a progress bar.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3).eval()

@@ -42,8 +42,8 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
             scikit-learn's ``LabelSpreading``, but for its final division of rows.
 
     Shapes:
-        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], for
-        a diffusivity that reads nodes; output: [N, K].
+        y: class labels [N] or soft labels [N, K]; mask: [N], the nodes with known labels; features: [N, F], if and only
+        if the diffusivity reads nodes; output: [N, K].
 
     Examples:
         >>> LabelPropagation(num_layers=None, alpha=0.5)(torch.tensor([0, 0, 0, 1, 1, 1]), edge_index).shape

@@ -64,9 +64,8 @@ def check_diffusivity(
         channels: C of the states; by default its attribute ``channels``, or 6.
         edges: whether graphs have observed edges; by default ``needs_graph``.
         level: ``"strict"`` for all laws, ``"core"`` without second derivatives, half precision, autocast and the like.
-        skip: law name → the reason why it does not apply.
+        skip, seed: law name → the reason why it does not apply; seed of states, graphs and parameters.
         compile: also capture one full graph with `torch.compile`, which takes seconds.
-        seed: seed of states, graphs and parameters.
 
     Examples:
         >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # raises nothing
