@@ -20,8 +20,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
 from diffusion_mp.graph.graph import Couples
 
-# Edges that are read at a time, so that a memory-mapped edge_index is never copied.
-CHUNK = 1 << 22
+CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_index is never copied
 
 
 class ShardedGraph(Graph):

@@ -36,8 +36,7 @@ from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
 Task = Literal["node", "graph", "link"]
-#: A function that is called with the coupling of every layer.
-Collect = Callable[[Coupling], None]
+Collect = Callable[[Coupling], None]  # called with the coupling of every layer
 
 
 def discard(coupling: Coupling) -> None:

@@ -136,8 +136,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         beside = None if self.inputs is None else self.inputs(x, graph)
-        # The half precision of autocast is too coarse for an energy.
-        source = self.encoder(x).to(self.conv.mu.raw.dtype)
+        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # half precision is too coarse for an energy
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, beside

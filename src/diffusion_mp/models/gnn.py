@@ -22,8 +22,7 @@ from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, r
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
-#: Those with layers of one kind.
-LAYERED = ("mlp", "gcn", "gin", "gat")
+LAYERED = ("mlp", "gcn", "gin", "gat")  # those with layers of one kind
 
 
 class DiffusionGNN(GraphModel):

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_flags,
-    check_kind,
-    check_probability,
-    describe,
-)
+from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_kind, check_probability, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
@@ -216,7 +208,7 @@ class GPS(BlockStack):
         **options: Any,
     ) -> None:
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
-        check_flags(local=local)
+        check_kind(local, "local", bool, "True or False")
         check_probability(attention_dropout, "attention_dropout")
         check_counts(hidden_channels=hidden_channels, heads=heads)
         if hidden_channels % heads and "head_channels" not in (attention or {}):

@@ -22,8 +22,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.models.base import Edges
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
-# Modules that act on every row separately.
-ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)
+ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)  # modules that act on every row separately
 
 
 def full_graph_inference(

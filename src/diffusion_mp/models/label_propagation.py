@@ -25,8 +25,7 @@ from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.models.base import Edges
 from diffusion_mp.updates import teleport, teleport_limit
 
-# Classes beyond one per node: a larger label is an error, and would cost memory.
-MANY_CLASSES = 1 << 16
+MANY_CLASSES = 1 << 16  # beyond one per node: a larger label is an error, and would cost memory
 
 
 class LabelPropagation(KnowsPyGNames, nn.Module):

@@ -13,15 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_mask,
-    check_probability,
-    describe,
-)
+from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, check_probability, describe
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
@@ -95,7 +87,7 @@ class PDETransformer(nn.Module):
         feature_columns(in_channels, "in_channels")
         sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
         check_counts(**sizes, num_layers=num_layers, max_length=max_length)
-        check_flags(causal=causal)
+        check_kind(causal, "causal", bool, "True or False")
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", get_args(Pooling))

@@ -100,8 +100,7 @@ def expect_equal(got: object, expected: object, what: str) -> None:
 
 def expect_flags(subject: object, *names: str) -> None:
     """Raise `LawBroken` unless every named attribute is True or False."""
-    for name in names:
-        value = getattr(subject, name)
+    for name, value in ((name, getattr(subject, name)) for name in names):
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
 
 
