@@ -55,8 +55,7 @@ class KNNGraph(BaseTransform):
     with "cosine" rows have length one. Weights have mean one.
 
     Args:
-        k, metric: see `knn_graph`.
-        weighted: also set edge_weight [E], in the dtype of x.
+        k, metric, weighted: see `knn_graph`; also set edge_weight [E].
         sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
 
     Examples:

@@ -26,9 +26,7 @@ def axis(ax: Any = None) -> Any:
 
 
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
-    r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² of every sequence, its Dirichlet energy (Zhang & Zhou, Eq. 6), in float32 or more.
-
-    With ``mask``, consecutive tokens (true) are neighbours, and other positions are ignored, even if NaN.
+    r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence (Zhang & Zhou, Eq. 6), in float32 or more.
 
     Examples:
         >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences

@@ -76,8 +76,7 @@ def _check_promises(coupling: Coupling, name: str) -> None:
 class SmoothingFloor:
     """The result of `smoothing_floor`: ``spread`` ≥ ``floor`` = (|β| ``source`` − ``residual``)/(2 + κ).
 
-    All are norms ‖ΠX‖ in the metric D̄: ``spread`` of the state Z, ``source`` of H, and ``residual`` of
-    (I − Ŝ + κ)Z − βH, which is zero at a steady state.
+    These are norms ‖ΠX‖ in the metric D̄, of the state Z, of H and of (I − Ŝ + κ)Z − βH, zero at a steady state.
 
     Examples:
         >>> isinstance(smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x), SmoothingFloor)

@@ -29,8 +29,8 @@ class BlockStack(GraphModel):
         hidden_channels, out_channels, task: see :class:`GraphModel`.
         num_layers, block: number of blocks, and function that builds one, such as :class:`GPSBlock`.
         edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
-        pe_channels: channels of the positional encoding, a part of ``hidden_channels``; 0: none.
-        pe_encoder: module that computes the encoding from ``pe``; :class:`LaplacianEncoder` by default.
+        pe_channels, pe_encoder: channels of the positional encoding, a part of ``hidden_channels`` (0: none), and the
+            module that computes it from ``pe``, :class:`LaplacianEncoder` by default.
 
     Shapes:
         as of :class:`GraphModel`; edge_attr in the order of ``edge_index``; pe: a tensor or a tuple of them, a row per

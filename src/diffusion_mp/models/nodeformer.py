@@ -38,8 +38,7 @@ class NodeFormer(LayerStack):
 
     Examples:
         >>> model = NodeFormer(4, 16, 3, heads=2)
-        >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
-        >>> loss.backward()
+        >>> (model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)).backward()
     """
 
     def __init__(
