@@ -32,7 +32,7 @@ class CertifiedDIFFormer(GraphModel):
     encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F (see `fixed_point`).
 
     Args:
-        in_channels, hidden_channels, out_channels, task: see :class:`GraphModel`.
+        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
             ``penalty=None`` is the model without attention.
@@ -40,6 +40,7 @@ class CertifiedDIFFormer(GraphModel):
         encoder_layers, encoder_channels, dropout: number of linear layers of the encoder of H, each followed by ReLU
             and dropout, the width between them, by default ``hidden_channels``, and the dropout rate.
         centre: subtract from H its mean over the nodes of each graph, which a large μ would leave alone.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
 
     Raises:
         ConvergenceError: with ``num_layers=None``, the iteration did not converge.

@@ -40,7 +40,7 @@ class DiffusionGNN(GraphModel):
         jk: ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``: a linear map reads the states of these layers so combined
             (Xu et al. 2018); ``None``: the last layer gives the output.
         edge_dim: channels of ``edge_attr`` [E, edge_dim], which the attention of GAT reads.
-        task: see :class:`GraphModel`; a head reads the activation of a last layer of ``hidden_channels``.
+        task: ``"node"``, ``"graph"`` or ``"link"``; a head reads the activation of a last layer of ``hidden_channels``.
 
     Examples:
         >>> DiffusionGNN(4, 16, 3, conv="appnp", num_layers=10)(x, edge_index).shape

@@ -148,7 +148,10 @@ class BlockStack(GraphModel):
 class GatedGCN(BlockStack):
     """A stack of :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023): message passing alone.
 
-    ``norm`` and ``dropout`` are of every layer; for sizes and further options see :class:`BlockStack`.
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`BlockStack`.
+        norm, dropout: of every layer.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
 
     Examples:
         >>> GatedGCN(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -183,7 +186,8 @@ class GPS(BlockStack):
         attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout, attention_dropout: of the blocks, and dropout rate of the values of the attention.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
+        task: ``"node"``, ``"graph"`` or ``"link"``.
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
 
     Examples:
         >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -228,7 +232,10 @@ class GPS(BlockStack):
 class DFiFormer(GPS):
     """DFi-Former: :class:`SFiFormer` without friction, softmax attention beside the adjacency (SFi-Former, § 4.2).
 
-    The options are those of :class:`GPS`, except ``lam``.
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`, without ``lam``.
+        adjacency: the term Ã.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
 
     Examples:
         >>> DFiFormer(4, 16, 3, num_layers=2, task="graph")(x, edge_index).shape  # one row for the one graph
@@ -253,7 +260,10 @@ class DFiFormer(GPS):
 class SFiFormer(GPS):
     r"""SFi-Former (Section 4): GatedGCN beside sparse-flow attention with the adjacency (Eq. 11), in GraphGPS's frame.
 
-    The options are those of :class:`GPS`; α, frictions and γ go into ``attention={"alpha": ...}``.
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`; α goes into ``attention``.
+        lam, adjacency: λ* and the term Ã (Table 3 compares).
+        task: ``"node"``, ``"graph"`` or ``"link"``.
 
     Examples:
         >>> SFiFormer(4, 16, 3, num_layers=2)(x, edge_index).shape

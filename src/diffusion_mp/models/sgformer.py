@@ -26,13 +26,14 @@ class SGFormer(GraphModel):
     Without observed edges Z_O = Z. docs/released.md lists the options of PyG's class and of the released code.
 
     Args:
-        in_channels, hidden_channels, out_channels, task: see :class:`GraphModel`.
+        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
         num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` (slides: GCN) on hidden channels;
             or ``"residual"``, the :class:`ResidualGCN` of PyG's SGFormer, which reads X.
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as in the slides; ``False``: X through its own encoder, as in the released code.
         layer_norm: normalise in the encoders and after the attention.
         dropout, gnn_dropout: dropout rates of the values of the attention and of Z_O, and inside GN (``dropout``).
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         trans_num_layers: number of attention layers with norms; further ones read Z instead of Z⁽⁰⁾.
         activation: after the norm of every attention layer, ``"relu"`` or ``None``.
         dropout_on: ``"values"``; or ``"state"``, after the encoder and every attention layer, not on Z_O, as in PyG.
