@@ -8,14 +8,8 @@ from torch import nn
 
 from diffusion_mp.errors import check_kind
 
-
-def _by_key(bibliography: str) -> dict[str, str]:
-    """Return the entries of a BibTeX file by key; an empty line ends an entry."""
-    entries = bibliography.strip().split("\n\n")
-    return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
-
-
-REFERENCES = _by_key(files("diffusion_mp").joinpath("references.bib").read_text("utf-8"))
+_ENTRIES = files("diffusion_mp").joinpath("references.bib").read_text("utf-8").strip().split("\n\n")
+REFERENCES = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in _ENTRIES}
 
 
 def cite(model: nn.Module) -> str:

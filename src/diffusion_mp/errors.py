@@ -1,7 +1,4 @@
-"""Checks of arguments, and the errors they raise: sentences that name the argument, its value and what is expected.
-
-``check_…`` raises unless a value is right; ``as_…`` converts a value, or raises.
-"""
+"""Checks of arguments (``check_…`` raises, ``as_…`` converts or raises), and their errors, sentences for a user."""
 
 from __future__ import annotations
 
@@ -141,8 +138,7 @@ def as_size(size: Any) -> Any:
 def check_flags(**flags: bool) -> None:
     """Raise unless every named value is True or False, since Python converts any object to a bool."""
     for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False; got {describe(value)}.")
+        check_kind(value, name, bool, "True or False")
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
@@ -223,8 +219,8 @@ def as_device(device: object) -> torch.device:
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
     """Raise unless ``value`` is on ``device``, that of ``other``."""
     if value.device != device:
-        sentence = f"{name} must be on the device of {other}, {device}; it is on {value.device}."
-        raise ValueError(f"{sentence} Move one of them with .to(device).")
+        came = f"it is on {value.device}. Move one of them with .to(device)."
+        raise ValueError(f"{name} must be on the device of {other}, {device}; {came}")
 
 
 def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
@@ -233,11 +229,9 @@ def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
     if parameter is None:
         return
     if x.dtype != parameter.dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
-        dtype = str(parameter.dtype).removeprefix("torch.")
-        raise TypeError(
-            f"{name} must be {dtype}, as the parameters of {type(module).__name__} are; got {describe(x)}. "
-            f"Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
-        )
+        wanted = f"{str(parameter.dtype).removeprefix('torch.')}, as the parameters of {type(module).__name__} are"
+        way_out = f"Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+        raise TypeError(f"{name} must be {wanted}; got {describe(x)}. {way_out}")
 
 
 def check_place(x: Tensor, module: nn.Module, name: str = "x") -> Tensor | None:
@@ -275,10 +269,8 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.{_one_state(x, name)}")
     if x.dim() != 2:
-        raise ValueError(
-            f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. "
-            f"Flatten a padded batch to its real rows and pass `batch`."
-        )
+        way_out = "Flatten a padded batch to its real rows and pass `batch`."
+        raise ValueError(f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. {way_out}")
     check_tensor(x, name, "[num_nodes, channels]")
     raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
 
@@ -326,10 +318,7 @@ def float_vector(value: object, name: str, device: torch.device) -> Tensor:
 def check_pairs(
     pairs: object, name: str, num_nodes: int, device: torch.device, shape: str = "[2, num_pairs] of int64"
 ) -> Tensor:
-    """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array.
-
-    Whether these nodes exist is not checked under `torch.compile`.
-    """
+    """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array."""
     listed = as_tensor(pairs, name, f"a tensor {shape}")
     if not isinstance(plain(pairs), Tensor):
         listed = listed.to(device)
@@ -355,8 +344,8 @@ def check_range(pairs: Tensor, name: str, num_nodes: int) -> None:
     """Raise unless every index lies in 0 … N − 1."""
     low, high = (int(end) for end in pairs.aminmax())
     if low < 0 or high >= num_nodes:
-        where = f"[0, {num_nodes - 1}] for {num_nodes} nodes"
-        raise ValueError(f"{name} must lie in {where}; it reaches from {low} to {high}.")
+        reach = f"it reaches from {low} to {high}"
+        raise ValueError(f"{name} must lie in [0, {num_nodes - 1}] for {num_nodes} nodes; {reach}.")
 
 
 def plain(value: object) -> object:
@@ -409,10 +398,8 @@ def check_edge_rows(edge_attr: Tensor, num_edges: int, name: str = "edge_attr") 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
     if isinstance(v, Tensor) and v.dim() != 3:
-        way_out = f"For one head use {name}.unsqueeze(1)."
-        raise ValueError(
-            f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. {way_out}"
-        )
+        came = f"got {describe(v)}. For one head use {name}.unsqueeze(1)."
+        raise ValueError(f"{name} must have three dimensions [num_nodes, heads, channels]; {came}")
     check_tensor(v, name, "[num_nodes, heads, channels]")
     if v.size(0) != num_nodes:
         raise ValueError(f"{name} must have {num_nodes} rows, one per node of the coupling; got {describe(v)}.")

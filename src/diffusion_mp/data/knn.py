@@ -30,21 +30,12 @@ _LARGEST, _CUT = 480, 500
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
-    """Return the edges {(i, j): j is among the k nearest of i, or i among those of j}, in both directions.
+    """Return the edges [2, E], {(i, j): j is among the k nearest of i, or i among those of j}, sorted by i and j.
 
-    Labels spread on this graph over images, texts and tables (Zhou et al., 2004). With "cosine", rows at an angle of
-    90° or more are not joined, so that an empty document has no neighbours.
-
-    Args:
-        x: the features [N, C]; scale columns of different units first.
-        k: number of neighbours searched for each row, below the number of rows.
-        metric: "euclidean" or "cosine".
-
-    Returns:
-        [2, E] on the device of x, sorted by sender and receiver, without self-loops.
+    Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
+    first. With "cosine", rows at an angle of 90° or more are not joined.
 
     Raises:
-        ValueError: k is not below the number of rows, or x is not finite.
         ModuleNotFoundError: scikit-learn is not installed.
 
     Examples:
@@ -61,15 +52,11 @@ class KNNGraph(BaseTransform):
         w_ij ∝ exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
 
     σ_i is the distance of i to the farthest of its k nearest (local scaling, Zelnik-Manor & Perona, 2004, with s = 1);
-    with "cosine" rows have length one. Weights have mean one, so that a self-loop of weight one counts like an edge.
+    with "cosine" rows have length one. Weights have mean one.
 
     Args:
-        k, metric: see `knn_graph`.
-        weighted: whether to set weights.
+        k, metric, weighted: see `knn_graph`; also set edge_weight [E].
         sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
-
-    Shapes: reads x [N, C] of `Data`, and sets edge_index [2, E], with ``weighted`` edge_weight [E] in the dtype of x.
-    Errors are those of `knn_graph`.
 
     Examples:
         >>> KNNGraph(k=2)(Data(x=x)).edge_index.size(0)
@@ -99,8 +86,7 @@ class KNNGraph(BaseTransform):
 def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
-    ``of=None`` searches each row of x among the others. Rows are arrays or SciPy's sparse matrices. Distances are in
-    the unit of `comparable`.
+    ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
     """
     x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
     if metric == "euclidean":
@@ -126,8 +112,7 @@ def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
     if issparse(x):
         distance, column = search("brute", x, of)
     elif x.shape[1] <= (64 if len(x) <= 2_000 else 15):
-        # A tree computes distances without matrix products: exactly for integers, with ties broken alike on every
-        # machine. With more channels it visits every row, in ten times the time of brute force.
+        # Without matrix products, ties are broken alike on every machine. With more channels a tree visits every row.
         distance, column = search("kd_tree", x, of)
     else:
         middle = np.median(x, axis=0)
@@ -162,10 +147,7 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
 
 
 def joined(x: Any, k: int, metric: Metric, sharpness: float) -> tuple[Int64[Tensor, "2 E"], Tensor, np.ndarray]:
-    """Return the sorted edges of `knn_graph`, their unscaled weights, and the squared reach of each row.
-
-    The weight of an edge is the maximum over its two directions.
-    """
+    """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
     row, column, square = nearest(x, k, metric)
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
@@ -197,7 +179,6 @@ def _options(k: int, metric: Metric) -> tuple[int, Metric]:
 
 
 def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
-    """Return the edges and their weights."""
     check_state(x, name)
     if not x.size(1):
         raise ValueError(f"{name} must have a channel at least; got {describe(x)}.")

@@ -21,26 +21,17 @@ from diffusion_mp.graph import Graph
 class PartOf(BaseTransform):
     """Transform of a batch that records its relation to `data`, the graph it was cut from.
 
-    A batch has `n_id` and `batch_size`, as set by PyG's loaders; `RandomPartitionLoader` applies the transform itself.
-    It sets
+    A batch has `n_id` and `batch_size` by PyG's loaders; `RandomPartitionLoader` applies the transform itself. It sets
 
-    - `kept_edges`: of the edges of `data` that arrive at the batch's own nodes (the first `batch_size`), the fraction
-      in the batch; 1.0 if none arrives;
+    - `kept_edges`: the kept fraction of the edges of `data` that arrive at the batch's own nodes, the first ones;
     - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
     - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, with which
-      `AdjacencyDiffusivity` has the entries of the whole graph. A `self_loops` policy that replaces loops needs those
-      of its nodes, which PyG may not sample. `degrees="batch"` is the published recipe, with larger entries.
+      `AdjacencyDiffusivity` has the entries of the whole graph. `degrees="batch"` is the published recipe.
 
-    Args:
-        data: the whole graph, on the CPU; read once and not kept.
-        degrees: "batch" or "full".
-
-    Raises:
-        TypeError, ValueError: as `Graph.from_data`; edges that are not on the CPU or given as `adj_t`.
+    The whole graph, `data`, is on the CPU, with `edge_index`; it is read once and not kept.
 
     Examples:
-        >>> data = Data(x=x, edge_index=edge_index)
-        >>> part = PartOf(data, degrees="full")  # NeighborLoader(data, [15, 10], transform=part)
+        >>> part = PartOf(Data(x=x, edge_index=edge_index), degrees="full")  # NeighborLoader(..., transform=part)
     """
 
     def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:
@@ -57,9 +48,8 @@ class PartOf(BaseTransform):
         n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
         size = len(self.arriving)
         if not 0 <= own <= len(n_id) or (len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < size):
-            raise ValueError(
-                f"a batch must have batch_size <= n nodes n_id of the {size} of data; got {own} of {describe(n_id)}."
-            )
+            came = f"got {own} of {describe(n_id)}"
+            raise ValueError(f"a batch must have batch_size <= n nodes n_id of the {size} of data; {came}.")
         arriving = int(self.arriving[n_id[:own]].sum())
         kept = int((data.edge_index[1] < own).sum()) if data.edge_index is not None else 0
         data.kept_edges = kept / arriving if arriving else 1.0
@@ -81,10 +71,8 @@ def observed(data: Data) -> Graph:
     if edge_index is None and getattr(data, "adj_t", None) is not None:
         raise ValueError("data must have edge_index; got adj_t, whose edges have no order. Set edge_index.")
     if edge_index is not None and edge_index.device.type != "cpu":
-        raise ValueError(
-            f"data must be on the CPU, where parts are cut; got edge_index on {edge_index.device}. "
-            "Pass data.cpu(), and move every batch: batch.to(device)."
-        )
+        came = f"got edge_index on {edge_index.device}. Pass data.cpu(), and move every batch: batch.to(device)."
+        raise ValueError(f"data must be on the CPU, where parts are cut; {came}")
     return Graph.from_data(data)
 
 
@@ -96,20 +84,15 @@ def find_clusters(
 ) -> Int[Tensor, " N"]:
     """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
 
-    Directions and weights of edges are ignored.
-
     Args:
         data: one graph on the CPU, with `edge_index`.
         num_clusters: number of clusters, for METIS only; several times as many as parts.
-        method: `"metis"` (Karypis & Kumar 1998), as in Cluster-GCN (Chiang et al. 2019): clusters of nearly equal size
-            with few edges between them; needs pymetis (the extra `metis`), or PyG's `ClusterData` with pyg-lib or
-            torch-sparse, which ignores the seed. `"label_propagation"` (Raghavan et al. 2007), by networkx: clusters
-            of any number and size, for graphs of up to about a million edges.
-        seed: of the method.
+        method: `"metis"` (Karypis & Kumar 1998; Chiang et al. 2019): clusters of nearly equal size with few edges
+            between them; needs pymetis (the extra `metis`), or pyg-lib or torch-sparse, which ignore the seed.
+            `"label_propagation"` (Raghavan et al. 2007), by networkx: of any size, for up to about a million edges.
 
     Raises:
         ImportError: METIS is not installed.
-        TypeError, ValueError: an argument does not fit, or `num_clusters` is not given just where METIS needs it.
 
     Examples:
         >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
@@ -121,11 +104,16 @@ def find_clusters(
         raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
     graph = observed(data)
     if (num_clusters is None) == (method == "metis"):
-        raise ValueError(
-            f"num_clusters is what METIS needs, and label propagation finds; got {num_clusters} with method={method!r}."
-        )
+        came = f"got {num_clusters} with method={method!r}"
+        raise ValueError(f"num_clusters is what METIS needs, and label propagation finds; {came}.")
     if num_clusters is None:
-        return _label_propagation(graph, seed)
+        import networkx as nx
+
+        network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
+        clusters = torch.empty(graph.num_nodes, dtype=torch.long)
+        for number, members in enumerate(nx.community.fast_label_propagation_communities(network, seed=seed)):
+            clusters[list(members)] = number
+        return clusters
     check_counts(num_clusters=num_clusters)
     if num_clusters > max(graph.num_nodes, 1):
         raise ValueError(f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}.")
@@ -152,31 +140,19 @@ def _metis(neighbours: csr_array, num_clusters: int, seed: int) -> Tensor:
 def _metis_of_pyg(neighbours: csr_array, num_clusters: int) -> Tensor:
     from torch_geometric.loader import ClusterData
 
-    size = neighbours.shape[0]
-    edge_index = torch.from_numpy(np.stack(neighbours.nonzero())).long()
+    size, edge_index = neighbours.shape[0], torch.from_numpy(np.stack(neighbours.nonzero())).long()
     try:
         found = ClusterData(Data(edge_index=edge_index, num_nodes=size), num_clusters, log=False).partition
     except ImportError as error:
-        raise ImportError(
-            "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed. "
-            "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
-        ) from error
+        way_out = "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
+        needed = "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed"
+        raise ImportError(f"{needed}. {way_out}") from error
     clusters = torch.empty(size, dtype=torch.long)
     clusters[found.node_perm] = torch.arange(num_clusters).repeat_interleave(found.partptr.diff())
     return clusters
 
 
-def _label_propagation(graph: Graph, seed: int) -> Tensor:
-    import networkx as nx
-
-    network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
-    clusters = torch.empty(graph.num_nodes, dtype=torch.long)
-    for number, members in enumerate(nx.community.fast_label_propagation_communities(network, seed=seed)):
-        clusters[list(members)] = number
-    return clusters
-
-
-CHUNK = 1 << 20  # edges, for which intermediate results of a few bytes each fit into the cache
+CHUNK = 1 << 20  # edges, whose intermediate results fit into the cache
 
 
 def random_partition(
@@ -188,9 +164,8 @@ def random_partition(
 ) -> Integer[Tensor, " N"]:
     """Return the part of every node: nodes in random order, cut into parts whose sizes differ by at most one.
 
-    With `clusters`, 0 .. C − 1, these are in random order and their nodes adjacent (Cluster-GCN, Chiang et al. 2019);
-    at most `num_parts` − 1 of them are cut. With `needed`, a part without any such node exchanges a node for one from a
-    part with most. The distribution is uniform up to the probability of such a part, 10^-4000 at Pokec's size.
+    The nodes of `clusters` stay adjacent in that order (Cluster-GCN, Chiang et al. 2019). With `needed`, a part without
+    any such node exchanges a node for one from a part with most.
     """
     order = torch.randperm(num_nodes, generator=generator)
     if clusters is not None:
@@ -232,10 +207,8 @@ class Cut:
     """All parts of a graph: `cut[k]` is part k with its nodes and edges in the order of the whole graph.
 
     Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes, and
-    also their sources with their self-loops, so that every edge but self-loops is in exactly one part.
-
-    Edges are read once, in chunks that are filtered and sorted by part. Tables take 13 to 16 bytes per node and 12 per
-    kept edge. Threads process one chunk each in numpy, since torch would synchronise after each short operation.
+    also their sources with their self-loops. Edges are read once, in chunks that threads filter and sort by part, in
+    numpy, since torch would synchronise after each short operation.
     """
 
     def __init__(

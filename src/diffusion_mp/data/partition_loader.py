@@ -29,26 +29,18 @@ class RandomPartitionLoader(DataLoader[Data]):
     A batch is a `Data` with the node and edge attributes of `data` and those of :class:`PartOf`. `n_id` [n] and `e_id`
     [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`, are in ascending order.
 
-    The partition depends on `seed` and epoch only. Passes count epochs from 0; `set_epoch(epoch)`, which Lightning
-    calls, sets the next one. Workers, if any, gather the attributes of a batch, so tensors may be memory-mapped. On
-    several processes of `torch.distributed` all draw the same partition and yield a share of its parts.
+    The partition depends on `seed` and epoch only; `set_epoch(epoch)`, which Lightning calls, sets the next one.
+    Processes of `torch.distributed` yield shares of the same partition. Tensors may be memory-mapped.
 
     Args:
         data: one graph, on the CPU.
-        num_parts: parts per epoch, a multiple of `num_replicas`.
-        batch_size: the largest size of a part, in place of `num_parts`, which is then rounded up to such a multiple.
+        num_parts, batch_size: parts per epoch, a multiple of `num_replicas`; or instead the largest size of a part.
         clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`; all but p − 1 at most stay whole.
-        halo: add to a part all edges that arrive at its nodes, and their sources, which are in no mask and receive no
-            edges but their self-loops.
-        degrees: ``"batch"`` or ``"full"``, the degrees that `Graph.from_data(batch)` has: see :class:`PartOf`.
+        halo: add to a part all edges that arrive at its nodes, and their sources with their self-loops.
+        degrees: see :class:`PartOf`.
         allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
-        seed: of all partitions.
-        num_replicas, rank: number of processes that share the parts, and the index of this one; by default those of
-            `torch.distributed`, or 1 and 0.
+        num_replicas, rank: number of processes, and index of this one; by default those of `torch.distributed`.
         options: of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`, `prefetch_factor`.
-
-    Raises:
-        ValueError: more parts than nodes or training nodes, or `num_replicas` does not divide `num_parts`.
 
     Examples:
         >>> [batch.num_nodes for batch in RandomPartitionLoader(Data(x=x, edge_index=edge_index), num_parts=2)]
@@ -105,11 +97,7 @@ def _cut(
 
 
 class PartSampler(DistributedSampler[Part]):
-    """Sampler that draws the partition of an epoch and yields this process's share of its parts.
-
-    A `DistributedSampler`, so that Lightning does not replace it and calls `set_epoch`. The number of processes is read
-    on use, since Lightning starts them after loaders are constructed.
-    """
+    """Sampler of this process's share of an epoch's parts; Lightning starts processes after it has been constructed."""
 
     def __init__(self, cut: Callable[..., Cut], count: Callable[[int], int], seed: int, *share: int | None) -> None:
         self._cut, self._count, self._given = cut, count, share
@@ -154,17 +142,14 @@ def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelle
         given, count = "num_parts", cast("int", num_parts)
         check_counts(num_parts=count)
     if count % replicas:
-        raise ValueError(
-            f"num_parts must be a multiple of the {replicas} processes, or some would wait for the others; "
-            f"got {count}. Pass {count + -count % replicas}, or batch_size."
-        )
+        way_out = f"or some would wait for the others; got {count}. Pass {count + -count % replicas}, or batch_size."
+        raise ValueError(f"num_parts must be a multiple of the {replicas} processes, {way_out}")
     if count > size:
         raise ValueError(f"{given} must leave every part a node; got {count} parts of {size} nodes.")
     if labelled is not None and count > labelled:
-        raise ValueError(
-            f"{given} must leave every part a training node; got {count} parts, and {labelled} nodes in train_mask. "
-            "Take fewer parts, or accept parts without any: allow_unlabelled=True."
-        )
+        came = f"got {count} parts, and {labelled} nodes in train_mask"
+        way_out = "Take fewer parts, or accept parts without any: allow_unlabelled=True."
+        raise ValueError(f"{given} must leave every part a training node; {came}. {way_out}")
     return count
 
 
@@ -193,10 +178,8 @@ def _training_nodes(data: Data) -> Tensor | None:
     mask = getattr(data, "train_mask", None)
     fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (data.num_nodes,)
     if mask is not None and not fits:
-        raise ValueError(
-            f"train_mask must be a bool tensor [{data.num_nodes}], one split; got {describe(mask)}. "
-            "Split.of(data, column).apply_to(data) takes one of several."
-        )
+        came = f"got {describe(mask)}. Split.of(data, column).apply_to(data) takes one of several."
+        raise ValueError(f"train_mask must be a bool tensor [{data.num_nodes}], one split; {came}")
     return mask
 
 
@@ -209,8 +192,6 @@ def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
     if low < 0:
         raise ValueError(f"clusters must be numbered from 0; the smallest is {low}.")
     if high >= size:
-        raise ValueError(
-            f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; the largest is {high}. "
-            "clusters.unique(return_inverse=True)[1] numbers them anew."
-        )
+        came = f"the largest is {high}. clusters.unique(return_inverse=True)[1] numbers them anew."
+        raise ValueError(f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; {came}")
     return numbers

@@ -17,8 +17,7 @@ class Split(NamedTuple):
     """Three disjoint boolean masks [N]: ``train``, ``val``, ``test``; nodes in none are unlabelled or unused.
 
     Examples:
-        >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))
-        >>> isinstance(split, Split)
+        >>> isinstance(random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0)), Split)
         True
     """
 
@@ -28,11 +27,7 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, data: Data, column: int = 0) -> Split:
-        """Return the masks stored in `data`, column `column` of them if they hold several splits [N, S].
-
-        Raises:
-            TypeError, ValueError: `data` has no integer labels y, or a mask or its column is missing or does not fit.
-        """
+        """Return the masks stored in `data`, column `column` of them if they hold several splits [N, S]."""
         if getattr(data, "y", None) is None:
             raise TypeError(f"data must have y, a label for every node; got {describe(data)}.")
         labelled, masks = label_mask(data.y), []
@@ -77,17 +72,7 @@ def random_split_per_class(
 ) -> Split:
     """Draw a split as Kipf & Welling (2017): `per_class` training nodes of each class, the others regardless of class.
 
-    Drawn on the CPU, so that a seed gives one split on every device.
-
-    Args:
-        y: labels [N]; nodes with negative labels are in no set.
-        per_class: training nodes of each class.
-        num_val: validation nodes, from the labelled nodes that are left.
-        num_test: test nodes, or None for all remaining labelled nodes.
-        generator: random generator.
-
-    Raises:
-        ValueError: a class has fewer than `per_class` nodes, or too few nodes remain.
+    Drawn on the CPU, so that a seed gives one split on every device. `num_test=None` takes what remains labelled.
 
     Examples:
         >>> split = random_split_per_class(torch.arange(20) % 2, 3, 4, 5, torch.Generator().manual_seed(0))
@@ -97,26 +82,23 @@ def random_split_per_class(
     per_class, num_val = as_whole(per_class, "per_class"), as_whole(num_val, "num_val")
     num_test = None if num_test is None else as_whole(num_test, "num_test")
     if per_class < 1 or num_val < 0 or (num_test is not None and num_test < 0):
-        raise ValueError(
-            f"per_class must be at least 1 and num_val, num_test at least 0, got {per_class}, {num_val}, {num_test}."
-        )
+        came = f"got {per_class}, {num_val}, {num_test}"
+        raise ValueError(f"per_class must be at least 1 and num_val, num_test at least 0, {came}.")
     labels, shuffled = _shuffled(y, generator)
     trained = torch.zeros(len(labels), dtype=torch.bool)
     for c in labels[shuffled].unique().tolist():
         members = shuffled[labels[shuffled] == c]
         if len(members) < per_class:
-            raise ValueError(
-                f"Class {c} has {len(members)} labelled nodes, fewer than per_class={per_class}; lower per_class."
-            )
+            fewer = f"{len(members)} labelled nodes, fewer than per_class={per_class}"
+            raise ValueError(f"Class {c} has {fewer}; lower per_class.")
         trained[members[:per_class]] = True
 
     train, rest = shuffled[trained[shuffled]], shuffled[~trained[shuffled]]
     wanted = num_val + (num_test or 0)
     if len(rest) < wanted:
-        raise ValueError(
-            f"num_val + num_test = {wanted}, but only {len(rest)} labelled nodes are left after {len(train)} "
-            "for training; lower per_class, num_val or num_test (num_test=None takes what remains)."
-        )
+        left = f"only {len(rest)} labelled nodes are left after {len(train)} for training"
+        way_out = "lower per_class, num_val or num_test (num_test=None takes what remains)"
+        raise ValueError(f"num_val + num_test = {wanted}, but {left}; {way_out}.")
     return _masks(y, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
 
 
@@ -126,21 +108,13 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
     Wu, Wipf & Yan (2025) split Pokec by 0.1, 0.1 in the text and by 0.5, 0.25 in the released command (D13 in
     docs/errata.md). Drawn on the CPU, so that a seed gives one split on every device.
 
-    Args:
-        y: labels [N]; nodes with negative labels are in no set.
-        train, val: fractions of the labelled nodes; the remaining ones are test nodes.
-        generator: random generator.
-
-    Raises:
-        ValueError: the fractions are negative, NaN or exceed 1, or no training node results.
-
     Examples:
         >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))
         >>> [int(mask.sum()) for mask in split]
         [5, 2, 3]
     """
-    for name, share in (("train", train), ("val", val)):
-        check_number(share, name)
+    check_number(train, "train")
+    check_number(val, "val")
     if not (train > 0 and val >= 0 and train + val <= 1):
         raise ValueError(f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}.")
     _, shuffled = _shuffled(y, generator)
@@ -151,7 +125,6 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
 
 
 def _labels(y: object) -> Int[Tensor, " N"]:
-    """Return labels as a long tensor; lists and arrays are accepted."""
     return index_vector(y, "y", "[num_nodes]").detach()
 
 

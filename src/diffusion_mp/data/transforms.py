@@ -29,17 +29,9 @@ class AddLaplacianPE(BaseTransform):
     """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
 
     Unlike PyG's `AddLaplacianEigenvectorPE`, it draws no signs, pads graphs of at most k nodes with zeros and scales
-    vectors to mean square 1. Signs, and bases of repeated eigenvalues, are arbitrary: read the vectors with a
-    sign-invariant encoder (`LaplacianEncoder`).
+    vectors to mean square 1. Signs, and bases of repeated eigenvalues, are arbitrary: see `LaplacianEncoder`.
 
-    Args:
-        k: the number of eigenvectors.
-
-    Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], and `laplacian_mask`, bool [N, k],
-    false for padding; rows are nodes, so that batches concatenate them.
-
-    Raises:
-        ValueError: the graph has no edge_index or is not undirected.
+    Shapes: adds `laplacian_eigenvectors`, `laplacian_eigenvalues` and `laplacian_mask` (false for padding), [N, k].
 
     Examples:
         >>> AddLaplacianPE(2)(Data(x=x, edge_index=edge_index)).laplacian_eigenvectors.shape
@@ -57,15 +49,14 @@ class AddLaplacianPE(BaseTransform):
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
         graph = Graph.from_data(data)  # int64 edges: PyG multiplies numbers of nodes in the given dtype
         if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
-            raise ValueError(
-                "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight; "
-                "torch_geometric.transforms.ToUndirected() makes one."
-            )
-        size, device = graph.num_nodes, graph.edges.device
-        found = max(min(self.k, size - 1), 0)
+            what = "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight"
+            raise ValueError(f"{what}; torch_geometric.transforms.ToUndirected() makes one.")
+        size, device, found = graph.num_nodes, graph.edges.device, max(min(self.k, graph.num_nodes - 1), 0)
         vectors, values = (torch.zeros(size, self.k, dtype=torch.get_default_dtype()) for _ in range(2))
         if found:
-            value, vector = _lowest(_laplacian(graph), found + 1)
+            weight = None if graph.edge_weight is None else graph.edge_weight.double()
+            edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=size)
+            value, vector = _lowest(to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc(), found + 1)
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
             values[:, :found] = torch.from_numpy(value[1:])
         data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors.to(device), values.to(device)
@@ -76,18 +67,11 @@ class AddLaplacianPE(BaseTransform):
         return f"{type(self).__name__}(k={self.k})"
 
 
-def _laplacian(graph: Graph) -> csc_matrix:
-    weight = None if graph.edge_weight is None else graph.edge_weight.double()
-    edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=graph.num_nodes)
-    return to_scipy_sparse_matrix(*edges, num_nodes=graph.num_nodes).tocsc()
-
-
 def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
     size = laplacian.shape[0]
     if size <= _DENSE:
-        value, vector = eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
-        return value, vector
+        return eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
     # The shift lies below the spectrum [0, 2], so that the factor exists; a random start is not an eigenvector.
     start = np.random.default_rng(0).standard_normal(size)
     value, vector = eigsh(laplacian, k=count, sigma=-0.01, which="LM", v0=start)
@@ -99,13 +83,8 @@ class ToDiffusionGraph(BaseTransform):
     """Add ``data.graph``, a validated `Graph`, for ``model(data.x, data.graph)``.
 
     The graph caches what layers derive from it, and moves with ``data.to(device)`` and between processes. It does not
-    follow later changes of the edges: put this transform last. It collates a list of data into a batch with its graph::
-
-        loader = torch.utils.data.DataLoader(dataset, 64, shuffle=True, collate_fn=ToDiffusionGraph())
-
-    Args:
-        self_loops: prepare the graph for layers with this policy (`Graph.with_self_loops`), for example in a worker;
-            pays above some 100 000 edges.
+    follow later changes of the edges: put this transform last. As the ``collate_fn`` of a ``DataLoader`` it makes a
+    batch of a list of data, with its graph. With ``self_loops`` it prepares the graph for layers with this policy.
 
     Examples:
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
@@ -134,16 +113,9 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
     """Collate items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
 
     An item is (tokens, label), or (tokens, other tokens, label) for pairs of texts, which give two pairs of tokens and
-    mask. Sequences are padded with 0 to the longest of the batch.
-
-    Args:
-        batch: the items.
-        max_length: truncate sequences to this length.
+    mask. Sequences are truncated to ``max_length`` and padded with 0 to the longest of the batch.
 
     Shapes: tokens [B, L] long, mask [B, L] bool (True = token), labels [B] long.
-
-    Raises:
-        ValueError, TypeError: the batch is empty, items differ in kind, or tokens or labels are not integers.
 
     Examples:
         >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])
@@ -157,9 +129,8 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
         check_counts(max_length=max_length)
     for item in batch:
         if not isinstance(item, list | tuple) or not 2 <= len(item) == len(batch[0]):
-            raise TypeError(
-                "every item of batch must be tokens and a label, or tokens twice and a label, like the first."
-            )
+            wanted = "tokens and a label, or tokens twice and a label, like the first"
+            raise TypeError(f"every item of batch must be {wanted}.")
         for tokens in item[:-1]:
             if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.is_floating_point() or tokens.is_complex():
                 raise TypeError(f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}.")
@@ -168,7 +139,6 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
     padded: list[Tensor] = []
     for sequences in texts:
         cut = [sequence[:max_length].long() for sequence in sequences]
-        length = torch.tensor([len(sequence) for sequence in cut])
         tokens = pad_sequence(cut, batch_first=True)
-        padded += [tokens, torch.arange(tokens.size(1)) < length[:, None]]
+        padded += [tokens, torch.arange(tokens.size(1)) < torch.tensor([len(part) for part in cut])[:, None]]
     return (*padded, torch.tensor(labels))

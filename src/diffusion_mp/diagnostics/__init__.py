@@ -7,18 +7,7 @@ from diffusion_mp.diagnostics.placement import Commutator, PlacementReport, comm
 from diffusion_mp.diagnostics.steady_state import SmoothingFloor, posterior_variance, smoothing_floor
 
 __all__ = [
-    "Commutator",
-    "EnergyTrace",
-    "Perturbation",
-    "PlacementReport",
-    "SmoothingFloor",
-    "commutator",
-    "diagnose",
-    "kernel_error",
-    "lipschitz",
-    "perturbation_bound",
-    "plot_attention",
-    "posterior_variance",
-    "roughness",
+    "Commutator", "EnergyTrace", "Perturbation", "PlacementReport", "SmoothingFloor", "commutator", "diagnose",
+    "kernel_error", "lipschitz", "perturbation_bound", "plot_attention", "posterior_variance", "roughness",
     "smoothing_floor",
-]
+]  # fmt: skip

@@ -33,34 +33,26 @@ def kernel_error(
 ) -> dict[int, float]:
     r"""Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
 
-    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature. That is at most
-    e^(‖q_i + k_j‖²/τ) − 1 over the pairs, with the temperature of the diffusivity for τ. A value near or above 1 means
-    that m features do not suffice: raise τ, or bound the queries and keys (``normalize="row"``).
-
-    O(N² m) time per draw, minutes for thousands of nodes (with a progress bar), and O(N (m + 512)) memory.
+    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature, at most
+    e^(‖q_i + k_j‖²/τ) − 1 over the pairs. A value near or above 1 means that m features do not suffice: raise τ, or
+    bound the queries and keys (``normalize="row"``). Takes O(N² m) time per draw, and O(N (m + 512)) memory.
 
     Args:
         diffusivity: has the queries, keys and temperature; its own features do not change.
-        x: the state, such as the input of a trained layer.
-        num_features: the values of m.
-        graph: boundaries of a ragged batch; ``None`` is one graph.
-        draws: number of draws of the features for every m.
-        generator: draws them; by default one with seed 0.
+        x, graph: the state, such as the input of a trained layer, and the boundaries of a ragged batch.
+        num_features, draws, generator: values of m, number of draws for every m, and their generator (seed 0).
 
     Examples:
         >>> list(kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2))
         [16, 32]
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
-        raise TypeError(
-            f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. "
-            f"In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
-        )
+        where = "In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
+        raise TypeError(f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. {where}")
     check_kind(num_features, "num_features", (list, tuple, range), "a list of numbers of features")
     check_generator(generator)
     check_counts(draws=draws, **{f"num_features[{i}]": m for i, m in enumerate(num_features)})
-    exact = diffusivity.exact(x, graph)
-    graph = Graph.coerce(x, graph)
+    exact, graph = diffusivity.exact(x, graph), Graph.coerce(x, graph)
     q, k = diffusivity.scaled_queries_and_keys(x, graph)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
 
@@ -75,8 +67,7 @@ def kernel_error(
 
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     """Return the mean over heads of ‖R − S‖_F / ‖S‖_F, computed by blocks of columns."""
-    nodes = approximate.num_nodes
-    difference = torch.zeros(approximate.heads, dtype=torch.float64)
+    nodes, difference = approximate.num_nodes, torch.zeros(approximate.heads, dtype=torch.float64)
     total = torch.zeros_like(difference)
     for first in range(0, nodes, COLUMNS):
         width = min(COLUMNS, nodes - first)
@@ -93,15 +84,8 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
 
     Args:
         coupling: a nonnegative coupling of a graph small enough for N × N pixels.
-        ax: a matplotlib axis; a new one by default.
-        head: index of the head.
-        threshold: lower end of the scale, whose upper end is 1; entries up to it are white.
-
-    Returns:
-        The axis; its image is ``ax.images[-1]``, for a colour bar.
-
-    Raises:
-        TypeError, ValueError: not a coupling, no such head, or a negative entry.
+        ax: a matplotlib axis; a new one by default. It is returned, with the image in ``ax.images[-1]``.
+        head, threshold: index of the head; lower end of the scale, whose upper end is 1 (lower entries are white).
 
     Examples:
         >>> axes = plot_attention(SimpleDiffusivity()(x))

@@ -26,9 +26,7 @@ def axis(ax: Any = None) -> Any:
 
 
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
-    r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² of every sequence, its Dirichlet energy (Zhang & Zhou, Eq. 6), in float32 or more.
-
-    With ``mask``, consecutive tokens (true) are neighbours, and other positions are ignored, even if NaN.
+    r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence (Zhang & Zhou, Eq. 6), in float32 or more.
 
     Examples:
         >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences
@@ -106,10 +104,8 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
         if not isinstance(x, Tensor) or not isinstance(out, Tensor):
-            raise TypeError(
-                f"a module to be diagnosed must be called as module(x, mask) and give a tensor; "
-                f"{type(modules[name]).__name__} got {describe(x)} and gave {describe(out)}."
-            )
+            came = f"{type(modules[name]).__name__} got {describe(x)} and gave {describe(out)}"
+            raise TypeError(f"a module to be diagnosed must be called as module(x, mask) and give a tensor; {came}.")
         calls[name].append(Call(x.detach(), mask, out.detach()))
 
     with hooked(modules, record):
@@ -134,13 +130,10 @@ class LayerEnergy:
 class EnergyTrace:
     """Record E(x_out, x_in) of every diffusion layer, in the order of calls, within a ``with`` block.
 
-    Only numbers are kept; outputs and gradients of the model do not change.
-
     Args:
         model: contains modules with ``is_diffusion_layer = True``, such as `DiffusionConv`.
-        energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)`` and
-            ``energy(x_out, x_in)``, with ``None`` for x_in if the shape of the state changes; Σ_ij‖x_i − x_j‖² by
-            default.
+        energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)``, ``energy(x_out, x_in)``
+            (or ``None`` for x_in where the shape of the state changes); Σ_ij‖x_i − x_j‖² by default.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3, num_layers=2)
@@ -196,11 +189,9 @@ class EnergyTrace:
     @torch.no_grad()
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
         out = out[0] if isinstance(out, tuple) else out  # (output, coupling) with return_coupling=True
-        before = float(self.energy(x, None))
-        after = float(self.energy(out, x if x.shape == out.shape else None))
-        self.records.append(LayerEnergy(layer, before, after))
+        before, after = self.energy(x, None), self.energy(out, x if x.shape == out.shape else None)
+        self.records.append(LayerEnergy(layer, float(before), float(after)))
 
 
 def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:
-    """Return Σ_ij‖x_i − x_j‖²."""
     return Energy("quadratic")(x)

@@ -36,21 +36,17 @@ def lipschitz(
     max_iter: int = 1000,
     generator: torch.Generator | None = None,
 ) -> float:
-    r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Assumption 4.6
-    (Zhang & Zhou, Eq. 8).
+    r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Zhang & Zhou, Eq. 8.
 
     A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction, with two backward passes
     per iteration: Jᵀw, and Jv as the derivative of Jᵀw with respect to w.
 
     Args:
-        f: a function of one tensor, twice differentiable, in evaluation mode; plain attention replaces fused.
-        x: the point.
-        tol: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
-        max_iter: the largest number of iterations.
+        f, x: a function of one tensor, twice differentiable, in evaluation mode, and a point.
+        tol, max_iter: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
         generator: of the initial direction; by default one with seed 0.
 
     Raises:
-        TypeError, ValueError: f returns no real tensor, or has no finite derivative at x.
         ConvergenceError: the tolerance was not reached.
         RuntimeError: a part of f can be differentiated only once.
 
@@ -66,7 +62,6 @@ def lipschitz(
     check_tensor(x, "x", "that f takes")
     check_finite(x, "x")
     check_generator(generator)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         point = x.detach().requires_grad_()
         value = f(point)
@@ -79,7 +74,7 @@ def lipschitz(
         (pulled,) = torch.autograd.grad(value, point, pull, create_graph=True, allow_unused=True)
         if pulled is None:
             return 0.0
-        right = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        right = torch.randn(x.shape, generator=generator or torch.Generator().manual_seed(0), dtype=torch.float64)
         right, left = (right / right.norm()).to(x), torch.zeros_like(value)
         # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
@@ -114,8 +109,7 @@ def lipschitz(
 class Perturbation:
     r"""Effect of a layer S in front of the tail T at the state Z: ‖T(SZ) − T(Z)‖ and its first-order estimates.
 
-    ``estimate`` and ``roughness_estimate`` bound ``truth`` if T is linear. For other T they may not, since
-    ``lipschitz`` is measured at a few points only. Norms and roughness are over all sequences.
+    For T that are not linear the estimates may be no bounds, since ``lipschitz`` is measured at a few points only.
 
     Attributes:
         truth: ‖T(SZ) − T(Z)‖.
@@ -126,9 +120,8 @@ class Perturbation:
 
     Examples:
         >>> layer = PDEDiffusion1d(4)
-        >>> found = perturbation_bound(torch.nn.Sequential(layer, torch.nn.Linear(4, 2)), layer, torch.rand(2, 5, 4))
-        >>> isinstance(found, Perturbation), found.truth <= found.estimate <= found.roughness_estimate
-        (True, True)
+        >>> isinstance(perturbation_bound(torch.nn.Sequential(layer), layer, torch.rand(2, 5, 4)), Perturbation)
+        True
     """
 
     truth: float
@@ -165,23 +158,16 @@ def perturbation_bound(
 ) -> Perturbation:
     r"""‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
 
-    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there, the mean
-    value theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over
-    ``points`` of the segment. For symmetric boundaries and the explicit step without LayerNorm,
-    ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z))
-    is half of it (P3 in docs/errata.md).
+    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there,
+    ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over ``points`` of the segment.
+    For symmetric boundaries and the explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with
+    𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z)) is half of it (P3 in docs/errata.md).
 
     Args:
-        model: a module whose output is a tensor; it runs in evaluation mode, and its mode is restored.
+        model, inputs, named: a module whose output is a tensor, run in evaluation mode, and its inputs.
         site: a module inside it, called as ``site(x, mask)``. Several calls, as in two towers, are taken together.
-        inputs, named: of the model.
         diffusion: the layer to insert behind ``site``; ``None``: ``site`` is the diffusion layer, and is bypassed.
-        points: number of points of the segment, its ends included (one point: its beginning).
-        tol: of `lipschitz`.
-
-    Raises:
-        ValueError: ``site`` is not called, or neither it nor ``diffusion`` is a diffusion layer.
-        ConvergenceError, RuntimeError: see `lipschitz`.
+        points, tol: number of points of the segment, its ends included, and tolerance of `lipschitz`.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P1")
@@ -208,7 +194,7 @@ def perturbation_bound(
             check_finite(call.moved(), "the state that inputs give at site")
 
         def tail(states: Tensor) -> Tensor:
-            """Return T of the concatenated, flattened outputs of all calls, which replace those of ``site``."""
+            """Return T of the flattened outputs of all calls, which replace those of ``site``."""
             pieces = states.split([call.out.numel() for call in calls])
             given = iter([piece.view(call.out.shape) for piece, call in zip(pieces, calls, strict=True)])
             with hooked({"site": site}, lambda *_: next(given)):
@@ -220,14 +206,10 @@ def perturbation_bound(
         with torch.no_grad():
             truth = float((tail(after).double() - tail(before).double()).norm())
         segment = [torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)]
-        return Perturbation(
-            truth,
-            max(lipschitz(tail, point, tol=tol) for point in segment),
-            step=sum(float(call.moved().square().sum()) for call in calls) ** 0.5,
-            step_bound=_step_bound(layer, calls),
-            roughness=sum(call.roughness() for call in calls),
-            size=sum(call.square() for call in calls) ** 0.5,
-        )
+        steepest = max(lipschitz(tail, point, tol=tol) for point in segment)
+        step = sum(float(call.moved().square().sum()) for call in calls) ** 0.5
+        rough, size = sum(call.roughness() for call in calls), sum(call.square() for call in calls) ** 0.5
+        return Perturbation(truth, steepest, step, _step_bound(layer, calls), rough, size)
 
 
 @torch.no_grad()
@@ -238,8 +220,7 @@ def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
     update = layer.update
     if not isinstance(update, ExplicitEuler) or (update.tau, update.form, update.leak) != (1.0, "conservative", 0.0):
         return None
-    top = 4 * layer.alpha.sum(0)
-    square = 0.0
+    top, square = 4 * layer.alpha.sum(0), 0.0
     for call in calls:
         products = -tokens(call.x, call.mask) * call.moved()
         square += float((top * products.unflatten(1, (top.numel(), -1)).sum((0, 2))).sum())

@@ -30,13 +30,9 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     r"""σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii, the variance of every node in a Gaussian field (Rue & Held, 2005, Section 2.2).
 
     The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
-    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``; its covariance is Q⁻¹ for every channel.
-    Low-rank couplings are inverted in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to
-    4 096 nodes of one head, in double precision.
-
-    Args:
-        coupling: Ω, symmetric and nonnegative, before rows are divided by their sums.
-        leak: κ > 0.
+    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``. Low-rank couplings are inverted in closed
+    form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to 4 096 nodes of one head. Ω, the coupling,
+    is symmetric and nonnegative, before rows are divided by their sums; κ, the leak, is positive.
 
     Raises:
         CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.
@@ -52,17 +48,15 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
         raise SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave the node out.")
-    dtype = torch.promote_types(coupling.dtype, torch.float32)
-    diagonal = (1.0 + leak) * degree
+    dtype, diagonal = torch.promote_types(coupling.dtype, torch.float32), (1.0 + leak) * degree
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
     if form is not None:
         return LowRankInverse(form, diagonal).inverse_diagonal().to(dtype)
     entries = coupling.heads * coupling.num_nodes**2
     if entries > DENSE:
-        raise CouplingMismatchError(
-            f"posterior_variance inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got "
-            f"{entries:,}. Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
-        )
+        way_out = "Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
+        limit = f"inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got {entries:,}"
+        raise CouplingMismatchError(f"posterior_variance {limit}. {way_out}")
     factor = dense_factor(coupling, diagonal)
     if factor is None:
         raise SingularSystemError(
@@ -74,18 +68,15 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 
 def _check_promises(coupling: Coupling, name: str) -> None:
     if not (coupling.symmetric and coupling.nonnegative):
-        raise CouplingMismatchError(
-            f"{name} needs a coupling Ω that is symmetric and nonnegative, before its rows are divided by their sums; "
-            f"got {coupling!r}. Make it with row_stochastic=False."
-        )
+        needed = "a coupling Ω that is symmetric and nonnegative, before its rows are divided by their sums"
+        raise CouplingMismatchError(f"{name} needs {needed}; got {coupling!r}. Make it with row_stochastic=False.")
 
 
 @dataclass(frozen=True)
 class SmoothingFloor:
     """The result of `smoothing_floor`: ``spread`` ≥ ``floor`` = (|β| ``source`` − ``residual``)/(2 + κ).
 
-    All are norms ‖ΠX‖ in the metric D̄: ``spread`` of the state Z, ``source`` of H, and ``residual`` of
-    (I − Ŝ + κ)Z − βH, which is zero at a steady state.
+    These are norms ‖ΠX‖ in the metric D̄, of the state Z, of H and of (I − Ŝ + κ)Z − βH, zero at a steady state.
 
     Examples:
         >>> isinstance(smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x), SmoothingFloor)
@@ -105,14 +96,12 @@ def smoothing_floor(
     r"""A lower bound of ‖ΠZ‖ at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
 
     ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, where Π subtracts the D̄-weighted mean of every graph: with a source, no depth smooths
-    all differences out. For other states the norm of the residual is subtracted from |β| ‖ΠH‖_D̄, since the eigenvalues
-    of I − Ŝ lie in [0, 2]. Ω may depend on the state.
+    all differences out. For other states the norm of the residual is subtracted from |β| ‖ΠH‖_D̄.
 
     Args:
         coupling: Ω, symmetric and nonnegative, with row sums d̄, before normalisation; zero rows have weight zero.
         x, source: Z and H, [N, C] or [N, H, D]; norms are over all heads and graphs.
-        beta: β, the weight of the source, of either sign.
-        leak: κ ≥ 0.
+        beta, leak: β, the weight of the source, and κ ≥ 0.
 
     Raises:
         CouplingMismatchError: Ω is not known to be symmetric and nonnegative.
@@ -140,8 +129,7 @@ def smoothing_floor(
 
 def _spread(x: Tensor, degree: Tensor, ptr: Tensor | None) -> float:
     """Return ‖Πx‖ in the metric of the degrees [N, H, 1]."""
-    sizes = graph_sizes(ptr, len(x))
-    total = 0.0
+    sizes, total = graph_sizes(ptr, len(x)), 0.0
     for rows, weight in zip(x.split(sizes), degree.split(sizes), strict=True):
         if len(rows):
             mean = quotient((weight * rows).sum(0), weight.sum(0))

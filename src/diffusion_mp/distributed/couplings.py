@@ -61,8 +61,7 @@ class SummedCoupling(_OverRanks):
         if not isinstance(self.coupling, LogLowRankCoupling):
             self._at(edge_index)
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
-        nothing = log_key.new_zeros(*log_key.shape[:2], 0)
-        counts = all_merged(self.coupling.pool(nothing), self.group)
+        counts = all_merged(self.coupling.pool(log_key.new_zeros(*log_key.shape[:2], 0)), self.group)
         shift = cast("Tensor", counts.shift)
         most = shift.amax(1, keepdim=True)
         terms = LogTerms(log_query, log_key, col_shift, None).around(most.squeeze((1, 3)))
@@ -93,11 +92,7 @@ class HaloCoupling(_OverRanks):
 
 
 def _is_symmetric(coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None) -> bool:
-    """Return whether S = Sᵀ over all ranks, the same on every rank: as promised, or computed (once for a graph).
-
-    A rank has only rows of S, but Sᵀv is a derivative of the product, and Sv = Sᵀv for a random v implies S = Sᵀ with
-    probability one.
-    """
+    """Return whether S = Sᵀ over all ranks: as promised, or by Sv = Sᵀv for a random v, Sᵀv a derivative of Sv."""
     if "symmetric" not in coupling._questions:
         return coupling.symmetric
     graph, kept = coupling.graph, coupling.own and not coupling.weight.requires_grad

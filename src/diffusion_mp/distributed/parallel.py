@@ -114,22 +114,16 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     ```
 
     The loss of the graph is the sum over ranks, so each one divides by the number of labels on all ranks. The gradient
-    of every parameter is then that of a single process. Only hooks on parameters are added to the model, which is
-    returned: the state dict of any rank is that of a single process.
-
-    Args:
-        model: the same on every rank, except for its numbers, which become those of the first.
-        group: the processes; all by default.
+    of every parameter is then that of a single process, and so is the state dict of any rank. The model, which gets
+    hooks on its parameters, is returned; ``group`` are the processes, all by default.
 
     Raises:
-        TypeError: no module, or no group.
         RankLostError: another process has ended, or does not answer.
 
     Examples:
         >>> torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=0, world_size=1)  # or more
         >>> graph = ShardedGraph(edge_index, 6)
-        >>> model = node_parallel(DIFFormer(4, 8, 3))
-        >>> model(x[graph.rows], graph).shape
+        >>> node_parallel(DIFFormer(4, 8, 3))(x[graph.rows], graph).shape
         torch.Size([6, 3])
         >>> torch.distributed.destroy_process_group()
     """

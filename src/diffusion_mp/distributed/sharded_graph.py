@@ -20,47 +20,31 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
 from diffusion_mp.graph.graph import Couples
 
-# Edges that are read at a time, so that a memory-mapped edge_index is never copied.
-CHUNK = 1 << 22
+CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_index is never copied
 
 
 class ShardedGraph(Graph):
     """A range of the nodes of one graph, with every edge that ends there, for ``model(x[graph.rows], graph)``.
 
-    Rank r has the nodes bounds[r] … bounds[r + 1] − 1 and the edges that end there (an edge cut). Layers and models run
-    unchanged on its rows. Other ranks are needed for
-
-    - O(N) couplings: the sums over senders (KᵀV, Σk, Σv, the count), H (D + 1)² numbers, are added up over ranks;
-    - couplings over edges: rows that send to this rank, its *halo*, are fetched before the product;
-    - degrees: exchanged once, by the constructor.
+    Rank r has the nodes ``rows``, bounds[r] … bounds[r + 1] − 1, and the edges that end there (an edge cut). Layers and
+    models run unchanged on its rows. For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up
+    over ranks. For couplings over edges, rows that send to this rank, its *halo*, are fetched before the product.
 
     All of it is once differentiable. Every rank must make the same calls in the same order. Results equal those of one
-    process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout. Number the nodes so
-    that neighbours are close (PyG's ``ClusterData``, for example): halos are then small.
+    process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout.
 
     Args:
-        edge_index: [2, E] of the whole graph, source → target, the same on every rank, or ``None``; read three times, a
-            chunk at a time, so it may be memory-mapped.
-        num_nodes: N of the whole graph.
-        edge_weight: [E], or ``None`` for ones.
+        edge_index, num_nodes, edge_weight: of the whole graph, the same on every rank; they may be memory-mapped.
         bounds: the R + 1 first nodes of the ranks, from 0 to N, at least one node for every rank; even by default.
-        group: the processes; all by default.
-        device: device of this rank's part; by default that of ``edge_index``.
-
-    Attributes:
-        rows: the nodes of this rank, a slice.
+        group, device: the processes, all by default; device of this rank's part, by default that of ``edge_index``.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; or, when it is called for, an operation that needs other parts
-            of the graph (undirected or k-hop graphs, pairwise attention).
+        TypeError, ValueError: an operation needs other parts of the graph (undirected or k-hop graphs, pairs).
         RankLostError: another process has ended, or does not answer.
 
     Examples:
         >>> torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=0, world_size=1)  # or more
-        >>> graph = ShardedGraph(edge_index, 6)
-        >>> graph.rows  # all nodes, since there is one rank
-        slice(0, 6, None)
-        >>> conv = GCNConv(4, 3)
+        >>> graph, conv = ShardedGraph(edge_index, 6), GCNConv(4, 3)
         >>> torch.allclose(conv(x[graph.rows], graph), conv(x, edge_index)[graph.rows])
         True
         >>> torch.distributed.destroy_process_group()
@@ -95,11 +79,13 @@ class ShardedGraph(Graph):
         self.bounds = even if bounds is None else list(bounds)
         for k, bound in enumerate(self.bounds):
             check_seed(bound, f"bounds[{k}]")
-        _check_bounds(self.bounds, num_nodes, ranks)
+        ends, rises = self.bounds[:1] + self.bounds[-1:], all(a < b for a, b in pairwise(self.bounds))
+        if len(self.bounds) != ranks + 1 or ends != [0, num_nodes] or not rises:
+            steps = f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
+            raise ValueError(f"bounds must rise {steps}; got {self.bounds}.")
         self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
-        self.first_node = self.rows.start
-        local = self.rows.stop - self.rows.start
+        self.first_node, local = self.rows.start, self.rows.stop - self.rows.start
         if edge_index is None:
             super().__init__(local)
             self.total_nodes = num_nodes
@@ -151,11 +137,7 @@ class ShardedGraph(Graph):
         return self.share(diffusivity.couple(rows, self.extended))
 
     def share(self, coupling: Coupling) -> Coupling:
-        """Return the rows of this rank of the coupling of the whole graph, from the coupling of its part.
-
-        Raises:
-            TypeError: a coupling that needs all rows in one process.
-        """
+        """Return the rows of this rank of the coupling of the whole graph, from the coupling of its part."""
         if isinstance(coupling, IdentityCoupling):
             return coupling
         if isinstance(coupling, PooledCoupling):
@@ -170,27 +152,23 @@ class ShardedGraph(Graph):
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
         """Raise ``ValueError``: other ranks send to the device that the constructor was given."""
-        raise ValueError(
-            f"a ShardedGraph stays on the device it was made for, where other ranks send to; got {describe(device)}. "
-            f"Make it there: ShardedGraph(..., device=device)."
-        )
+        came = f"got {describe(device)}. Make it there: ShardedGraph(..., device=device)."
+        raise ValueError(f"a ShardedGraph stays on the device it was made for, where other ranks send to; {came}")
 
     def _plan_exchange(self, halo: Tensor) -> None:
         """Find the rows to exchange: ``_lent`` are rows of this rank in the halos of others, in the order of ranks."""
         ends = torch.searchsorted(halo, torch.tensor(self.bounds, device=halo.device))
         one_each = [1] * (len(self.bounds) - 1)
-        fetched = ends.diff()
-        lent = all_to_all(fetched, one_each, one_each, self.group)
-        self._num_fetched, self._num_lent = fetched.tolist(), lent.tolist()
+        lent = all_to_all(ends.diff(), one_each, one_each, self.group)
+        self._num_fetched, self._num_lent = ends.diff().tolist(), lent.tolist()
         self._lent = all_to_all(halo, self._num_fetched, self._num_lent, self.group) - self.first_node
 
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
         """Return in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
         source, target = self.edges
         weight = self._own_weights(torch.float64)
-        size = self.num_nodes + sum(self._num_fetched)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
-        sent = weight.new_zeros(size).index_add(0, source, weight)
+        sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(0, source, weight)
         # Only this rank knows the edges from its halo, so it sends their weights to the ranks of these nodes.
         elsewhere = all_to_all(sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group)
         sent = sent[: self.num_nodes].index_add(0, self._lent, elsewhere)
@@ -201,21 +179,11 @@ class _Extended(Graph):
     """The rows of a rank and of its halo as one graph; rows of the halo are incomplete, and dropped from results."""
 
     def _refuse(self, hops: int = 1) -> NoReturn:
-        raise ValueError(
-            "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them, so it can not turn "
-            "edges around or walk along them. Make the graph undirected (or k-hop) before it is sharded."
-        )
+        known = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
+        way_out = "Make the graph undirected (or k-hop) before it is sharded."
+        raise ValueError(f"{known}, so it can not turn edges around or walk along them. {way_out}")
 
     within = to_undirected = reverse = _refuse
-
-
-def _check_bounds(bounds: list[int], num_nodes: int, ranks: int) -> None:
-    ends = bounds[:1] + bounds[-1:]
-    if len(bounds) != ranks + 1 or ends != [0, num_nodes] or any(a >= b for a, b in pairwise(bounds)):
-        raise ValueError(
-            f"bounds must rise from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank; "
-            f"got {bounds}."
-        )
 
 
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:

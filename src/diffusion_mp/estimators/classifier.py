@@ -35,30 +35,22 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
         P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c P_ic
 
-    As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label, and at first the
-    sources h are the labels; they spread over the weighted edges of `KNNGraph`, with 10 μ since sources are few. Then,
+    As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label. At first the
+    sources h are the labels, which spread over the weighted edges of `KNNGraph`, with 10 μ since they are few. Then,
     in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
     This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. Classes have equal
     weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
 
-    The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention (Theorem T1 of
-    docs/certified.md). :meth:`predict` minimises the same energy over each new row separately, with the states of the
-    rows of :meth:`fit` fixed. For 20 000 rows of 50 columns on one core, neighbours take 1.3 s (O(n²); O(n log n) up to
-    15 columns), spreading 1.0 s (linear in the edges), and networks 1 s for any n.
+    The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
+    minimises the same energy over each new row, with the other states fixed. The graph takes O(n²) time.
 
     Args:
-        n_neighbors: neighbours of a row in the graph, at most the number of other rows.
-        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; with "cosine" the network
-            reads rows of length one, too. Scale columns of different units first (``StandardScaler``).
-        sharpness: of the weights of the edges, see `KNNGraph`.
+        n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
         rounds: number of rounds of training and spreading.
-        hidden_channels: width of the network.
-        dropout: rate on the features in training; 0.8 suits texts.
-        learning_rate, weight_decay: of Adam.
-        max_iter: steps of Adam per round, of 256 rows each.
-        random_state: a seed, or ``None`` for other networks in every fit. PyTorch's random state is not changed.
-        verbose: 1 shows a progress bar; 0 nothing.
+        hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
+        learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
+        random_state, verbose: a seed, or ``None`` for other networks in every fit; 1 shows a progress bar.
 
     Attributes:
         classes_, transduction_: the sorted labels, and the label of every row of fit [N].
@@ -66,15 +58,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         network_: f of the last round, from scaled rows to logits.
         conv_: the spreading, for `certify`; its ``at_rest(graph, h)`` is P.
         edge_index_, edge_weight_: the graph.
-        X_, n_features_in_, feature_names_in_, n_iter_: as in other estimators of scikit-learn.
 
     Shapes:
-        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], -1 for no label. If y has only -1 and 1,
-        these are two classes, with a warning.
-
-    Raises:
-        TypeError, ValueError: an option or the data do not fit.
-        ModuleNotFoundError: scikit-learn is not installed (when the class is imported).
+        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N]. If y has only -1 and 1, these are classes.
 
     Examples:
         >>> import numpy as np
@@ -101,26 +87,17 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.n_neighbors = n_neighbors
-        self.metric = metric
-        self.sharpness = sharpness
-        self.mu = mu
-        self.rounds = rounds
-        self.hidden_channels = hidden_channels
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.verbose = verbose
+        self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
+        self.rounds, self.hidden_channels, self.dropout, self.max_iter = rounds, hidden_channels, dropout, max_iter
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.random_state, self.verbose = random_state, verbose
 
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
         # In double precision, so that rounding does not make a row in predict depend on the others.
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
-        labelled, self.classes_, targets = _labels(y)
-        self.X_ = X
+        self.X_, (labelled, self.classes_, targets) = X, _labels(y)
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         bar = tqdm(total=int(self.rounds), desc="neighbours", unit="round", disable=not self.verbose)
@@ -148,8 +125,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         states = self.label_distributions_
         row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(states)), self.metric, X)
-        reach = farthest(row, square, X.shape[0])
-        near = similar(row, column, square, reach, self._reach, float(self.sharpness))
+        near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach, float(self.sharpness))
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
@@ -180,8 +156,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
     def _spreading(self, mu: float) -> CertifiedConv:
-        conv = CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu)
-        return conv.double().requires_grad_(False)
+        return CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu).double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         """Train a network on the targets [R] of some of the scaled rows."""
@@ -199,7 +174,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return network.requires_grad_(False)
 
     def _probabilities(self, X: Any) -> Tensor:
-        """Return f(x), distributions [M, n_classes], of scaled rows."""
         return self.network_(_tensor(X)).softmax(1)
 
     def _fit_scale(self, X: Any) -> None:
@@ -210,7 +184,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self._scale = float(square**0.5) or 1.0
 
     def _scaled(self, X: Any) -> Any:
-        """Centre and scale rows for the network."""
         X = comparable(X, self.X_, self.metric)
         return X / self._scale if issparse(X) else (X - self._centre) / self._scale
 
@@ -248,7 +221,6 @@ def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
 
 
 def _tensor(X: Any) -> Tensor:
-    """Convert an array or a sparse matrix to a tensor."""
     if not issparse(X):
         return torch.from_numpy(X)
     ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data))
@@ -257,26 +229,21 @@ def _tensor(X: Any) -> Tensor:
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the labelled rows, the classes, and the index of the class of every labelled row."""
-    if y.dtype.kind in "US":
-        if "-1" in y.tolist():
-            raise ValueError(
-                "y holds the string '-1' beside other strings, so it would be one more class. Where rows without a "
-                "label are meant, pass an array of objects, np.array([...], dtype=object), with the number -1 for them."
-            )
-        labelled = np.ones(len(y), dtype=bool)
-    else:
-        labelled = y != -1
+    strings = y.dtype.kind in "US"
+    if strings and "-1" in y.tolist():
+        raise ValueError(
+            "y holds the string '-1' beside other strings, so it would be one more class. Where rows without a "
+            "label are meant, pass an array of objects, np.array([...], dtype=object), with the number -1 for them."
+        )
+    labelled = np.ones(len(y), dtype=bool) if strings else y != -1
     if not labelled.any():
         raise ValueError("y must hold the label of some row at least; every entry is -1, which stands for no label.")
     check_classification_targets(y[labelled])
     classes, targets = np.unique(y[labelled], return_inverse=True)
     if not labelled.all() and classes.tolist() == [1]:
         # One class would be degenerate; -1 and 1 are scikit-learn's traditional binary labels.
-        warnings.warn(
-            "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled. Name the classes "
-            "0 and 1 to leave no doubt.",
-            stacklevel=3,
-        )
+        taken = "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled."
+        warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
         classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
     return labelled, classes, targets

@@ -1,8 +1,4 @@
-"""``in_plain_torch``: an exported program without operations of this library.
-
-Every operation has a formula in operations of torch whose number does not depend on the sizes. For one graph that is
-its reference; the graphs of a batch become heads of one graph with as many nodes as the largest of them.
-"""
+"""``in_plain_torch``: an exported program, of graphs of any size, without operations of this library."""
 
 from __future__ import annotations
 
@@ -19,14 +15,7 @@ from torch.nn.functional import pad
 from diffusion_mp.errors import check_kind
 from diffusion_mp.graph import ops as graph_ops
 from diffusion_mp.graph.ops import Size
-from diffusion_mp.kernels import (
-    linear_attention,
-    log_linear_attention,
-    neumann,
-    pairwise,
-    sparse_flow,
-    spmm,
-)
+from diffusion_mp.kernels import linear_attention, log_linear_attention, neumann, pairwise, sparse_flow, spmm
 from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
@@ -45,11 +34,7 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
         program = torch.export.export(model.eval(), (x, edge_index), dynamic_shapes=sizes)
         torch.onnx.export(in_plain_torch(program), f="model.onnx")
 
-    Attention over pairs then holds all pairs of a graph, a batch is padded to its largest graph, and walks of several
-    hops are found in the matrix of all pairs. The given program, of a model in evaluation mode, is not modified.
-
-    Raises:
-        TypeError: not an exported program.
+    Attention over pairs then holds all pairs of a graph, and a batch is padded to its largest graph.
 
     Examples:
         >>> model = DIFFormerConv(4, 3).eval()
@@ -100,8 +85,7 @@ def _repeat_interleave(
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
     """Return the numbers 0, 1, …, each as many times as ``repeats`` says."""
-    ends = repeats.cumsum(0)
-    size = _number(repeats.sum()) if output_size is None else output_size
+    ends, size = repeats.cumsum(0), _number(repeats.sum()) if output_size is None else output_size
     return ends.new_zeros(size + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
 
 
@@ -129,11 +113,9 @@ class Stacked:
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
         """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
-        stack = x.new_full((self.size, self.graphs, *x.shape[1:]), absent)
-        return stack.index_put(self.place, x).flatten(1, 2)
+        return x.new_full((self.size, self.graphs, *x.shape[1:]), absent).index_put(self.place, x).flatten(1, 2)
 
     def back(self, x: Tensor) -> Tensor:
-        """Return [N, H, …] of [n, B H, …]."""
         return x.unflatten(1, (self.graphs, x.size(1) // self.graphs))[self.place]
 
     def argument(self, name: str, x: Any, masked: bool) -> Any:
@@ -153,10 +135,7 @@ class Stacked:
 
 
 def for_batches(operation: Operation[Any], reference: Formula | None = None, *, masked: bool = True) -> Formula:
-    """Return the reference of an operation for one graph, which a batch is stacked for.
-
-    With ``masked`` the products of queries and keys are scores, which are −∞ for missing nodes.
-    """
+    """Return the reference for one graph or a stacked batch, where scores of missing nodes are −∞ if ``masked``."""
     compute, signature = reference or operation._table["reference"].run, operation._signature
     names = [name.rpartition(".")[2] for name in signature.flat]
 
@@ -166,14 +145,11 @@ def for_batches(operation: Operation[Any], reference: Formula | None = None, *, 
         if ptr is None:
             return compute(*args)
         stack = Stacked(ptr, rows.size(0), rows.device)
-        out = compute(
-            *signature.unflatten([stack.argument(name, x, masked) for name, x in zip(names, given, strict=True)])
-        )
-        parts = [
-            stack.result(name, x)
-            for name, x in zip(signature.results, out if signature.several else [out], strict=True)
-        ]
-        return signature.returned(*parts) if signature.several else parts[0]
+        arguments = [stack.argument(name, x, masked) for name, x in zip(names, given, strict=True)]
+        out = compute(*signature.unflatten(arguments))
+        parts = zip(signature.results, out if signature.several else [out], strict=True)
+        rows_of = [stack.result(name, x) for name, x in parts]
+        return signature.returned(*rows_of) if signature.several else rows_of[0]
 
     return formula
 
@@ -219,18 +195,14 @@ def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | N
     return torch.einsum("im,ihd->mhd" if inverse else "mi,ihd->mhd", basis, v)
 
 
+BATCHED = (pairwise._attention, pairwise._logsumexp, pairwise._product, sparse_flow._potentials, sparse_flow._product)
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
     **dict.fromkeys((log_linear_attention._entries, neumann._product, neumann._inner)),
     linear_attention._product: _linear_product,
     linear_attention._attention: partial(linear.attention, product=_linear_product),
-    log_linear_attention._attention: for_batches(log_linear_attention._attention),
-    pairwise._attention: for_batches(pairwise._attention),
-    pairwise._logsumexp: for_batches(pairwise._logsumexp),
-    pairwise._product: for_batches(pairwise._product),
-    sparse_flow._potentials: for_batches(sparse_flow._potentials),
-    sparse_flow._product: for_batches(sparse_flow._product),
+    **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,
     stencil._modes: stencil._modes_of_rows,

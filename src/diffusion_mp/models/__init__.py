@@ -12,17 +12,6 @@ from diffusion_mp.models.released import released_state_dict
 from diffusion_mp.models.sgformer import SGFormer
 
 __all__ = [
-    "GPS",
-    "CertifiedDIFFormer",
-    "DFiFormer",
-    "DIFFormer",
-    "DiffusionGNN",
-    "GatedGCN",
-    "LabelPropagation",
-    "NodeFormer",
-    "PDETransformer",
-    "SFiFormer",
-    "SGFormer",
-    "full_graph_inference",
-    "released_state_dict",
-]
+    "GPS", "CertifiedDIFFormer", "DFiFormer", "DIFFormer", "DiffusionGNN", "GatedGCN", "LabelPropagation", "NodeFormer",
+    "PDETransformer", "SFiFormer", "SGFormer", "full_graph_inference", "released_state_dict",
+]  # fmt: skip

@@ -36,8 +36,7 @@ from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
 Task = Literal["node", "graph", "link"]
-#: A function that is called with the coupling of every layer.
-Collect = Callable[[Coupling], None]
+Collect = Callable[[Coupling], None]  # called with the coupling of every layer
 
 
 def discard(coupling: Coupling) -> None:
@@ -64,18 +63,14 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
 
 
 class FeatureEncoder(nn.Module):
-    """W x + b for floating-point features, or Σ_f T_f[x_f] for categories (atoms, bonds), one table per column.
+    """W x + b for features [N, channels], dense or sparse; or Σ_f T_f[x_f] for integers, one table per column.
 
-    ``channels`` is the number of floating-point features, -1 to infer it from the first call; or a list with the number
-    of categories of every column. ``name`` is the name of the input in messages.
-
-    x: [N, channels] floating point, dense or sparse; or [N, len(channels)], or [N] for one column, of integers.
+    ``channels`` is -1 to infer it from the first call, or a list with the number of categories of every column.
     """
 
     def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "x") -> None:
         super().__init__()
-        self.name = name
-        self.channels = feature_columns(channels, "channels")
+        self.name, self.channels = name, feature_columns(channels, "channels")
         self.sizes = None if isinstance(channels, int) else tuple(channels)
         check_counts(out_channels=out_channels)
         self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
@@ -105,9 +100,8 @@ class FeatureEncoder(nn.Module):
             for column, size in enumerate(self.sizes or ()):
                 low, high = (int(end) for end in columns[:, column].aminmax())
                 if low < 0 or high >= size:
-                    raise ValueError(
-                        f"column {column} of {name} must lie in 0..{size - 1}, as its table does; got {low}..{high}."
-                    )
+                    wanted = f"must lie in 0..{size - 1}, as its table does; got {low}..{high}."
+                    raise ValueError(f"column {column} of {name} {wanted}")
         return columns.long()
 
     def extra_repr(self) -> str:
@@ -141,10 +135,7 @@ class GraphHead(NodeHead):
 
 
 class LinkHead(NodeHead):
-    """Scores of listed pairs [L]: ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels, the same in both directions.
-
-    Scaled as in attention, so that initial scores are small and a binary cross-entropy starts near log 2.
-    """
+    """Scores of pairs [L]: ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels, so that a binary cross-entropy starts near log 2."""
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         if pairs is None:
@@ -198,11 +189,7 @@ class EdgeMask(MessagePassing):
 
 
 def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
-    """Return ``out`` with a dependence on every parameter, so that unused parameters have zero gradients.
-
-    DistributedDataParallel waits for the gradient of every parameter, but an input without edges leaves parameters
-    unused, and so does the edge state after the last block.
-    """
+    """Return ``out`` with a dependence on every parameter, since DistributedDataParallel waits for all gradients."""
     together = distributed.is_available() and distributed.is_initialized()
     if not (together and torch.is_grad_enabled() and out.requires_grad):
         return out
@@ -221,17 +208,13 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         dropout: dropout rate.
         layer_norm: LayerNorm after the input layer and after every layer.
         task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
-            ``"link"``: it reads nodes, and the score of a pair is the inner product of its two embeddings, divided by
-            √out_channels.
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
-        x: [N, in_channels], dense, or sparse (CSR, CSC or COO) for models that begin with a linear map of the features
-        alone; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, edge_dim], in models that read features of
-        edges; edge_label_index: [2, L], the pairs to score with ``"link"``;
+        x: [N, in_channels], dense, or sparse for models that begin with a linear map of the features alone; edges and
+        batch as in :class:`DiffusionConv`; edge_attr: [E, edge_dim], where features of edges are read;
+        edge_label_index: [2, L], the pairs to score with ``"link"``;
         output: raw logits [N, out_channels], for graphs [B, out_channels], and for links scores [L].
-
-    Raises:
-        TypeError, ValueError: an option or an input does not fit.
     """
 
     reads: tuple[str, ...] = ()
@@ -293,10 +276,7 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
-        """Return whether all layers descend one energy at this input; models that do override this (see `certify`).
-
-        By default the certificate is refused, with the parts that no energy covers and the certificates of the layers.
-        """
+        """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
         reason = f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
         layers = layer_certificates(self, x, edge_index, edge_weight, batch)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
@@ -308,12 +288,7 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
 
 
 class LayerStack(GraphModel):
-    """Base of models with an input layer, ``num_layers`` layers with a norm after each, and an output layer.
-
-    Args:
-        conv: function that builds a layer.
-        states: number of concatenated states that the output layer reads. For the others see :class:`GraphModel`.
-    """
+    """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states."""
 
     def __init__(
         self,
@@ -332,8 +307,7 @@ class LayerStack(GraphModel):
         check_counts(num_layers=num_layers)
         check_flags(layer_norm=layer_norm)
         check_probability(dropout, "dropout")
-        self.dropout = dropout
-        self.encoder = input_linear(in_channels, hidden_channels)
+        self.dropout, self.encoder = dropout, input_linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
@@ -344,8 +318,7 @@ def uncertified_parts(model: nn.Module) -> list[str]:
     """Return the parts of a model that violate Theorem T1, one of every kind, as phrases for a message."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        update = getattr(module, "update", None)
+        kind, update = type(module).__name__, getattr(module, "update", None)
         if "Norm" in kind:
             found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
         elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):

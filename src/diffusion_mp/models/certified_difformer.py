@@ -27,35 +27,26 @@ from diffusion_mp.updates import fixed_point
 class CertifiedDIFFormer(GraphModel):
     r"""H = MLP(X),  Z⁰ = Proj_C(H),  Z^(k+1) = :class:`CertifiedConv` (Z^k) with source H,  Ŷ = Z^K W_O + b_O.
 
-    All K steps share β, λ, μ and the projections, so they descend one energy F of attention, graph, source, activation
-    and normalisation: F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) for any parameters (Theorem T1 of docs/certified.md). :meth:`energy`
-    is F, :meth:`energies` evaluates it layer by layer, and `certify` checks the premises. Dropout acts in the encoder
-    of H, never between steps.
-
-    ``num_layers=None`` iterates to a stationary point of F. Gradients come from the implicit function theorem, so
-    memory does not depend on the number of steps (see `fixed_point`).
+    All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
+    F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. Dropout acts in the
+    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F (see `fixed_point`).
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
             ``penalty=None`` is the model without attention.
-        inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph;
-            ``graph`` may then be ``False``.
-        encoder_layers, encoder_channels: number of linear layers of the encoder of H, each followed by ReLU and
-            dropout, and the width between them, by default ``hidden_channels``.
-        centre: subtract from H its mean over the nodes of each graph: constants cost no energy of pairs or edges, so
-            with a large μ they outlast differences between nodes.
-        dropout: dropout rate of the encoder.
+        inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph.
+        encoder_layers, encoder_channels, dropout: number of linear layers of the encoder of H, each followed by ReLU
+            and dropout, the width between them, by default ``hidden_channels``, and the dropout rate.
+        centre: subtract from H its mean over the nodes of each graph, which a large μ would leave alone.
         task: ``"node"``, ``"graph"`` or ``"link"``.
 
     Raises:
-        TypeError, ValueError: an option or the input does not fit.
         ConvergenceError: with ``num_layers=None``, the iteration did not converge.
 
     Examples:
-        >>> model = CertifiedDIFFormer(4, 16, 3, num_layers=8)
-        >>> energies = model.energies(x, edge_index)  # before the first step and after each
+        >>> energies = CertifiedDIFFormer(4, 16, 3, num_layers=8).energies(x, edge_index)  # before and after each step
         >>> bool((energies.diff() <= 1e-5 * energies[0].abs()).all())
         True
     """
@@ -92,8 +83,7 @@ class CertifiedDIFFormer(GraphModel):
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
             layers += [input_linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
-        self.encoder = nn.Sequential(*layers)
-        self.mean = UniformDiffusivity() if centre else None
+        self.encoder, self.mean = nn.Sequential(*layers), UniformDiffusivity() if centre else None
         self.inputs = inputs
         self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
@@ -116,8 +106,7 @@ class CertifiedDIFFormer(GraphModel):
     ) -> Float[Tensor, " states"]:
         """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        energy = self.conv.energy(graph, source, beside)
-        states = self._states(source, beside, graph, discard)
+        energy, states = self.conv.energy(graph, source, beside), self._states(source, beside, graph, discard)
         return torch.stack([energy(self.conv.by_head(state)) for state in states])
 
     @torch.no_grad()
@@ -128,10 +117,9 @@ class CertifiedDIFFormer(GraphModel):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
-        """Return the certificate that no step raises F at these inputs, or the failing premise (`certify_step`).
+        """Return the certificate that no step raises F at these inputs (by default random), or the failing premise.
 
-        Only the initial state and its coupling are checked, since every step preserves the premises. Without x a random
-        input on a directed graph is used.
+        Only the initial state and its coupling are checked, since every step preserves the premises (`certify_step`).
         """
         if x is None:
             x, edge_index = random_input(self.in_channels, self.conv.mu.raw)
@@ -148,10 +136,8 @@ class CertifiedDIFFormer(GraphModel):
         return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
-        """Return H and the coupling of the features."""
         beside = None if self.inputs is None else self.inputs(x, graph)
-        # The half precision of autocast is too coarse for an energy.
-        source = self.encoder(x).to(self.conv.mu.raw.dtype)
+        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # half precision is too coarse for an energy
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, beside

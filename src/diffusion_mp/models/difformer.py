@@ -29,31 +29,24 @@ class DIFFormer(LayerStack):
 
     By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on the
     propagated values (docs/errata.md, D20). Beside a graph, the component that all nodes share grows by 1 + τ in every
-    step, by default to (1 + τ)^K = 4 in total: more steps solve the same diffusion more finely (D27). The published
-    form, τ = ½ and LayerNorm in every layer, is ``tau=0.5, layer_norm=True``.
+    step, by default to (1 + τ)^K = 4 in total (D27). The published form is ``tau=0.5, layer_norm=True``.
 
     Args:
-        in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.
+        in_channels, hidden_channels, out_channels, dropout, task: see :class:`GraphModel`.
         num_layers: K.
         tau: step size τ; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
         transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks).
-        source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). It prevents
-            over-smoothing only together with a ``leak`` κ (docs/errata.md, D22).
+        source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4); see D22 for a ``leak`` beside it.
         activation: σ′ after every layer, ``"relu"`` or ``None``.
-        layer_norm: normalise after the input layer (before its ReLU) and after every step (before σ′), as published.
-            With it no theorem covers the stack.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
+        layer_norm: normalise before every ReLU or σ′, as published; no theorem covers the stack then.
         dropout_on: ``"values"``, the propagated values and the input of the output layer; or ``"state"``, after the
-            input layer and every layer, as in the released code, where attention reads a state with dropout.
-        update: the update in place of the explicit step, copied for every layer. Two-step updates (`StateUpdate`) also
-            receive the state before the last layer.
-        options: further options of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …); learnable
-            ones are copied for every layer.
+            input layer and every layer, as in the released code.
+        update: the update in place of the explicit step, of one or two steps, copied for every layer.
+        options: further options of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …), also copied.
 
     Examples:
-        >>> model = DIFFormer(4, 16, 3, num_layers=2, kernel="simple")
-        >>> logits, couplings = model(x, edge_index, return_coupling=True)  # one coupling per layer
-        >>> logits.shape, couplings[0].to_dense().shape  # [heads, nodes, nodes]
+        >>> logits, couplings = DIFFormer(4, 16, 3, num_layers=2)(x, edge_index, return_coupling=True)
+        >>> logits.shape, couplings[0].to_dense().shape  # the first layer's, [heads, nodes, nodes]
         (torch.Size([6, 3]), torch.Size([1, 6, 6]))
     """
 
@@ -83,10 +76,8 @@ class DIFFormer(LayerStack):
         check_counts(num_layers=num_layers)
         check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if source and update is not None and not update.beta:
-            raise ValueError(
-                f"source=True adds a source, which {update!r} has not; give the update a beta, ExplicitEuler(tau, "
-                f"beta=1.0, leak=...) for instance."
-            )
+            way_out = "give the update a beta, ExplicitEuler(tau, beta=1.0, leak=...) for instance"
+            raise ValueError(f"source=True adds a source, which {update!r} has not; {way_out}.")
         if tau is None:
             tau = TAU if update is not None else min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
 

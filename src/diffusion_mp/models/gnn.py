@@ -22,30 +22,25 @@ from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, r
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
-#: Those with layers of one kind.
-LAYERED = ("mlp", "gcn", "gin", "gat")
+LAYERED = ("mlp", "gcn", "gin", "gat")  # those with layers of one kind
 
 
 class DiffusionGNN(GraphModel):
     r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
 
-    Norm, activation and dropout precede every layer with weights; dropout also acts on the features, and in GAT on the
-    values.
+    Norm, activation and dropout precede every layer with weights; dropout also acts on features and GAT's values.
 
     Args:
         in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.
-        num_layers: layers of the stack (MLP, GCN, GIN, GAT, GCNII), or propagation steps (SGC, APPNP).
-        conv: the kind of layer.
+        num_layers, conv: number and kind of the layers, for SGC and APPNP of the propagation steps.
         heads: of the hidden layers of GAT; its last layer has one.
-        alpha: teleport probability of APPNP and GCNII.
-        theta: θ of GCNII.
+        alpha, theta: teleport probability of APPNP and GCNII, and θ of GCNII.
         norm: of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
         act: the activation, the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
-        jk: how the states after every layer of an MLP, GCN, GIN or GAT are combined for a last linear map (Xu et al.
-            2018): ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``; ``None``: the last layer gives the output.
+        jk: ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``: a linear map reads the states of these layers so combined
+            (Xu et al. 2018); ``None``: the last layer gives the output.
         edge_dim: channels of ``edge_attr`` [E, edge_dim], which the attention of GAT reads.
-        task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads the activation of a last layer of
-            ``hidden_channels``.
+        task: ``"node"``, ``"graph"`` or ``"link"``; a head reads the activation of a last layer of ``hidden_channels``.
 
     Examples:
         >>> DiffusionGNN(4, 16, 3, conv="appnp", num_layers=10)(x, edge_index).shape
@@ -132,8 +127,7 @@ class DiffusionGNN(GraphModel):
         initial, states = None, []
         features = {} if edge_attr is None else {"edge_attr": edge_attr}
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
-            has_weights = any(True for _ in conv.parameters())
-            has_source = conv.update.beta != 0
+            has_weights, has_source = any(True for _ in conv.parameters()), conv.update.beta != 0
             x = self._activated(x, k - 1) if has_weights and k else x
             # The initial embedding of Eq. 10 is the input of the first layer that has a source.
             initial = x if has_source and initial is None else initial
@@ -150,13 +144,7 @@ class DiffusionGNN(GraphModel):
 
 
 class ResidualGCN(nn.Module):
-    r"""h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, with dropout after every ReLU.
-
-    This is the GNN beside the attention in PyG's SGFormer and in the code released for large graphs.
-
-    ``num_layers`` counts the layers after the first one.
-    x: [N, in_channels], dense or sparse; output: [N, hidden_channels].
-    """
+    r"""The GNN of PyG's SGFormer, h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, dropout after ReLU."""
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
         super().__init__()

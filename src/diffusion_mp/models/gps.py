@@ -11,15 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_flags,
-    check_kind,
-    check_probability,
-    describe,
-)
+from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_kind, check_probability, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
@@ -32,22 +24,17 @@ Encodings = Tensor | tuple[Tensor, ...]
 class BlockStack(GraphModel):
     r"""Base of models with states of nodes and edges: x⁰ = [W x ‖ PE], e⁰ = W_e e, (x, e) ← block(x, e, A), head(x).
 
-    The encodings of `AddLaplacianPE` are passed as ``pe=(data.laplacian_eigenvectors, data.laplacian_eigenvalues,
-    data.laplacian_mask)``.
-
     Args:
-        in_channels: of floating-point features, -1 to infer them from the first call; for integer features a list
-            with the number of categories of every column.
+        in_channels: of floating-point features, or a list with the number of categories of every integer column.
         hidden_channels, out_channels, task: see :class:`GraphModel`.
-        num_layers, block: number of blocks, and function that builds one, a module called as ``block(x, graph,
-            edge_attr=..., return_coupling=True)`` such as :class:`GPSBlock`.
+        num_layers, block: number of blocks, and function that builds one, such as :class:`GPSBlock`.
         edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
-        pe_channels: channels of the positional encoding, a part of ``hidden_channels``; 0: none.
-        pe_encoder: module that computes the encoding from ``pe``; :class:`LaplacianEncoder` by default.
+        pe_channels, pe_encoder: channels of the positional encoding, a part of ``hidden_channels`` (0: none), and the
+            module that computes it from ``pe``, :class:`LaplacianEncoder` by default.
 
     Shapes:
-        as of :class:`GraphModel`; x: [N, columns] of integers for categories; edge_attr: [E, edge_dim] in the order of
-        ``edge_index``; pe: a tensor or a tuple of tensors, a row per node.
+        as of :class:`GraphModel`; edge_attr in the order of ``edge_index``; pe: a tensor or a tuple of them, a row per
+        node: (``laplacian_eigenvectors``, ``laplacian_eigenvalues``, ``laplacian_mask``) of `AddLaplacianPE`.
     """
 
     reads = ("edge_attr", "pe")
@@ -78,8 +65,7 @@ class BlockStack(GraphModel):
             raise ValueError(f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}.")
         if pe_encoder is not None and not pe_channels:
             raise ValueError("pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0.")
-        self.pe_channels = pe_channels
-        self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
+        self.pe_channels, self.encoder = pe_channels, FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.pe_encoder = (pe_encoder or LaplacianEncoder(pe_channels)) if pe_channels else None
         self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_attr")
         self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
@@ -124,7 +110,6 @@ class BlockStack(GraphModel):
         return x
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
-        """Return the states concatenated with the positional encoding."""
         if (self.pe_encoder is None) != (pe is None):
             came = f"got {'none' if pe is None else 'one'} with pe_channels={self.pe_channels}"
             raise ValueError(f"pe must be passed to a model with pe_channels, and only to one; {came}.")
@@ -132,9 +117,8 @@ class BlockStack(GraphModel):
             return x
         for part in pe if isinstance(pe, tuple) and pe else (pe,):
             if not isinstance(part, Tensor) or not (part.is_floating_point() or part.dtype == torch.bool):
-                raise TypeError(
-                    f"pe must be floating-point tensors, and masks of bool, with a row per node; got {describe(part)}."
-                )
+                wanted = "floating-point tensors, and masks of bool, with a row per node"
+                raise TypeError(f"pe must be {wanted}; got {describe(part)}.")
             if part.shape[:1] != x.shape[:1] or part.device != x.device:
                 raise ValueError(f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}.")
         try:
@@ -165,10 +149,9 @@ class GatedGCN(BlockStack):
     """A stack of :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023): message passing alone.
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
+        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`BlockStack`.
         norm, dropout: of every layer.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
 
     Examples:
         >>> GatedGCN(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -202,14 +185,12 @@ class GPS(BlockStack):
         heads, lam, adjacency: H, λ* and the term Ã of the attention.
         attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
         local: message passing by GatedGCN; ``False``: attention alone.
-        norm, dropout: of the blocks.
-        attention_dropout: dropout rate of the values of the attention.
+        norm, dropout, attention_dropout: of the blocks, and dropout rate of the values of the attention.
         task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
 
     Examples:
-        >>> model = GPS(4, 16, 3, num_layers=2)
-        >>> model(x, edge_index).shape
+        >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape
         torch.Size([6, 3])
     """
 
@@ -231,7 +212,7 @@ class GPS(BlockStack):
         **options: Any,
     ) -> None:
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
-        check_flags(local=local)
+        check_kind(local, "local", bool, "True or False")
         check_probability(attention_dropout, "attention_dropout")
         check_counts(hidden_channels=hidden_channels, heads=heads)
         if hidden_channels % heads and "head_channels" not in (attention or {}):
@@ -252,10 +233,9 @@ class DFiFormer(GPS):
     """DFi-Former: :class:`SFiFormer` without friction, softmax attention beside the adjacency (SFi-Former, § 4.2).
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
+        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`, without ``lam``.
         adjacency: the term Ã.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further options of :class:`GPS` except ``lam`` (``heads``, ``edge_dim``, ``pe_channels``, …).
 
     Examples:
         >>> DFiFormer(4, 16, 3, num_layers=2, task="graph")(x, edge_index).shape  # one row for the one graph
@@ -281,12 +261,9 @@ class SFiFormer(GPS):
     r"""SFi-Former (Section 4): GatedGCN beside sparse-flow attention with the adjacency (Eq. 11), in GraphGPS's frame.
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
-        lam: λ*.
-        adjacency: the term Ã (Table 3 compares).
+        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`; α goes into ``attention``.
+        lam, adjacency: λ* and the term Ã (Table 3 compares).
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further options of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …); α, frictions and γ in
-            ``attention={"alpha": ...}``.
 
     Examples:
         >>> SFiFormer(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -311,23 +288,14 @@ class SFiFormer(GPS):
     def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:
         """Return an SFi-Former+ with the parameters of a trained DFi-Former, which is not modified (Section 4.2).
 
-        The projections of the frictions, which DFi-Former lacks, are drawn at random.
-
-        Args:
-            dfi: the trained model.
-            lam: λ*, positive.
-            attention: options that override those of ``dfi`` (``alpha``, ``friction``).
-
-        Raises:
-            TypeError, ValueError: not a :class:`DFiFormer`, or options that its parameters do not fit.
+        The projections of the frictions, which DFi-Former lacks, are drawn at random. ``lam`` is λ* > 0, and options in
+        ``attention`` override those of ``dfi`` (``alpha``, ``friction``).
         """
-        if not isinstance(dfi, DFiFormer):
-            raise TypeError(f"dfi must be a DFiFormer; got {describe(dfi)}.")
+        check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
-        model = cls(*sizes, lam=lam, **options)
-        like = next(dfi.parameters())
+        model, like = cls(*sizes, lam=lam, **options), next(dfi.parameters())
         model.to(like.device, like.dtype)
         missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)
         left = [name for name in missing if ".friction." not in name] + unexpected

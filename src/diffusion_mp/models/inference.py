@@ -22,8 +22,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.models.base import Edges
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
-# Modules that act on every row separately.
-ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)
+ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)  # modules that act on every row separately
 
 
 def full_graph_inference(
@@ -38,23 +37,15 @@ def full_graph_inference(
 ) -> Tensor:
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
-    The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count), whose size does
-    not depend on N. One pass over blocks of rows accumulates them and another reads them, so the result equals that of
-    a forward pass up to rounding. Queries, keys and intermediate values exist for one block. A few states [N, channels]
-    and the graph stay on the device of ``x``, where sparse products are computed. ``x`` may be memory-mapped.
-
-    A copy of the model runs; the model itself is not modified. A diffusivity whose coupling has no such sums (pairwise
-    scores, sequences, the Frobenius norm) runs on all rows on the device of ``x``.
+    The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count). One pass over
+    blocks of rows accumulates them and another reads them, so the result is that of a forward pass up to rounding. A
+    few states [N, channels] and the graph stay on the device of ``x``, where sparse products are computed, and so do
+    diffusivities without such sums (pairwise scores, sequences, the Frobenius norm). ``x`` may be memory-mapped.
 
     Args:
-        model: any model of this library, or one made of its layers, called as ``model(x, graph)``.
+        model: any model of this library, or one made of its layers, called as ``model(x, graph)``; a copy runs.
         x, edge_index, edge_weight: one graph, as the model takes it.
-        block_size: number of rows that are on the device at a time.
-        device: device that computes blocks; by default that of ``x``.
-        progress: show a progress bar.
-
-    Raises:
-        TypeError, ValueError: the input does not fit the model, or is a batch of several graphs.
+        block_size, device, progress: rows computed at a time, and where (by default as ``x``); show a progress bar.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3).eval()
@@ -110,7 +101,6 @@ class Blocks:
         return rows
 
     def call(self, function: Callable[..., Any], rows: slice, *tensors: Tensor) -> Any:
-        """Return the function of these rows, computed on the device."""
         result = function(*(t[rows].to(self.device) for t in tensors))
         self.bar.update()
         return result
@@ -126,7 +116,6 @@ class Blocks:
         return out
 
     def each(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return the concatenated results of the function for every block of x."""
         self.announced(x.size(0))
         return self.joined(lambda rows: self.call(function, rows, x), x)
 
@@ -185,7 +174,6 @@ class PartialCoupling(Coupling):
     no_transpose = ""
 
     def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
-
         def promise(name: str) -> Promise:
             return lambda: getattr(like, name)
 

@@ -25,32 +25,27 @@ from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.models.base import Edges
 from diffusion_mp.updates import teleport, teleport_limit
 
-# Classes beyond one per node: a larger label is an error, and would cost memory.
-MANY_CLASSES = 1 << 16
+MANY_CLASSES = 1 << 16  # beyond one per node: a larger label is an error, and would cost memory
 
 
 class LabelPropagation(KnowsPyGNames, nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
-    Edge weights, the third argument of a call, are normalised by degrees. In PyG's class the third argument is the
-    mask, and weights are not normalised; for that pass ``AdjacencyDiffusivity("sum")``.
-
-    ``num_layers=None`` gives the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et al. 2004, Eq. 4), for a
-    symmetric S, or a symmetric Ω divided by its row sums. With ``SymmetricDiffusivity(..., diagonal=False)`` this is
-    scikit-learn's ``LabelSpreading`` up to its final division of rows by their sums.
+    Edge weights, the third argument of a call (in PyG the mask), are normalised by degrees.
 
     Args:
-        num_layers: number of steps, or ``None`` for the limit.
+        num_layers: number of steps, or ``None`` for the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et
+            al. 2004, Eq. 4), for a symmetric S, or a symmetric Ω divided by its row sums.
         alpha: α in (0, 1], below 1 for the limit.
-        diffusivity: of S, with one head, which reads ``features``, not labels; by default D^-½AD^-½.
+        diffusivity: of S, with one head; by default D^-½AD^-½. ``SymmetricDiffusivity(..., diagonal=False)`` gives
+            scikit-learn's ``LabelSpreading``, but for its final division of rows.
 
     Shapes:
-        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], if
-        and only if the diffusivity reads nodes; output: [N, K].
+        y: class labels [N] or soft labels [N, K]; mask: [N], the nodes with known labels; features: [N, F], if and only
+        if the diffusivity reads nodes; output: [N, K].
 
     Examples:
-        >>> y, known = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, False, False, True, False, False])
-        >>> LabelPropagation(num_layers=None, alpha=0.5)(y, edge_index, mask=known).shape  # a column per class
+        >>> LabelPropagation(num_layers=None, alpha=0.5)(torch.tensor([0, 0, 0, 1, 1, 1]), edge_index).shape
         torch.Size([6, 2])
     """
 

@@ -20,33 +20,25 @@ class NodeFormer(LayerStack):
 
     Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(s NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
 
-    The forward pass returns logits. In training with a graph every layer also stores λ/L times its edge loss, and the
-    objective of the slides, L_s + λ L_e, is
-
-    ```python
-    loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
-    ```
+    In training with a graph every layer also stores λ/L times its edge loss; the objective of the slides, L_s + λ L_e,
+    is ``cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)``.
 
     The model of the slides has ``jump="cat"``, the layers of :class:`NodeFormerConv`, s = 1 (docs/errata.md,
     N12), and ``edge_regularization=1.0, relative_edge_loss=False``, an edge loss that dominates that of the task (N11).
 
     Args:
-        in_channels, hidden_channels, out_channels, layer_norm: see :class:`GraphModel`; every head has the width of
-            the state.
+        in_channels, hidden_channels, out_channels, layer_norm, task: see :class:`GraphModel`.
         num_layers: L.
         edge_regularization: λ, the weight of the edge loss.
-        residual: add the input state of a layer to its output.
-        step: s, the weight of the output in that sum; by default min(1, 2/L).
+        residual, step: add the input state of a layer to s times its output; s is min(1, 2/L) by default.
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
         jump: input of the output layer: the last state (``None``), all states (``"cat"``) or their ``"max"``.
         dropout: dropout rate after the input layer and on the output of every layer.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further options of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
 
     Examples:
         >>> model = NodeFormer(4, 16, 3, heads=2)
-        >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
-        >>> loss.backward()
+        >>> (model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)).backward()
     """
 
     def __init__(

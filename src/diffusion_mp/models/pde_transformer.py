@@ -13,15 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_mask,
-    check_probability,
-    describe,
-)
+from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, check_probability, describe
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
@@ -46,29 +38,23 @@ class PDETransformer(nn.Module):
     r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
-    positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there.
-
-    P2 and P3 are the same function, since the MLP of a pre-norm block comes last. P7 differs from them only by the
-    nonlinearity of the MLP. P4 smooths the input of the two LayerNorms of a block, not the residual state nor the input
-    of the final LayerNorm. P6 smooths along the heads of one token, not along the sequence.
+    positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there. P2 and P3 are the same
+    function. P6 smooths along the heads of one token, not along the sequence.
 
     Args:
         in_channels: of floating-point sequences; for sequences of tokens, a list with the size of the vocabulary.
         hidden_channels, out_channels, num_layers, heads: C of the state, number of logits, of blocks and of heads.
         max_length: number of learned positions.
-        placement: ``"P1"`` … ``"P7"`` of Table 1, or ``None``, the plain encoder.
-        diffusion: options of :class:`PDEDiffusion1d` (``strides``, ``alpha``, ``budget``, ``norm``, …).
+        placement, diffusion: ``"P1"`` … ``"P7"`` of Table 1, with options of :class:`PDEDiffusion1d`; or ``None``.
         mlp_channels: hidden channels of the MLP of a block; 4C by default.
         pooling: a sequence is represented by the ``"mean"`` of its tokens, the ``"first"`` or the ``"last"``.
-        task: ``"classify"``: sequences; ``"retrieve"``: pairs of sequences, by two towers with shared weights and an
-            MLP on [u, v, u ∘ v, u − v] (Tay et al. 2021).
+        task: ``"classify"``: sequences; ``"retrieve"``: pairs, by an MLP on [u, v, u ∘ v, u − v] (Tay et al. 2021).
         causal: no position reads a later one. Diffusion along the sequence then has ``boundary="causal"``.
         dropout: dropout rate of the blocks, see :class:`TransformerBlock`, and after the embedding.
 
     Shapes:
-        x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true for tokens, ``None`` without
-        padding; other, other_mask: the second sequences, of any length; output: raw logits [B, out_channels], which do
-        not depend on the place or content of padding, since positions count tokens.
+        x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true for tokens; other, other_mask: the
+        second sequences; output: raw logits [B, out_channels], whatever the place or content of padding.
 
     Examples:
         >>> model = PDETransformer(4, 16, 2, num_layers=1, heads=2, max_length=10, placement="P2")
@@ -101,7 +87,7 @@ class PDETransformer(nn.Module):
         feature_columns(in_channels, "in_channels")
         sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
         check_counts(**sizes, num_layers=num_layers, max_length=max_length)
-        check_flags(causal=causal)
+        check_kind(causal, "causal", bool, "True or False")
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", get_args(Pooling))
@@ -109,8 +95,7 @@ class PDETransformer(nn.Module):
         check_probability(dropout, "dropout")
         if placement is None and diffusion is not None:
             raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
-        chosen = None if placement is None else SITES[placement]
-        options = dict(diffusion or {})
+        chosen, options = None if placement is None else SITES[placement], dict(diffusion or {})
         if causal and chosen != "heads" and options.setdefault("boundary", "causal") != "causal":
             came = options["boundary"]
             raise ValueError(f"boundary must be 'causal' in a causal model, or positions see later ones; got {came!r}.")
@@ -124,9 +109,8 @@ class PDETransformer(nn.Module):
         self.after_embedding = place("embedding", hidden_channels)
         wide = 4 * hidden_channels
         block: dict[str, Any] = {"mlp_channels": wide if mlp_channels is None else mlp_channels, "place": place}
-        self.blocks = nn.ModuleList(
-            TransformerBlock(hidden_channels, heads, causal=causal, dropout=dropout, **block) for _ in range(num_layers)
-        )
+        block |= {"causal": causal, "dropout": dropout}
+        self.blocks = nn.ModuleList(TransformerBlock(hidden_channels, heads, **block) for _ in range(num_layers))
         self.norm = nn.LayerNorm(hidden_channels)
         read = hidden_channels if task == "classify" else wide
         self.head = nn.Sequential(nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels))
@@ -164,10 +148,7 @@ class PDETransformer(nn.Module):
         return self._pooled(self.norm(state), tokens)
 
     def _pooled(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]) -> Float[Tensor, "B C"]:
-        """Return the mean, the first or the last token of every sequence, zero for a sequence without tokens.
-
-        The first token is the [CLS] of many tokenisers; the last one has seen all others in a causal model.
-        """
+        """Return the mean, the first or the last token of every sequence, zero for a sequence without tokens."""
         if self.pooling == "first":
             mask = mask & (mask.cumsum(1) == 1)
         elif self.pooling == "last":
@@ -197,9 +178,8 @@ class PDETransformer(nn.Module):
             raise ValueError(f"{name} must be {wanted}, as in_channels says; got {describe(x)}.")
         check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         if x.size(1) > limit:
-            raise ValueError(
-                f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it or raise it."
-            )
+            came = f"got {describe(x)}. Cut it or raise it."
+            raise ValueError(f"{name} must not be longer than max_length={limit}; {came}")
 
     def _start_positions(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""

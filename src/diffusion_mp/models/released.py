@@ -15,13 +15,9 @@ from diffusion_mp.models.sgformer import SGFormer
 
 #: From names within a layer of this library to the released ones.
 LAYER: tuple[Rule, ...] = (
-    (r"\bdiffusivity\.(attention\.)?", ""),
-    (r"\bquery\b", "Wq"),
-    (r"\bkey\b", "Wk"),
-    (r"\bvalue\b", "Wv"),
-    (r"\bmix\b", "Wo"),
-    (r"\bgraph_term\.bias\b", "b"),
-)
+    (r"\bdiffusivity\.(attention\.)?", ""), (r"\bgraph_term\.bias\b", "b"),
+    (r"\bquery\b", "Wq"), (r"\bkey\b", "Wk"), (r"\bvalue\b", "Wv"), (r"\bmix\b", "Wo"),
+)  # fmt: skip
 STACK: tuple[Rule, ...] = ((r"^encoder\b", "fcs.0"), (r"^decoder\b", "fcs.1"), (r"^norms\b", "bns"))
 NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
     DIFFormer: (*LAYER, *STACK),
@@ -65,27 +61,15 @@ DRAWN = re.compile(r"\b(directions|noise_state)$")
 def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state dict for ``model`` from one of released DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
 
-    ```python
-    released = torch.load("model.pkl", weights_only=True)
-    model.load_state_dict(released_state_dict(model, released))
-    ```
-
+    ``released`` is ``torch.load(path, weights_only=True)``.
     Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed to the model: docs/released.md
     lists them. The random features of NodeFormer, which the released code does not save, keep the values of ``model``.
-
-    Args:
-        model: a :class:`DIFFormer`, :class:`NodeFormer` or :class:`SGFormer`.
-        released: the released state dict.
-
-    Raises:
-        TypeError: another model, or no dictionary of tensors.
-        ValueError: a tensor of an unknown name or another shape, or one that is missing on either side.
 
     Examples:
         >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer
         >>> theirs = PyGSGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1)
-        >>> options = {"gnn": "residual", "beta": 0.5, "normalize": "row", "projection": "separate"}
-        >>> model = SGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1, **options)
+        >>> options = {"gnn": "residual", "normalize": "row", "projection": "separate", "gnn_num_layers": 1}
+        >>> model = SGFormer(4, 8, 3, beta=0.5, **options)
         >>> model.load_state_dict(released_state_dict(model, theirs.state_dict()))
         <All keys matched successfully>
     """
@@ -107,10 +91,8 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
             raise ValueError(f"released has {came[name]!r}, {_no_place(kind, name)}")
     for name, place in places.items():
         if name not in came:
-            raise ValueError(
-                f"{kind.__name__} has {place!r}, which is {name!r} in the released code, and released lacks it. "
-                f"Build the model without {_option(name) or 'it'}."
-            )
+            lacks = f"{kind.__name__} has {place!r}, which is {name!r} in the released code, and released lacks it"
+            raise ValueError(f"{lacks}. Build the model without {_option(name) or 'it'}.")
     for name, place in places.items():
         if own[place].shape != released[came[name]].shape:
             raise ValueError(

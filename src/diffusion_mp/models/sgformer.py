@@ -23,9 +23,7 @@ class SGFormer(GraphModel):
     Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
     Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
 
-    Without observed edges Z_O = Z. Dropout acts on propagated values and on Z_O, not on the input of the attention.
-    With ``trans_num_layers > 1`` further attentions with norms follow, which read Z instead of Z⁽⁰⁾.
-    docs/released.md lists the options that give PyG's class of this name and the released code.
+    Without observed edges Z_O = Z. docs/released.md lists the options of PyG's class and of the released code.
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
@@ -34,16 +32,13 @@ class SGFormer(GraphModel):
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as in the slides; ``False``: X through its own encoder, as in the released code.
         layer_norm: normalise in the encoders and after the attention.
-        dropout: dropout rate of the values of the attention and of Z_O.
-        gnn_dropout: dropout rate inside GN; by default ``dropout``.
+        dropout, gnn_dropout: dropout rates of the values of the attention and of Z_O, and inside GN (``dropout``).
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        trans_num_layers: number of attention layers.
+        trans_num_layers: number of attention layers with norms; further ones read Z instead of Z⁽⁰⁾.
         activation: after the norm of every attention layer, ``"relu"`` or ``None``.
-        dropout_on: ``"values"``, see above; or ``"state"``, after the encoder and every attention layer but not on
-            Z_O, as in PyG, where attention reads a state with dropout.
+        dropout_on: ``"values"``; or ``"state"``, after the encoder and every attention layer, not on Z_O, as in PyG.
         aggregate: ``"add"``, the sum above, or ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
-        trans_num_heads, trans_dropout, gnn_num_layers, graph_weight: PyG's names of ``heads``, ``dropout``,
-            ``num_gnn_layers`` and ``alpha``; they take precedence.
+        trans_num_heads, trans_dropout, gnn_num_layers, graph_weight: PyG's names, which take precedence.
         options: further options of the attention, see :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
 
     Examples:
@@ -113,8 +108,7 @@ class SGFormer(GraphModel):
         def attention() -> nn.ModuleList:
             return nn.ModuleList([SGFormerConv(hidden_channels, hidden_channels, **options), norm()])
 
-        self.encoder = encoder()
-        self.gnn_encoder = None if shared_encoder or gnn == "residual" else encoder()
+        self.encoder, self.gnn_encoder = encoder(), None if shared_encoder or gnn == "residual" else encoder()
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = hidden_channels, num_gnn_layers
@@ -127,8 +121,7 @@ class SGFormer(GraphModel):
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
-        on_state = self.training and self.dropout_on == "state"
-        initial = self.encoder(x)
+        on_state, initial = self.training and self.dropout_on == "state", self.encoder(x)
         z = dropout(initial, self.dropout, on_state)
         for conv, norm in [(self.conv, self.norm), *self.further]:
             z = norm(run_layer(collect, conv, z, graph))

@@ -24,17 +24,13 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
     """A diffusivity; its response is the product of its coupling with values that determine the matrix."""
 
     def __call__(self, module: Diffusivity, instance: Instance) -> Coupling:
-        """Return S at the state of the instance."""
         return cast(Coupling, module(instance.x, self.graph(instance)))
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:
         return self(module, instance) @ self.values(instance.x)
 
     def values(self, x: Tensor) -> Tensor:
-        """Return values [N, 1, 8], a function of each row; for at most eight nodes S @ v determines S.
-
-        They lie in [1, 2], so that nothing cancels in half precision.
-        """
+        """Return values [N, 1, 8] in [1, 2], functions of each row; for at most eight nodes S @ v determines S."""
         directions = torch.randn(x.shape[1], 8, generator=self.generator(), dtype=torch.float64)
         return (1.5 + 0.5 * torch.sin(x.double() @ directions)).to(x.dtype).unsqueeze(1)
 
@@ -61,17 +57,15 @@ def check_diffusivity(
 ) -> None:
     """Check a diffusivity and its couplings on small directed, weighted graphs with states in the unit ball.
 
+    An ``AssertionError`` has a sentence for every broken law.
+
     Args:
         diffusivity: an instance, which is copied, or a class or function that builds one.
         channels: C of the states; by default its attribute ``channels``, or 6.
         edges: whether graphs have observed edges; by default ``needs_graph``.
         level: ``"strict"`` for all laws, ``"core"`` without second derivatives, half precision, autocast and the like.
-        skip: law name → the reason why it does not apply.
+        skip, seed: law name → the reason why it does not apply; seed of states, graphs and parameters.
         compile: also capture one full graph with `torch.compile`, which takes seconds.
-        seed: seed of states, graphs and parameters.
-
-    Raises:
-        AssertionError: with one sentence per broken law: class, law, got, expected.
 
     Examples:
         >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # raises nothing
@@ -79,8 +73,7 @@ def check_diffusivity(
     build, fresh, sample = builder(diffusivity, "diffusivity", Diffusivity, seed)
     known = getattr(sample, "channels", None)
     width = channels or (known if isinstance(known, int) else 6)
-    edges = bool(sample.needs_graph) if edges is None else edges
-    case = DiffusivityCase(build, fresh, width, edges, compile, seed)
+    case = DiffusivityCase(build, fresh, width, bool(sample.needs_graph) if edges is None else edges, compile, seed)
     run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, level=level)
 
 
@@ -112,8 +105,7 @@ def _dependence(case: DiffusivityCase) -> None:
     module, instance = case.module().eval(), case.instance()
     declared, x = module.depends_on, instance.x
     expect(declared in get_args(Dependence), f"depends_on is {declared!r}, expected one of {get_args(Dependence)}")
-    coupling = case(module, instance)
-    changed = replace(instance, x=torch.cat([-x[:1], x[1:]]))
+    coupling, changed = case(module, instance), replace(instance, x=torch.cat([-x[:1], x[1:]]))
     if declared == "parts":
         parts = [part for part in module.modules() if isinstance(part, Diffusivity) and part is not module]
         expect(bool(parts), "depends_on is 'parts', but no part is a Diffusivity")
@@ -126,8 +118,7 @@ def _dependence(case: DiffusivityCase) -> None:
         got, expected = (c.to_dense()[:, 1:][:, apart] for c in (case(module, changed), coupling))
         expect_close(got, expected, "rearranged", "S of another state, in the rows that node 0 sends nothing to")
     elif declared == "rows":
-        some = 3
-        values = x[:, :1].unsqueeze(2)
+        some, values = 3, x[:, :1].unsqueeze(2)
         if isinstance(coupling, PooledCoupling):  # it merges couplings of some rows itself
             centre: list[Tensor] = []
             pieces = [(x[rows], values[rows]) for rows in (slice(some), slice(some, None))]
@@ -195,8 +186,8 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
     module, instance = case.module(), case.instance()
-    expected = case(module, instance).to_dense()
-    expect_close(case(module.train(), instance).to_dense(), expected, "rearranged", "S in training mode")
+    evaluated = case(module, instance).to_dense()
+    expect_close(case(module.train(), instance).to_dense(), evaluated, "rearranged", "S in training mode")
 
 
 @strict

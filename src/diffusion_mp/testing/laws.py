@@ -34,23 +34,17 @@ def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, To
 
 
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
-    # a coupling against its dense matrix
-    "product": _row(Tolerance(1e-10, 1e-10)),
+    "product": _row(Tolerance(1e-10, 1e-10)),  # a coupling against its dense matrix
     "degree": _row(Tolerance(1e-10, 1e-10)),
     "entries": _row(Tolerance(1e-12, 1e-12)),
     "dirichlet": _row(Tolerance(1e-9, 1e-9), Tolerance(1e-3, 1e-4)),
     "gradient": _row(Tolerance(1e-8, 1e-9), Tolerance(1e-3, 1e-4)),
-    # the same result for permuted, batched or doubled inputs
-    "rearranged": _row(Tolerance(1e-10, 1e-11)),
-    # a layer or an update against its formula or another library
-    "layer": _row(Tolerance(1e-9, 1e-10)),
-    "parity": _row(Tolerance(1e-10, 1e-10)),
-    # iterative solvers and matrix functions against dense linear algebra
-    "solve": _row(Tolerance(1e-8, 1e-8)),
-    # an energy may rise by rounding only
-    "energy": _row(Tolerance(1e-10, 1e-12)),
-    # float32 modules under autocast
-    "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),
+    "rearranged": _row(Tolerance(1e-10, 1e-11)),  # the same result for permuted, batched or doubled inputs
+    "layer": _row(Tolerance(1e-9, 1e-10)),  # a layer or an update against its formula
+    "parity": _row(Tolerance(1e-10, 1e-10)),  # or against another library
+    "solve": _row(Tolerance(1e-8, 1e-8)),  # iterative solvers and matrix functions against dense linear algebra
+    "energy": _row(Tolerance(1e-10, 1e-12)),  # may rise by rounding only
+    "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),  # float32 modules
 }
 """By operation and dtype; see :func:`tolerance`.
 
@@ -62,9 +56,6 @@ Examples:
 
 def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
     """Return the tolerance of an operation at a dtype.
-
-    Raises:
-        KeyError: the table has no such operation or dtype.
 
     Examples:
         >>> tolerance("product", torch.float64).rtol < 1e-8
@@ -109,8 +100,7 @@ def expect_equal(got: object, expected: object, what: str) -> None:
 
 def expect_flags(subject: object, *names: str) -> None:
     """Raise `LawBroken` unless every named attribute is True or False."""
-    for name in names:
-        value = getattr(subject, name)
+    for name, value in ((name, getattr(subject, name)) for name in names):
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
 
 
@@ -157,13 +147,9 @@ def run_laws(
     *,
     level: Level = "strict",
 ) -> None:
-    """Call every law with the case and raise one `AssertionError` that names the subject and each broken law.
-
-    ``skip`` maps names (see `law_name`) to reasons, or is ``None`` if the caller cannot skip laws.
-    """
+    """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
-    left_out = dict(skip or {})
-    names = {law_name(law): law for law in laws}
+    left_out, names = dict(skip or {}), {law_name(law): law for law in laws}
     unknown = sorted(set(left_out) - set(names))
     if unknown:
         raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")

@@ -34,7 +34,6 @@ class LayerCase(ModuleCase[nn.Module]):
         return cast(Tensor, self.call(module, instance))
 
     def call(self, module: nn.Module, at: Instance, **options: Any) -> Any:
-        """Call the layer by PyG's convention."""
         return module(at.x, at.edge_index, at.edge_weight, at.batch, **self.extra(at.x), **options)
 
     def step(self, module: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -66,9 +65,6 @@ def check_layer(
         extra: further keyword arguments as a function of the state, such as ``lambda x: {"source": x}``.
         level, skip, compile, seed: see :func:`check_diffusivity`.
 
-    Raises:
-        AssertionError: with one sentence per broken law: class, law, got, expected.
-
     Examples:
         >>> check_layer(lambda: GCNConv(4, 3), in_channels=4)
     """
@@ -96,8 +92,7 @@ def _unit_weights(case: LayerCase) -> None:
         return
     module, part = case.module(), case.instance()
     assert part.edge_index is not None
-    ones = torch.ones(part.edge_index.shape[1], dtype=part.x.dtype)
-    extra = case.extra(part.x)
+    ones, extra = torch.ones(part.edge_index.shape[1], dtype=part.x.dtype), case.extra(part.x)
     weighted, plain = module(part.x, part.edge_index, ones, **extra), module(part.x, part.edge_index, **extra)
     expect_close(weighted, plain, "rearranged", "the output with weights of one")
 
@@ -105,15 +100,13 @@ def _unit_weights(case: LayerCase) -> None:
 def _graph_in_place_of_edges(case: LayerCase) -> None:
     """a Graph or a sparse matrix in place of edge_index gives the same output"""
     module, joined = case.module(), join(case.batch())
-    expected = case.response(module, joined)
-    extra = case.extra(joined.x)
+    expected, extra = case.response(module, joined), case.extra(joined.x)
     graph = Graph(joined.num_nodes, joined.edge_index, joined.edge_weight, batch=joined.batch)
     expect_close(module(joined.x, graph, **extra), expected, "rearranged", "the output for a Graph")
     if joined.edge_index is None or joined.edge_weight is None:
         return
     # a sparse matrix has one entry per pair, and edge attention distinguishes repeated edges from their sum
-    size = (joined.num_nodes, joined.num_nodes)
-    pairs = joined.edge_index.flip(0)
+    pairs, size = joined.edge_index.flip(0), (joined.num_nodes, joined.num_nodes)
     matrix = torch.sparse_coo_tensor(pairs, joined.edge_weight, size, check_invariants=True).coalesce()
     expected = module(joined.x, matrix.indices().flip(0), matrix.values(), joined.batch, **extra)
     got = module(joined.x, matrix.to_sparse_csr(), None, joined.batch, **extra)
@@ -123,9 +116,8 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
 def _returned_coupling(case: LayerCase) -> None:
     """return_coupling=True adds the coupling of the step and leaves the output as it is"""
     module, instance = case.module(), join(case.batch())
-    expected = case.response(module, instance)
     out, couplings = case.call(module, instance, return_coupling=True)
-    expect_close(out, expected, "rearranged", "the output beside the coupling")
+    expect_close(out, case.response(module, instance), "rearranged", "the output beside the coupling")
     for coupling in couplings if isinstance(couplings, (list, tuple)) else [couplings]:
         expect(isinstance(coupling, Coupling), f"the returned coupling is {type(coupling).__name__}")
         expect_equal(coupling.num_nodes, instance.num_nodes, "the number of nodes of the returned coupling")
@@ -137,8 +129,8 @@ def _state_dict(case: LayerCase) -> None:
     with seeded(case.seed + 1):
         other = case.build().double().eval()
     other.load_state_dict(module.state_dict())
-    got, expected = case.response(other, instance), case.response(module, instance)
-    expect_close(got, expected, "rearranged", "the output after load_state_dict")
+    loaded = case.response(other, instance)
+    expect_close(loaded, case.response(module, instance), "rearranged", "the output after load_state_dict")
 
 
 LAYER_LAWS: tuple[Law[LayerCase], ...] = (
@@ -178,15 +170,7 @@ def check_update(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check an update on small random states in the unit ball and symmetric couplings of random graphs.
-
-    Args:
-        update: an instance, which is copied, or a class or function that builds one.
-        channels: C of the states.
-        level, skip, compile, seed: see :func:`check_diffusivity`.
-
-    Raises:
-        AssertionError: with one sentence per broken law: class, law, got, expected.
+    """Check an update on states of C channels in the unit ball and symmetric couplings; see :func:`check_diffusivity`.
 
     Examples:
         >>> check_update(lambda: ExplicitEuler(tau=0.5), level="core")  # raises nothing
@@ -226,8 +210,7 @@ def _heads(case: UpdateCase) -> None:
 def _refusals(case: UpdateCase) -> None:
     """a state of other nodes, a missing source and an unused one are refused before any arithmetic"""
     module, instance = case.module(), case.instance()
-    coupling, x = case.coupling(instance), instance.x
-    source = case.source(module, x)
+    coupling, x, source = case.coupling(instance), instance.x, case.source(module, instance.x)
     _expect_refused(lambda: module(torch.cat([x, x]), coupling, source=source), "a state of other nodes")
     if source is not None:
         try:  # some updates use the state itself as the source
@@ -267,6 +250,4 @@ def _previous(case: UpdateCase) -> None:
     expect(not torch.equal(first, moving), "the next state does not depend on the previous state")
 
 
-UPDATE_LAWS: tuple[Law[UpdateCase], ...] = (
-    _shapes, _heads, _refusals, _constants, _previous, *MODULE_LAWS,
-)  # fmt: skip
+UPDATE_LAWS: tuple[Law[UpdateCase], ...] = (_shapes, _heads, _refusals, _constants, _previous, *MODULE_LAWS)

@@ -68,8 +68,7 @@ class Problem:
         check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
-        kernel = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
-        return torch.einsum("ij,jhd->ihd", kernel, self.state)
+        return torch.einsum("ij,jhd->ihd", torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy()))), self.state)
 
     def implicit_step(
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
@@ -93,15 +92,9 @@ class Problem:
 
 
 def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", *, seed: int = 0) -> Problem:
-    """Return a problem with a random state [N, 2, 3] on a graph without isolated nodes.
+    """Return a problem with a random state [N, 2, 3] on a graph without isolated nodes; see `Problem` for ``form``.
 
-    In the residual form S is D^-½AD^-½, so that I − S is positive semidefinite, as in GCN.
-
-    Args:
-        name: name of the problem.
-        adjacency: [N, N], symmetric and nonnegative.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        seed: seed of the state.
+    ``adjacency`` [N, N] is symmetric and nonnegative. In the residual form S is D^-½AD^-½, as in GCN.
 
     Examples:
         >>> problem_on_graph("a pair", torch.tensor([[0.0, 1.0], [1.0, 0.0]])).name
@@ -184,9 +177,8 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
     check_counts(num_nodes=num_nodes)
     check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) < 4.0 / num_nodes
-    weight = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) + 0.5
-    upper = ((chosen | (path_adjacency(num_nodes) > 0)) * weight).triu(1)
+    chance, weight = (torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) for _ in range(2))
+    upper = (((chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)) * (weight + 0.5)).triu(1)
     return problem_on_graph(f"random graph of {num_nodes}", upper + upper.T, form, seed=seed)
 
 
@@ -204,20 +196,17 @@ def exact_problems() -> list[Problem]:
 def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
     """Return the k-th mode of the path [N, 1, 1], cos(πk(i + ½)/N), and its eigenvalue λ = 4 sin²(πk/2N) of D̄ − S.
 
-    Modes are the columns of the DCT-II. Diffusion scales them by e^{-tλ}, an explicit step by 1 − τλ and an implicit
-    one by 1/(1 + τλ).
+    Diffusion scales modes by e^{-tλ}, an explicit step by 1 − τλ and an implicit one by 1/(1 + τλ).
 
     Examples:
-        >>> mode, eigenvalue = cosine_mode(8, 1)
-        >>> mode.shape
+        >>> cosine_mode(8, 1)[0].shape
         torch.Size([8, 1, 1])
     """
     check_counts(num_nodes=num_nodes)
     check_seed(k, "k")
     if k < 0:
         raise ValueError(f"k must be at least 0; got {k}.")
-    position = torch.arange(num_nodes, dtype=torch.float64) + 0.5
-    mode = torch.cos(math.pi * k * position / num_nodes)
+    mode = torch.cos(math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes)
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
 
 
@@ -237,8 +226,7 @@ def order_of_convergence(
     if len(counts) < 2:
         raise ValueError(f"counts must hold two numbers of steps at least, for a slope; got {list(counts)}.")
     check_positive(t, "t")
-    exact = problem.heat(t)
-    errors = []
+    exact, errors = problem.heat(t), []
     for count in counts:
         update, x = step(t / count), problem.state
         for _ in range(count):
@@ -264,20 +252,16 @@ def assert_energy_descent(
     """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double precision.
 
     An update runs on symmetric graph couplings whose Laplacian has eigenvalues in [0, 2], with a source if its ``beta``
-    is not zero, or on the coupling of its penalty, as of `Backtracking`. A layer runs as ``layer(x, edge_index)`` on
-    undirected graphs and must map C channels to C.
+    is not zero, or on the coupling of its penalty. A layer runs on undirected graphs and must map C channels to C.
+    Without ``energy`` the step has to be covered by a theorem.
 
     Args:
         layer_or_update: the layer or update; a copy runs in double and in evaluation mode.
         energy: an `Energy`, or a function of coupling and state before the step that returns one. By default the
-            quadratic energy (Theorem 1), or that of the layer's penalty (Theorem 7), at the least certified λ; for
-            updates other than `ExplicitEuler` the energy of the state alone.
+            quadratic energy (Theorem 1), or that of the layer's penalty (Theorem 7), at the least certified λ.
         instances, steps, num_nodes: number of instances, of steps on each, and of nodes.
         channels: C, unless a layer has ``in_channels``.
         seed: seed of the instances.
-
-    Raises:
-        AssertionError: the energy rose, or no theorem covers the step and no energy was given.
 
     Examples:
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
@@ -288,29 +272,24 @@ def assert_energy_descent(
     check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
     check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
-    width = int(getattr(module, "in_channels", channels))
-    generator = torch.Generator().manual_seed(seed)
+    width, generator = int(getattr(module, "in_channels", channels)), torch.Generator().manual_seed(seed)
     run = _run_update if isinstance(module, StateUpdate) else _run_layer
+    rtol, atol = tolerance("energy", torch.float64)
     with torch.no_grad():
         for instance in range(instances):
             x = random_instance(num_nodes, width, generator, edges=False).x
             step = run(module, energy, x, generator)
             for k in range(steps):
-                x = _descend(step, x, f"{type(module).__name__}, instance {instance}, step {k}")
+                where = f"{type(module).__name__}, instance {instance}, step {k}"
+                moved, measured = step(x)
+                expect_equal(tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state")
+                before, after = float(measured(x)), float(measured(moved))
+                risen = f"rose from {before:.12g} to {after:.12g}; expected a step that does not raise it"
+                expect(after <= before + atol + rtol * abs(before), f"{where}: the energy {risen}")
+                x = moved
 
 
 Step = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
-
-
-def _descend(step: Step, x: Tensor, where: str) -> Tensor:
-    """Take one step and compare the energies before and after it."""
-    moved, energy = step(x)
-    expect_equal(tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state")
-    before, after = float(energy(x)), float(energy(moved))
-    rtol, atol = tolerance("energy", torch.float64)
-    risen = f"{where}: the energy rose from {before:.12g} to {after:.12g}; expected a step that does not raise it"
-    expect(after <= before + atol + rtol * abs(before), risen)
-    return moved
 
 
 def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, generator: torch.Generator) -> Step:
@@ -350,13 +329,11 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
     update, diffusivity = getattr(layer, "update", None), getattr(layer, "diffusivity", None)
     name = type(layer).__name__
     if not isinstance(update, ExplicitEuler) or update.beta or diffusivity is None:
-        raise AssertionError(
-            f"{name} has no diffusivity with an explicit step free of a source, so its energy is not known; "
-            f"pass assert_energy_descent(layer, energy)."
-        )
+        unknown = "has no diffusivity with an explicit step free of a source, so its energy is not known"
+        raise AssertionError(f"{name} {unknown}; pass assert_energy_descent(layer, energy).")
     if diffusivity.penalty is not None and not diffusivity.needs_graph:
-        several = f"{name} has several heads, each with an energy of its own; pass the one to watch."
-        expect(diffusivity.heads == 1, several)
+        several = "has several heads, each with an energy of its own; pass the one to watch."
+        expect(diffusivity.heads == 1, f"{name} {several}")
         certificate = _covered(certify(diffusivity, x, float(update.step_size), form=update.form, leak=update.leak))
         # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
         metric = diffusivity.penalty.coupling(x).degree() if diffusivity.row_stochastic else None
@@ -384,7 +361,6 @@ def _chosen(energy: EnergyOfStep, coupling: Coupling, x: Tensor) -> Energy:
 
 def _graph_coupling(x: Tensor, generator: torch.Generator) -> Coupling:
     """Return a symmetric coupling with row sums below one, so that both Laplacians have eigenvalues in [0, 2)."""
-    num_nodes = x.shape[0]
-    graph = random_instance(num_nodes, 1, generator).graph().to_undirected()
-    graph = Graph(num_nodes, graph.edges, graph.weights(x) / (1.01 * graph.degree(dtype=x.dtype).max()))
-    return SparseCoupling(graph, symmetric=True, nonnegative=True)
+    graph = random_instance(len(x), 1, generator).graph().to_undirected()
+    weight = graph.weights(x) / (1.01 * graph.degree(dtype=x.dtype).max())
+    return SparseCoupling(Graph(len(x), graph.edges, weight), symmetric=True, nonnegative=True)
