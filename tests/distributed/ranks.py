@@ -1,7 +1,5 @@
 """Runs a function on several gloo processes of this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path

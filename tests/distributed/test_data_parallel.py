@@ -1,7 +1,5 @@
 """Parts over processes: Lightning's DDP trains on every node once an epoch, with the mean of the parts' gradients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """DistributedDataParallel trains every model, with edges and without: each parameter has the mean of the gradients."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

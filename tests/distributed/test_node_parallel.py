@@ -1,7 +1,5 @@
 """Nodes over ranks: loss, logits and all gradients are those of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -148,7 +146,7 @@ def certified(constraint: str) -> nn.Module:
 def certified_as_one_process() -> None:
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
     sums = all_merged(dm.couplings.Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None)
-    assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # type: ignore[union-attr]  # e^−100 and 1, no overflow
+    assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # e^−100 and 1, no overflow
     x, edge_index, weight, *_ = data(torch.float64)
     both, weights = torch.cat([edge_index, edge_index.flip(0)], 1), torch.cat([weight, weight])
     graph, whole = ShardedGraph(both, NODES, weights), dm.Graph(NODES, both, weights)

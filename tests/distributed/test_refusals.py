@@ -1,7 +1,5 @@
 """What a part of a graph can not know, and what is no part of one, is refused in a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run over ranks goes on from what one of them saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Random states and symmetric graphs for the energy tests, all in double."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,29 +1,20 @@
 """What tests of energies share: a list of penalties, distances, and couplings of a matrix."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
 
+import diffusion_mp as dm
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import (
-    GaussianPenalty,
-    MixturePenalty,
-    QuadraticPenalty,
-    SigmoidPenalty,
-    SimplePenalty,
-    SoftmaxPenalty,
-)
 from diffusion_mp.graph import Graph
 
 PENALTIES = [
-    QuadraticPenalty(),
-    SimplePenalty(),
-    SigmoidPenalty(),
-    SoftmaxPenalty(3),
-    GaussianPenalty(0.4),
-    MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+    dm.QuadraticPenalty(),
+    dm.SimplePenalty(),
+    dm.SigmoidPenalty(),
+    dm.SoftmaxPenalty(3),
+    dm.GaussianPenalty(0.4),
+    dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
 ]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 

@@ -1,7 +1,5 @@
 """Proposition 4 with the smallest non-zero eigenvalue (corrected): both rates hold, and the upper one is useful."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 
@@ -92,9 +90,7 @@ def reached(weight: Tensor, tau: float, components: int) -> float:
     ],
     ids=["path", "bridge", "no bridge", "five components"],
 )
-def test_slow_modes_are_no_kernel(
-    weight: Tensor, components: int, dtype: torch.dtype, dense_nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_modes_are_no_kernel(weight, components, dtype, dense_nodes, monkeypatch) -> None:
     """What does not decay at all is known by counting components; a threshold would take slow modes for it."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
     weight = weight.to(dtype).double()

@@ -1,7 +1,5 @@
 """Every term of ``Energy`` against the formula written out with loops or dense matrices."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

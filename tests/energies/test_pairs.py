@@ -1,7 +1,5 @@
 """Sums over all pairs: the O(N d²) polynomials and the tiles against plain N × N matrices."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

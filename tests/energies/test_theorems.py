@@ -5,8 +5,6 @@ counterpart that finds violations, just below the bound or for the printed state
 would be seen.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -60,9 +58,6 @@ def row_step(penalty: Penalty, x: Tensor, tau: float, drive: Tensor | float = 0.
     """x − τ(x − D̄⁻¹Ωx) + τ·drive, Eq. 17, from the symmetric Ω."""
     omega = penalty.coupling(x)
     return x - tau * (x - product(omega, x) / omega.degree()) + tau * drive
-
-
-# ---------------------------------------------------------------------------------------------------------- Theorem 1
 
 
 @both_forms
@@ -139,9 +134,6 @@ def test_each_form_descends_its_own_energy_only(form: str, symmetric_graph, ball
         assert violations["conservative"] > 40
 
 
-# ---------------------------------------------------------------------------------------------------------- Theorem 7
-
-
 @every_penalty
 @instances
 def test_theorem_7(instances: int, penalty: Penalty, ball, uniform, size) -> None:
@@ -161,9 +153,7 @@ def test_theorem_7(instances: int, penalty: Penalty, ball, uniform, size) -> Non
 
 @every_penalty
 @pytest.mark.parametrize(("factor", "radius", "share"), [(0.99, 0.01, 0.9), (0.5, 1.0, 0.1)])
-def test_theorem_7_fails_below_the_bound(
-    penalty: Penalty, factor: float, radius: float, share: float, ball, uniform, size
-) -> None:
+def test_theorem_7_fails_below_the_bound(penalty, factor, radius, share, ball, uniform, size) -> None:
     """At 0.99 λ nearly every tightly clustered state gains energy, at 0.5 λ many a state spread over the unit ball.
 
     (Clustered, δ is all but linear and Ω all but constant, and every step of the proof an equality.)
@@ -206,9 +196,6 @@ def test_eq_25_with_a_graph_term(instances: int, symmetric_graph, ball, uniform)
             violations[factor] += rises(energy(after, x), energy(x, x))
     assert violations[1.0] == 0
     assert violations[0.5] > 0
-
-
-# ------------------------------------------------------------------------------------------------- Propositions 5, 10
 
 
 @instances
@@ -285,9 +272,6 @@ def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball) -> None
         x = following
 
 
-# ------------------------------------------------------------------------------------------------------ Proposition 9
-
-
 def relu_layer(penalty: Penalty, start: Tensor, tau: float, at: Tensor) -> Tensor:
     """σ[(1 − τ)y + τ D̄⁻¹Ωy], Eq. 22, with y = h(Z_k) and ω evaluated at ``at``."""
     omega = penalty.coupling(at)
@@ -312,9 +296,7 @@ def test_proposition_9_corrected(instances: int, penalty: Penalty, ball, uniform
 
 @pytest.mark.parametrize("omega_at", ["z", "h(z)"])
 @instances
-def test_proposition_9_as_printed_fails(
-    instances: int, omega_at: str, ball, uniform, generator: torch.Generator
-) -> None:
+def test_proposition_9_as_printed_fails(instances: int, omega_at: str, ball, uniform, generator: torch.Generator):
     """From Z_k, E(Z_{k+1}, k) ≤ E(Z_k, k), wherever ω is evaluated: a transformation may spread the state.
 
     λ = 1 as Eq. 23 has it, which is above the certified one: from h(Z_k), with ω there, the same steps do descend.

@@ -1,7 +1,5 @@
 """Theorem T1 of docs/certified.md needs what it says: each premise left out, and an energy that rises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -29,9 +27,6 @@ def column(*values: float) -> Tensor:
     return torch.tensor(values, dtype=DOUBLE).reshape(-1, 1, 1)
 
 
-# ------------------------------------------------------------------------------------------ the denominator is sharp
-
-
 def moved(x: Tensor, coupling: Coupling, source: Tensor, beta: float, p: float) -> Tensor:
     """x + (β(h − x) − L_W x) / (β + p), with any p."""
     return x + (beta * (source - x) - coupling.laplacian(x)) / (beta + p)
@@ -53,9 +48,6 @@ def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
     assert float(energy(x)) == pytest.approx(4.02)
     assert float(energy(swapped)) == pytest.approx(11.22)
     assert torch.equal(CertifiedStep(constraint="sphere")(x, coupling, source=source), x)
-
-
-# ----------------------------------------------------------------------------------- what people put between the steps
 
 
 def test_a_directed_graph_has_no_energy() -> None:

@@ -1,7 +1,5 @@
 """What the generic layer lets its diffusivity read."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """GatedGCN against its equation, node by node."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,11 +16,11 @@ WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
 def build(**options: object) -> GatedGCNConv:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return GatedGCNConv(3, **options).double().eval()  # type: ignore[arg-type]
+        return GatedGCNConv(3, **options).double().eval()
 
 
 def states(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return tuple(torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (5, 7))  # type: ignore
+    return tuple(torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (5, 7))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -111,4 +109,4 @@ def test_what_does_not_fit_is_answered_in_words() -> None:
     with pytest.raises(TypeError, match="edge_attr must be floating point"):
         conv(x, EDGES, edge_attr=torch.ones(7, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="norm must be one of 'batch', 'layer', None; got 'graph'"):
-        GatedGCNConv(3, norm="graph")  # type: ignore[arg-type]
+        GatedGCNConv(3, norm="graph")

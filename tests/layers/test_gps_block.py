@@ -1,7 +1,5 @@
 """The GraphGPS block: its two branches, with and without edges."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ def build(local: bool = True, attention: bool = True, dropout: float = 0.0) -> G
 
 def states() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return tuple(torch.randn(5, 4, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore
+    return tuple(torch.randn(5, 4, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
 def test_the_branches_meet_before_the_feed_forward_network() -> None:

@@ -1,7 +1,5 @@
 """LaplacianEncoder: blind to signs and padding, not to anything else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """One diffusion step along a sequence: the equation, padding that never leaks, α under its budget, what it costs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -155,9 +153,6 @@ def test_the_returned_coupling_is_the_step() -> None:
     assert layer(x, return_coupling=True)[1].num_nodes == 10
 
 
-# ------------------------------------------------------------------------------------------------ α
-
-
 @pytest.mark.parametrize("budget", [0.5, 0.25, 3.0])
 def test_alpha_starts_where_asked_and_stays_under_its_budget(budget: float) -> None:
     diffusivity = NeumannDiffusivity(2, strides=(1, 2, 4), alpha=0.1, budget=budget).double()
@@ -190,9 +185,6 @@ def test_a_quarter_never_changes_a_sign_and_a_half_never_expands() -> None:
         after = layer(highest)
         assert (after * highest >= -1e-9).all() == (budget == 0.25)
         assert after.norm() <= highest.norm()
-
-
-# ------------------------------------------------------------------------------------------------ the module
 
 
 def test_the_norm_is_that_of_the_step() -> None:

@@ -1,7 +1,5 @@
 """What PyG's layers take, ours take with the same result, or refuse with the way out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -276,8 +274,6 @@ def test_operators_that_are_not_written_down_say_so(layer: nn.Module) -> None:
         layer(X, EDGES, return_attention_weights=True)
 
 
-# ---------------------------------------------------------------- nodes of two kinds
-
 SENDERS = 7
 BETWEEN = torch.stack([EDGES[0] % SENDERS, EDGES[1]])
 
@@ -350,9 +346,6 @@ def test_layers_that_know_one_kind_of_nodes_say_so(layer: nn.Module, sentence: s
 def test_what_is_no_pair_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         mp.GINConv(C, mlp())(*arguments)
-
-
-# ---------------------------------------------------------------- channels that are found out
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """SFiConv against Eq. 11 of SFi-Former, and what it becomes without friction or without adjacency."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

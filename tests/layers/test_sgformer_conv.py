@@ -1,7 +1,5 @@
 """SGFormerConv: the slides' equation, PyG's attention on one unpadded graph, and batches, where PyG's differs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -54,7 +52,7 @@ def twins(heads: int) -> tuple[SGFormerConv, SGFormerAttention, list[tuple[Tenso
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_the_equation_of_the_slides(normalize: str, beta: float) -> None:
     """Two heads, another Z⁽⁰⁾ than x, one graph: values and the gradient of everything."""
-    conv = SGFormerConv(C, C, 2, beta=beta, normalize=normalize)  # type: ignore[arg-type]
+    conv = SGFormerConv(C, C, 2, beta=beta, normalize=normalize)
     x, initial = state(9).requires_grad_(), state(9, seed=2).requires_grad_()
     got = conv(x, source=initial) if beta < 1 else conv(x)
 

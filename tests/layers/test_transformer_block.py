@@ -1,7 +1,5 @@
 """Self-attention and the pre-norm block: torch's own modules agree, and every site is called once, in its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -20,12 +18,12 @@ def state(*shape: int, seed: int = 0) -> Tensor:
 
 def attention(**options: object) -> SelfAttention:
     with seeded(0):
-        return SelfAttention(6, 3, **options).double().eval()  # type: ignore[arg-type]
+        return SelfAttention(6, 3, **options).double().eval()
 
 
 def block(**options: object) -> TransformerBlock:
     with seeded(0):
-        return TransformerBlock(6, 3, mlp_channels=8, **options).double().eval()  # type: ignore[arg-type]
+        return TransformerBlock(6, 3, mlp_channels=8, **options).double().eval()
 
 
 @pytest.mark.parametrize("causal", [False, True])

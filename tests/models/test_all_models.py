@@ -1,7 +1,5 @@
 """Every model: explainers, threads, sparse features, channels found at the first call, gradients, certificates."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import sys

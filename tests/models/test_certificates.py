@@ -1,7 +1,5 @@
 """``certify`` answers for every model: what is certified of it and of its layers, and why the rest is not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     torch.manual_seed(0)
     model = dm.DIFFormer(4, 6, 3, 2, layer_norm=False, graph=None, tau=0.9).double().train()
     for conv in model.convs:
-        conv.diffusivity = dm.GaussianDiffusivity(measure="distance", normalize=None)  # type: ignore[union-attr]
+        conv.diffusivity = dm.GaussianDiffusivity(measure="distance", normalize=None)
     x = randn(5, 4)
     certificate = dm.certify(model, Data(x=x, edge_index=EDGES))
     assert not certificate
@@ -32,8 +30,8 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     assert list(certificate.layers) == ["convs.0", "convs.1"]
     state = model.encoder(x).relu().detach()
     for conv, layer in zip(model.convs, certificate.layers.values(), strict=True):
-        penalty = conv.diffusivity.penalty  # type: ignore[union-attr]
-        expected = dm.energies.theorem7(penalty.coupling(state), 0.9)  # type: ignore[union-attr,operator]
+        penalty = conv.diffusivity.penalty
+        expected = dm.energies.theorem7(penalty.coupling(state), 0.9)
         assert layer.holds
         assert layer.lam == pytest.approx(expected.lam)
         state = conv(state).detach()

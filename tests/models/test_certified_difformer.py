@@ -1,7 +1,5 @@
 """CertifiedDIFFormer: its energy falls at every layer, in training and after, whatever its parameters have become."""
 
-from __future__ import annotations
-
 import copy
 from itertools import product
 from typing import Any
@@ -12,15 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
+import diffusion_mp as dm
 from diffusion_mp import EnergyTrace, GaussianDiffusivity, Graph, certify
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    EdgeDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SymmetricDiffusivity,
-)
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.testing.laws import seeded
@@ -72,9 +64,7 @@ def train(model: nn.Module, steps: int, rate: float = 0.03) -> Any:
     [{"heads": 2}, pytest.param({"heads": 2, "projection": "tied"}, marks=pytest.mark.exhaustive)],
     ids=["heads", "projections"],
 )
-def test_the_energy_never_rises_while_training(
-    penalty: str | None, constraint: str | None, options: dict[str, Any]
-) -> None:
+def test_the_energy_never_rises_while_training(penalty: str | None, constraint: str | None, options: dict[str, Any]):
     """At every layer after every step, in both modes in turn; in double not at all, up to its rounding."""
     for dtype, limit in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
         model = build(penalty=penalty, constraint=constraint, lam=0.3, dropout=0.3, dtype=dtype, **options)
@@ -183,7 +173,7 @@ def test_without_num_layers_it_is_where_many_layers_end(penalty: str | None, con
 def test_inputs_stand_beside_the_graph() -> None:
     """What reads the features is a fixed term: with the graph as a diffusivity of its own it is the graph again."""
     x, edges, _ = nodes()
-    edge_diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
+    edge_diffusivity = dm.AdjacencyDiffusivity("sym", direction="undirected")
     once, twice = build(mu=6.0), build(mu=3.0, inputs=edge_diffusivity)
     alone = build(mu=6.0, inputs=edge_diffusivity, graph=False)
     torch.testing.assert_close(twice(x, edges), once(x, edges))
@@ -194,11 +184,11 @@ def test_inputs_stand_beside_the_graph() -> None:
 
 
 READERS = {
-    "sigmoid": lambda: SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
-    "simple": lambda: SimpleDiffusivity(row_stochastic=False),
-    "edges": lambda: EdgeDiffusivity("gaussian", row_stochastic=False),
-    "symmetric": lambda: SymmetricDiffusivity(READERS["sigmoid"]()),
-    "sum": lambda: AdjacencyDiffusivity("sym", direction="undirected") + READERS["sigmoid"](),
+    "sigmoid": lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "simple": lambda: dm.SimpleDiffusivity(row_stochastic=False),
+    "edges": lambda: dm.EdgeDiffusivity("gaussian", row_stochastic=False),
+    "symmetric": lambda: dm.SymmetricDiffusivity(READERS["sigmoid"]()),
+    "sum": lambda: dm.AdjacencyDiffusivity("sym", direction="undirected") + READERS["sigmoid"](),
 }
 
 
@@ -248,7 +238,7 @@ def test_an_energy_trace_watches_its_layers() -> None:
 
 
 def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None) -> None:
-    (x, edges, _), directed = nodes(), AdjacencyDiffusivity("row")
+    (x, edges, _), directed = nodes(), dm.AdjacencyDiffusivity("row")
     data = Data(x=x, edge_index=edges)
     heads = {"penalty": "gaussian", "constraint": None, "projection": "tied", "heads": 2}
     for options in ({}, {"constraint": "sphere", "heads": 2}, heads, {"penalty": None, "num_layers": None}):
@@ -299,7 +289,7 @@ NEAR = r"squared distances up to 4.*Pass constraint='ball' or 'sphere' with radi
         (lambda: build(penalty=3), "penalty must be a Penalty"),
         (lambda: build(encoder_layers=0), "encoder_layers must be at least 1"),
         (lambda: build(num_layers=0), "num_layers must be at least 1"),
-        (lambda: build(graph=AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
+        (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
         (
             lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]),
             "source must have 8 channels",

@@ -1,8 +1,5 @@
 """The energy of a certified network on real data: at every layer of every step of training it falls."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.data
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-13)], ids=["single", "double"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_energy_never_rises_in_three_hundred_steps_of_adam(
-    name: str, dtype: torch.dtype, limit: float, data_root: Path
-) -> None:
+def test_the_energy_never_rises_in_three_hundred_steps_of_adam(name, dtype, limit, data_root) -> None:
     """Attention, graph and constraint together, in training and evaluation in turn; and training works."""
     data = load_digits() if name == "digits" else load_planetoid(data_root / "Planetoid", name)
     data = random_split_per_class(data.y, 5, 500, None, torch.Generator().manual_seed(0)).apply_to(data)

@@ -1,7 +1,5 @@
 """What a model is without options: its state survives any depth, its losses have the task's size, it scores well."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

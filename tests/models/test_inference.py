@@ -1,7 +1,5 @@
 """Inference on a whole graph by blocks: the numbers of one forward pass, and the model untouched."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Labels that spread over any coupling, for a number of steps and without end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,7 @@ def gaussian(bandwidth: float, *, diagonal: bool = False) -> dm.Diffusivity:
 
 
 @pytest.mark.parametrize(("alpha", "bandwidth"), [(0.5, 1.0), (0.9, 0.3), (0.99, 0.15)])
-def test_the_limit_is_label_spreading_of_scikit_learn(
-    alpha: float, bandwidth: float, generator: torch.Generator
-) -> None:
+def test_the_limit_is_label_spreading_of_scikit_learn(alpha: float, bandwidth: float, generator: torch.Generator):
     """The same S and α. Theirs iterates until the change is below a tolerance, and divides rows by their sums."""
     points, y, mask = clouds(generator)
     theirs = LabelSpreading(kernel="rbf", gamma=0.5 / bandwidth**2, alpha=alpha, max_iter=100_000, tol=1e-12)

@@ -1,7 +1,5 @@
 """NodeFormer against its equations written out densely: layer, model, auxiliary loss, and a run that repeats."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 

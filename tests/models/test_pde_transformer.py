@@ -1,7 +1,5 @@
 """PDETransformer: the seven placements, padding, causality, tasks, and what every model promises."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PyG's models and tools for nodes of several kinds, with layers and weights of both libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -81,9 +79,7 @@ OF_PYG = [
 
 
 @pytest.mark.parametrize(("cls", "kind", "out", "options", "in_channels"), OF_PYG)
-def test_a_model_of_pyg_gives_its_outputs(
-    cls: Any, kind: Any, out: int, options: dict[str, Any], in_channels: int
-) -> None:
+def test_a_model_of_pyg_gives_its_outputs(cls: Any, kind: Any, out: int, options: dict[str, Any], in_channels: int):
     torch.manual_seed(0)
     own = {"eps": 0.3, "train_eps": True} if kind == "gin" else {}
     theirs = cls(8, 6, 3, out, act="elu", **options, **own).double()

@@ -1,7 +1,5 @@
 """The released forms of DIFFormer, NodeFormer and SGFormer: textbook formulas of named tensors, and PyG's own class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
@@ -279,15 +277,7 @@ def in_double() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("layers", "heads", "gnn_layers", "aggregate", "weight"), [(1, 1, 3, "add", 0.8), (3, 2, 1, "cat", 0.5)]
 )
-def test_sgformer_of_pyg(
-    layers: int,
-    heads: int,
-    gnn_layers: int,
-    aggregate: Any,
-    weight: float,
-    training: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training, monkeypatch) -> None:
     """PyG's class itself by PyG's names of arguments; in training with torch's dropout, which draws other numbers."""
     for module in ("sgformer", "gnn"):
         monkeypatch.setattr(

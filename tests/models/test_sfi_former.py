@@ -1,7 +1,5 @@
 """SFi-Former and its frame: features, edge features, positions, tasks, and SFi-Former+."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -204,8 +202,6 @@ PASSED = "must be passed to a model with"
         ),
     ],
 )
-def test_options_and_inputs_that_do_not_fit_are_refused(
-    options: dict[str, Any], inputs: dict[str, Any], sentence: str
-) -> None:
+def test_options_and_inputs_that_do_not_fit_are_refused(options: dict[str, Any], inputs: dict[str, Any], sentence: str):
     with pytest.raises((TypeError, ValueError), match=sentence):
         SFiFormer(3, 8, 2, 1, **options)(**{"x": X, "edge_index": EDGES, **inputs})

@@ -1,7 +1,5 @@
 """SGFormer and DIFFormer against their equations: the branches of the one, the source of the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,12 +4,9 @@ What is attacked are the library's step and penalties. Many small problems, each
 and μ of its own, are the graphs of one ragged batch, so that one backward pass is a step of ascent for all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,9 +201,7 @@ def named(penalty: str) -> Penalty:
     return get_penalty(penalty, **({"dim": CHANNELS} if penalty == "softmax" else {}))
 
 
-def worst(
-    starts: int, iterations: int, sizes: range, kind: type[Problems] = Problems
-) -> dict[tuple[str, str | None, bool], float]:
+def worst(starts: int, iterations: int, sizes: range, kind: type[Problems] = Problems):
     """The largest relative rise of F that the search finds, of every case, from so many starts in all."""
     found = {}
     for seed, (penalty, constraint, graph) in enumerate(CASES):
@@ -272,9 +267,7 @@ def test_the_search_finds_rises_with_equation_24_as_printed() -> None:
     ("penalty", "rises"),
     [("sigmoid", {1e-3: 0.002263, 0.1: 0.2436, 1.0: 3.831}), ("simple", {1e-3: 0.007166, 0.1: 0.4847})],
 )
-def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
-    data_root: Path, penalty: str, rises: dict[float, float]
-) -> None:
+def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(data_root, penalty, rises) -> None:
     found = np.load(data_root / "counterexamples" / f"eq25_{penalty}.npz")
     x, adjacency = (torch.from_numpy(found[name]) for name in ("x", "A"))
     receiver, sender = adjacency.nonzero(as_tuple=True)

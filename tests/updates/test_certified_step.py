@@ -1,7 +1,5 @@
 """``CertifiedStep`` against its formula, dense and in double; and zeros, half precision, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -67,7 +65,7 @@ def ours(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Ten
     parts = (("lam", omega), ("mu", entries(graph, weight)))
     terms = [ScaledCoupling(free[name], term, nonnegative=True) for name, term in parts]
     step = CertifiedStep(Positive(), constraint=constraint)
-    step.weight.forward = lambda: free["beta"]  # type: ignore[method-assign]
+    step.weight.forward = lambda: free["beta"]
     return step(free["x"], terms[0] + terms[1], source=free["h"], metric=free["m"])
 
 
@@ -97,9 +95,7 @@ def plain(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Te
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_step_is_its_formula_in_value_and_all_gradients(
-    penalty: str, constraint: str | None, ptr: Tensor | None
-) -> None:
+def test_the_step_is_its_formula_in_value_and_all_gradients(penalty: str, constraint: str | None, ptr: Tensor | None):
     free = leaves(2, constraint)
     got, expected = (formula(free, penalty, constraint, ptr) for formula in (ours, plain))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)

@@ -74,7 +74,7 @@ def test_gradients_flow_to_everything() -> None:
     inputs = [problem.state[:, :1, :2].roll(i, 0).clone().requires_grad_() for i in range(3)]
     weight = problem.coupling.weight.clone().requires_grad_()
 
-    def apply(x, values, source, weight):  # type: ignore[no-untyped-def]
+    def apply(x, values, source, weight):
         return step(x, SparseCoupling(problem.coupling.graph, weight), values, source)
 
     assert torch.autograd.gradcheck(apply, (*inputs, weight))

@@ -168,7 +168,7 @@ def test_the_result_is_an_image_as_exact_as_is_asked_for() -> None:
     assert iterate(torch.ones_like, torch.tensor([0.9]), tol=0.5, max_iter=9, memory=10).item() == 1.0
     h = torch.ones(2, requires_grad=True)
     fixed_point(lambda z: 2 * h, torch.zeros(2)).sum().backward()  # a step that does not depend on the state
-    assert h.grad.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+    assert h.grad.tolist() == [2.0, 2.0]
     assert (fixed_point(lambda z: 0.5 * z + 1, torch.zeros(1), tol=0.1, memory=0) - 2).item() == -0.125
 
 

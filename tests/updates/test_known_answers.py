@@ -1,7 +1,5 @@
 """Steps and steady states against dense algebra, modes and orders known in closed form; gradients; refusals."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -179,9 +177,6 @@ def test_an_implicit_step_starts_at_the_values() -> None:
     assert torch.equal(step(problem.state, problem.coupling, values), step(values, problem.coupling))
 
 
-# ---------------------------------------------------------------- heat kernel
-
-
 def test_a_signed_coupling_takes_its_interval_from_lanczos() -> None:
     problem = path_problem(260)
     matrix = problem.matrix.clone()
@@ -220,9 +215,6 @@ def test_heat_without_edges_and_over_all_pairs() -> None:
     pairs = LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
     exact = dense_update(HeatKernel(0.3), pairs, x)
     torch.testing.assert_close(HeatKernel(0.3)(x, pairs), exact, rtol=1e-10, atol=1e-10)
-
-
-# ---------------------------------------------------------------- steady state
 
 
 def test_a_state_is_its_own_source_unless_one_is_given() -> None:

@@ -1,7 +1,5 @@
 """Conjugate gradients on their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

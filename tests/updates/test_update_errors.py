@@ -93,7 +93,7 @@ class Untouchable(Coupling):
     def _product(self, v: torch.Tensor) -> torch.Tensor:
         raise AssertionError("arithmetic before the check")
 
-    degree = _transpose = _product  # type: ignore[assignment]
+    degree = _transpose = _product
 
 
 @solvers
