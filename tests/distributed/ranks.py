@@ -11,9 +11,7 @@ from torch import distributed, multiprocessing
 
 def _start(rank: int, function: Callable[..., None], ranks: int, folder: Path, seconds: float, args: Any) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", f"file://{folder / 'meet'}", timedelta(seconds=seconds), world_size=ranks, rank=rank
-    )
+    distributed.init_process_group("gloo", f"file://{folder}/meet", timedelta(0, seconds), world_size=ranks, rank=rank)
     function(*args)
     distributed.destroy_process_group()
 

@@ -276,10 +276,8 @@ def of_an_energy(d: Draws) -> Case:
     metric = 10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
     x = constraint.project(d.decades(-1, 1) * d.randn(*shape))
     source = d.decades(-1, 1) * d.randn(*shape)
-    given = {"mu": mu, "beta": beta, "graph_term": graph_term, "source": source, "metric": metric}
-    energy = dm.JointEnergy(
-        penalty, lam, **given, constraint=constraint, projection=projection, ptr=ptr, mean=d.random() < 0.5
-    )
+    given = {"mu": mu, "beta": beta, "graph_term": graph_term, "source": source, "metric": metric, "ptr": ptr}
+    energy = dm.JointEnergy(penalty, lam, **given, constraint=constraint, projection=projection, mean=d.random() < 0.5)
     for value in (lam, mu, beta):
         if d.random() < 0.02:
             value.fill_(d.choice([math.nan, math.inf, -1.0]))
@@ -430,19 +428,10 @@ def entries(case: Case) -> Tensor:
 
 #: The sentence of a refusal, and whether the premise that it names is broken indeed.
 PREMISES: list[tuple[str, Callable[..., bool]]] = [
-    (
-        r"the parameter (\S+) has entries that are not finite",
-        lambda case, name: not_finite(case.model.get_parameter(name)),
-    ),
-    (
-        r"(lam|mu|beta) must be finite and >= 0",
-        lambda case, name: not 0 <= float(getattr(case.energy(), name)) < math.inf,
-    ),
+    (r"the parameter (\S+) has entries that are not finite", lambda c, name: not_finite(c.model.get_parameter(name))),
+    (r"(lam|mu|beta) must be finite and >= 0", lambda c, name: not 0 <= float(getattr(c.energy(), name)) < math.inf),
     (r"the state has entries that are not finite", lambda case: not_finite(case.state())),
-    (
-        r"the (source|metric|projection) has entries that are not",
-        lambda case, name: not_finite(getattr(case.energy(), name)),
-    ),
+    (r"the (source|metric|projection) has entries that are not", lambda c, name: not_finite(getattr(c.energy(), name))),
     (r"the metric must be positive", lambda case: bool((case.energy().metric <= 0).any())),
     (r"the state leaves", outside),
     (r"is no penalty on", no_penalty),

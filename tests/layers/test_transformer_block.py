@@ -41,14 +41,12 @@ def test_it_is_the_attention_of_torch(mask: Tensor | None, causal: bool) -> None
     )
     x = state(3, 5, 6)
     past = torch.ones(5, 5).triu(1).bool() if causal else None
-    expected, weights = theirs(
-        x, x, x, attn_mask=past, key_padding_mask=None if mask is None else ~mask, average_attn_weights=False
-    )
+    padding = None if mask is None else ~mask
+    expected, weights = theirs(x, x, x, attn_mask=past, key_padding_mask=padding, average_attn_weights=False)
     rows = torch.ones(3, 5).bool() if mask is None else mask
     torch.testing.assert_close(ours(x, mask)[rows], expected[rows], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        ours.weights(x, mask).transpose(1, 2)[rows], weights.transpose(1, 2)[rows], rtol=1e-10, atol=1e-10
-    )
+    weights = [each.transpose(1, 2)[rows] for each in (ours.weights(x, mask), weights)]
+    torch.testing.assert_close(*weights, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -69,9 +67,7 @@ def test_the_weights_reproduce_the_output(mask: Tensor | None, causal: bool) -> 
 
 def test_it_is_the_block_of_torch() -> None:
     ours = block()
-    theirs = nn.TransformerEncoderLayer(
-        6, 3, 8, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, dtype=torch.float64
-    )
+    theirs = nn.TransformerEncoderLayer(6, 3, 8, 0.0, "gelu", batch_first=True, norm_first=True).double()
     names = {
         "attention.project.weight": "self_attn.in_proj_weight",
         "attention.project.bias": "self_attn.in_proj_bias",

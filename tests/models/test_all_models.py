@@ -175,9 +175,7 @@ def test_sparse_features_give_what_dense_ones_give(name: str, layout: str) -> No
     model, inputs = case.model().eval(), case.inputs(12)
     x = inputs["x"].where(inputs["x"] > 0.8, 0.0)
     x[6], x[:, 5] = 0, 0
-    for got, expected in zip(
-        *(results(model, {**inputs, "x": given}) for given in (LAYOUTS[layout](x), x)), strict=True
-    ):
+    for got, expected in zip(*(results(model, {**inputs, "x": each}) for each in (LAYOUTS[layout](x), x)), strict=True):
         torch.testing.assert_close(got, expected)
 
 

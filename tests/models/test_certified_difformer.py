@@ -290,10 +290,7 @@ NEAR = r"squared distances up to 4.*Pass constraint='ball' or 'sphere' with radi
         (lambda: build(encoder_layers=0), "encoder_layers must be at least 1"),
         (lambda: build(num_layers=0), "num_layers must be at least 1"),
         (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
-        (
-            lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]),
-            "source must have 8 channels",
-        ),
+        (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
     ],
 )
 def test_an_option_or_input_that_does_not_fit_is_refused(call: Any, sentence: str, no_typecheck: None) -> None:

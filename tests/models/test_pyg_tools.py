@@ -19,10 +19,7 @@ KINDS = (["user", "item"], [("user", "rates", "item"), ("item", "rated_by", "use
 def of_several_kinds() -> tuple[dict[str, Tensor], dict[tuple[str, str, str], Tensor]]:
     """Users and items, and edges among them."""
     x = {kind: torch.randn(n, 8) for kind, n in (("user", 5), ("item", 7))}
-    edges = {
-        kind: torch.stack([torch.randint(len(x[kind[0]]), (11,)), torch.randint(len(x[kind[2]]), (11,))])
-        for kind in KINDS[1]
-    }
+    edges = {k: torch.stack([torch.randint(len(x[end]), (11,)) for end in k[::2]]) for k in KINDS[1]}
     return x, edges
 
 
@@ -72,10 +69,7 @@ OF_PYG = [
     ({"gcn": GCN, "gat": GAT}[kind], kind, 4, {"jk": jk, "norm": norm} | own, 8)
     for kind, own in (("gcn", {}), ("gat", {}), ("gat", {"edge_dim": 2}))
     for norm, jk in product(["batch", None], ["last", "cat", "max", None])
-] + [
-    (GIN, "gin", out, {"jk": jk}, in_channels)
-    for (jk, out), in_channels in product([("last", 4), ("cat", 4), (None, 6)], [8, -1])
-]
+] + [(GIN, "gin", out, {"jk": jk}, size) for (jk, out), size in product([("last", 4), ("cat", 4), (None, 6)], [8, -1])]
 
 
 @pytest.mark.parametrize(("cls", "kind", "out", "options", "in_channels"), OF_PYG)

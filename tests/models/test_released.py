@@ -145,22 +145,9 @@ def difformer(
     return linear(p, "fcs.1", z)
 
 
-RELEASED: dict[str, Any] = {
-    "tau": 0.5,
-    "projection": "separate",
-    "transform": True,
-    "qkv_bias": True,
-    "graph": "sum",
-    "self_loops": "keep",
-}
-RELEASED |= {
-    "direction": "pyg",
-    "degrees": "count",
-    "dropout_on": "state",
-    "layer_norm": True,
-    "activation": None,
-    "source": False,
-}
+RELEASED: dict[str, Any] = {"tau": 0.5, "projection": "separate", "transform": True, "qkv_bias": True, "graph": "sum"}
+RELEASED |= {"self_loops": "keep", "direction": "pyg", "degrees": "count", "dropout_on": "state"}
+RELEASED |= {"layer_norm": True, "activation": None, "source": False}
 
 
 @pytest.mark.parametrize(
@@ -280,9 +267,7 @@ def in_double() -> Iterator[None]:
 def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training, monkeypatch) -> None:
     """PyG's class itself by PyG's names of arguments; in training with torch's dropout, which draws other numbers."""
     for module in ("sgformer", "gnn"):
-        monkeypatch.setattr(
-            f"diffusion_mp.models.{module}.dropout", lambda x, rate, active=True: torch_dropout(x, rate, active)
-        )
+        monkeypatch.setattr(f"diffusion_mp.models.{module}.dropout", torch_dropout)
     options: dict[str, Any] = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}
     options |= {"gnn_num_layers": gnn_layers, "gnn_dropout": 0.2, "graph_weight": weight, "aggregate": aggregate}
     theirs = PyGSGFormer(CHANNELS, WIDE, CLASSES, **options).double().train(training)
@@ -390,11 +375,7 @@ SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in ST
 @pytest.mark.parametrize(
     ("model", "released", "sentence"),
     [
-        (
-            DIFFormer,
-            difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)},
-            r"'gate\.weight', which no .* Leave it out",
-        ),
+        (DIFFormer, difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}, r"'gate\.weight', which no .* Leave"),
         (SGFormer, STATE, r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"),
         (SGFormer, SMALL_GRAPHS, r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"),
         (DiffusionGNN, {}, r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),

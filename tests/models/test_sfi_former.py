@@ -178,16 +178,8 @@ PASSED = "must be passed to a model with"
         ({"edge_dim": 1}, {}, f"edge_attr {PASSED} edge_dim, and only to one; got none"),
         ({"edge_dim": 1}, {"edge_attr": X[:3, :1]}, "edge_attr must have one row for each of 2 edges; got"),
         ({"edge_dim": 1}, {"edge_attr": ONE, "edge_index": None}, "edge_attr needs edge_index"),
-        (
-            {"edge_dim": 1},
-            {"edge_attr": ONE, "edge_index": torch.eye(4).to_sparse_csr()},
-            r"edge_attr goes with edge_index",
-        ),
-        (
-            {"edge_dim": [2]},
-            {"edge_attr": torch.tensor([0, 2])},
-            r"column 0 of edge_attr must lie in 0\.\.1.* got 0\.\.2",
-        ),
+        ({"edge_dim": 1}, {"edge_attr": ONE, "edge_index": torch.eye(4).to_sparse_csr()}, "edge_attr goes with edge"),
+        ({"edge_dim": [2]}, {"edge_attr": torch.tensor([0, 2])}, r"column 0 of edge_attr must lie in 0\.\.1"),
         ({"edge_dim": [2]}, {"edge_attr": ONE}, r"edge_attr must hold categories \(integers\); got a float32"),
         ({"edge_dim": [2]}, {"edge_attr": EDGES}, r"edge_attr must be \[rows, 1\], one column per table"),
         ({"pe_channels": 2}, {}, f"pe {PASSED} pe_channels, and only to one; got none"),
@@ -195,11 +187,7 @@ PASSED = "must be passed to a model with"
         ({"pe_channels": 2, "pe_encoder": torch.nn.Identity()}, {"pe": X}, r"pe must be \[4, 2\], .* got .* \[4, 3\]"),
         ({}, {"edge_label_index": EDGES}, "edge_label_index belongs to task='link'"),
         ({"task": "link"}, {}, "edge_label_index is needed for a link task"),
-        (
-            {"task": "link"},
-            {"edge_label_index": EDGES[0]},
-            r"edge_label_index must be \[2, L\] of int64; got an? int64",
-        ),
+        ({"task": "link"}, {"edge_label_index": EDGES[0]}, r"edge_label_index must be \[2, L\] of int64; got"),
     ],
 )
 def test_options_and_inputs_that_do_not_fit_are_refused(options: dict[str, Any], inputs: dict[str, Any], sentence: str):

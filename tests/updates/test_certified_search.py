@@ -118,9 +118,8 @@ def certified(
     bounded = penalty.domain[1] < np.inf and constraint.diameter == np.inf
     inside = Ball() if bounded else constraint  # where f ≥ 0, as T1 asks of the state that a step starts from
     pairs_of = problems.graph.edges[0]
-    lam, metric = (
-        t.to(problems.dtype) for t in (problems.weight("lam"), problems.weight("beta") * problems.free["m"].exp())
-    )
+    lam = problems.weight("lam").to(problems.dtype)
+    metric = (problems.weight("beta") * problems.free["m"].exp()).to(problems.dtype)
     edges = (problems.weight("mu")[pairs_of] * problems.edges).to(problems.dtype)
     source = problems.rows("h")
 

@@ -214,9 +214,8 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
         inside = get_constraint(constraint)
         state = inside.project(x)
         assert simple.coupling(state, constraint=inside).nonnegative is nonnegative
-        found = SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=inside)(
-            state[:, 0]
-        )
+        reader = SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=inside)
+        found = reader(state[:, 0])
         assert found.nonnegative is nonnegative
         assert found.positive_semidefinite is (constraint == "sphere")
         torch.testing.assert_close(found.to_dense(), simple.coupling(state).to_dense())

@@ -100,9 +100,8 @@ def test_the_state_before_goes_to_those_that_look_at_it() -> None:
     conv = dm.DiffusionConv(4, 4, dm.SimpleDiffusivity()).double()
     with pytest.raises(ValueError, match="previous is for updates of two steps"):
         conv(x, previous=x)
-    momentum = dm.DiffusionConv(
-        4, 4, dm.SimpleDiffusivity(), dm.MomentumStep(0.1, 0.5, steps=1), transform=False, bias=False
-    )
+    step = dm.MomentumStep(0.1, 0.5, steps=1)
+    momentum = dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), step, transform=False, bias=False)
     still, moving = momentum(x), momentum(x, previous=x - 1)
     torch.testing.assert_close(moving, still + 0.5)
     with pytest.raises(ValueError, match="previous must have 4 channels"):
@@ -141,9 +140,8 @@ def test_every_layer_of_difformer_has_a_copy_of_its_update() -> None:
     model.reset_parameters()
     assert all(conv.update.a.item() == 0.25 for conv in model.convs)
     assert not any((parameter == 17.0).any() for parameter in model.parameters())
-    learned = dm.DIFFormer(
-        4, 6, 3, 2, tau=nn.Parameter(torch.tensor(0.5)), kernel=dm.FunctionPenalty(lambda z2: 1 / (1 + z2))
-    )
+    cauchy = dm.FunctionPenalty(lambda z2: 1 / (1 + z2))
+    learned = dm.DIFFormer(4, 6, 3, 2, tau=nn.Parameter(torch.tensor(0.5)), kernel=cauchy)
     first, second = (conv.update.tau for conv in learned.convs)
     assert first is not second
     learned(x).sum().backward()

@@ -13,15 +13,8 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.testing.problems import Problem, path_problem, random_problem
 from diffusion_mp.updates import Equilibrium, ExplicitEuler, MomentumStep
 
-MIXTURE = dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)
-PENALTIES = [
-    dm.QuadraticPenalty(),
-    dm.SimplePenalty(),
-    dm.SigmoidPenalty(),
-    dm.SoftmaxPenalty(3),
-    dm.GaussianPenalty(0.3),
-    MIXTURE,
-]
+PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
+PENALTIES += [dm.GaussianPenalty(0.3), dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)]
 
 
 def dense(problem: Problem, tau: float, momentum: float, steps: int, leak: float, drive: Tensor) -> Tensor:

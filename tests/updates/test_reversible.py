@@ -37,11 +37,9 @@ def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> 
     return dm.LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
 
 
-def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **options: bool) -> dm.PairwiseCoupling:
+def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **more: bool) -> dm.PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
-    return dm.PairwiseCoupling(
-        query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **options
-    )
+    return dm.PairwiseCoupling(query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **more)
 
 
 KINDS: dict[str, Callable[[], dm.Coupling]] = {

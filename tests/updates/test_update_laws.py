@@ -15,34 +15,18 @@ from diffusion_mp.testing.problems import Problem, cycle_problem, grid_problem, 
 from diffusion_mp.updates.base import Positive
 from diffusion_mp.updates.implicit import SolvedUpdate
 
-CONSERVING = [
-    dm.ExplicitEuler(0.05),
-    dm.ImplicitEuler(3.0),
-    dm.CrankNicolson(3.0),
-    dm.HeatKernel(2.0),
-    dm.Backtracking(QuadraticPenalty(), tau=0.1),
-]
+FLOWS = [dm.ExplicitEuler(0.05), dm.ImplicitEuler(3.0), dm.CrankNicolson(3.0), dm.HeatKernel(2.0)]
+CONSERVING = [*FLOWS, dm.Backtracking(QuadraticPenalty(), tau=0.1)]
 LINEAR = [
-    dm.ExplicitEuler(0.05),
-    dm.ExplicitEuler(0.3, "residual"),
-    dm.ExplicitEuler(0.05, beta=0.7, leak=0.2),
-    dm.ImplicitEuler(3.0),
-    dm.ImplicitEuler(3.0, "residual", beta=0.7, leak=0.2),
-    dm.CrankNicolson(3.0),
-    dm.CrankNicolson(3.0, "residual", beta=0.7, leak=0.2),
-    dm.HeatKernel(2.0),
-    dm.HeatKernel(2.0, "residual"),
-    dm.Equilibrium(leak=0.1),
-    dm.Equilibrium("residual", beta=0.7, leak=0.2),
-    dm.CertifiedStep(0.0),
-    dm.CertifiedStep(0.7),
+    *FLOWS,
+    *(dm.ExplicitEuler(0.3, "residual"), dm.ExplicitEuler(0.05, beta=0.7, leak=0.2), dm.HeatKernel(2.0, "residual")),
+    *(step(3.0, "residual", beta=0.7, leak=0.2) for step in (dm.ImplicitEuler, dm.CrankNicolson)),
+    *(dm.Equilibrium(leak=0.1), dm.Equilibrium("residual", beta=0.7, leak=0.2)),
+    *(dm.CertifiedStep(beta) for beta in (0.0, 0.7)),
 ]
 CONFINED = [dm.CertifiedStep(0.7, constraint=constraint) for constraint in ("nonnegative", "ball", "sphere")]
-LEARNED = [
-    dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))),
-    dm.ExplicitEuler(Positive(0.3), beta=0.7),
-    dm.CertifiedStep(Positive()),
-]
+LEARNED = [dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), dm.ExplicitEuler(Positive(0.3), beta=0.7)]
+LEARNED.append(dm.CertifiedStep(Positive()))
 ALL = [*LINEAR, *CONFINED, dm.Backtracking(QuadraticPenalty(), tau=0.1)]
 
 
@@ -55,9 +39,8 @@ def source_for(update: dm.StateUpdate, x: torch.Tensor) -> torch.Tensor | None:
 )
 def test_the_laws_for_everybody(update: dm.StateUpdate) -> None:
     searches = isinstance(update, (SolvedUpdate, dm.Backtracking))
-    check_update(
-        update, skip={"poisoned batch mate": "a search over the batch says that there is a NaN"} if searches else {}
-    )
+    reason = "a search over the batch says that there is a NaN"
+    check_update(update, skip={"poisoned batch mate": reason} if searches else {})
 
 
 @pytest.mark.parametrize("update", CONSERVING, ids=repr)
