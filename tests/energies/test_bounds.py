@@ -80,16 +80,12 @@ def reached(weight: Tensor, tau: float, components: int) -> float:
 
 @dense_or_lanczos
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("weight", "components"),
-    [
-        (path_problem(20).matrix, 1),
-        (cliques(1e-7), 1),
-        (cliques(0.0), 2),
-        (torch.block_diag(path_problem(20).matrix, torch.zeros(3, 3), cliques(1e-5)), 5),
-    ],
-    ids=["path", "bridge", "no bridge", "five components"],
-)
+@pytest.mark.parametrize(("weight", "components"), [
+    (path_problem(20).matrix, 1),
+    (cliques(1e-7), 1),
+    (cliques(0.0), 2),
+    (torch.block_diag(path_problem(20).matrix, torch.zeros(3, 3), cliques(1e-5)), 5),
+], ids=["path", "bridge", "no bridge", "five components"])  # fmt: skip
 def test_slow_modes_are_no_kernel(weight, components, dtype, dense_nodes, monkeypatch) -> None:
     """What does not decay at all is known by counting components; a threshold would take slow modes for it."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)

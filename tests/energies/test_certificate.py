@@ -114,15 +114,12 @@ def test_diffusivity_is_certified_through_its_penalty(ball) -> None:
     assert bare == theorem1(dm.SimplePenalty().coupling(x), 0.01)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "form", "reason"),
-    [
-        ({"penalty": None, "why_no_penalty": "W_Q and W_K are separate."}, "conservative", "W_Q and W_K are separate."),
-        ({"penalty": None}, "conservative", "declares no penalty"),
-        ({"penalty": dm.SigmoidPenalty(), "needs_graph": True}, "conservative", "edges of a graph only"),
-        ({"penalty": dm.SigmoidPenalty(), "row_stochastic": False}, "residual", "is not row-normalised"),
-    ],
-)
+@pytest.mark.parametrize(("attributes", "form", "reason"), [
+    ({"penalty": None, "why_no_penalty": "W_Q and W_K are separate."}, "conservative", "W_Q and W_K are separate."),
+    ({"penalty": None}, "conservative", "declares no penalty"),
+    ({"penalty": dm.SigmoidPenalty(), "needs_graph": True}, "conservative", "edges of a graph only"),
+    ({"penalty": dm.SigmoidPenalty(), "row_stochastic": False}, "residual", "is not row-normalised"),
+])  # fmt: skip
 def test_diffusivity_without_a_theorem_is_refused(attributes: dict, form: str, reason: str, ball) -> None:
     certificate = dm.certify(diffusivity(**attributes), ball(6, 2), 0.1, form=form)
     assert not certificate

@@ -24,16 +24,13 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("f", "delta"),
-    [
-        (cauchy, torch.log1p),
-        (lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * z2 / (1 + (1 + z2).sqrt())),
-        (lambda z2: (-z2).exp(), lambda z2: -torch.expm1(-z2)),
-        (lambda z2: (-z2 / 0.02).exp(), lambda z2: -0.02 * torch.expm1(-z2 / 0.02)),
-        (torch.ones_like, lambda z2: z2),
-    ],
-)
+@pytest.mark.parametrize(("f", "delta"), [
+    (cauchy, torch.log1p),
+    (lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * z2 / (1 + (1 + z2).sqrt())),
+    (lambda z2: (-z2).exp(), lambda z2: -torch.expm1(-z2)),
+    (lambda z2: (-z2 / 0.02).exp(), lambda z2: -0.02 * torch.expm1(-z2 / 0.02)),
+    (torch.ones_like, lambda z2: z2),
+])  # fmt: skip
 def test_delta_is_the_integral_of_f_and_f_the_derivative_of_delta(f, delta) -> None:
     by_f, by_delta = dm.FunctionPenalty(f), dm.FunctionPenalty(delta=delta)
     torch.testing.assert_close(by_f.delta(Z2), delta(Z2), rtol=2e-9, atol=1e-15)
@@ -111,25 +108,22 @@ def test_the_explicit_step_of_such_an_attention_descends() -> None:
     assert energy(moved, x) < energy(x, x)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "sentence"),
-    [
-        (lambda: dm.FunctionPenalty(), ValueError, "f or delta must be given"),
-        (lambda: dm.FunctionPenalty(lambda z2: z2), ValueError, "f rises from f"),
-        (lambda: dm.FunctionPenalty(lambda z2: 1 - z2 / 4), ValueError, r"f\(.*\) = -.* is negative"),
-        (lambda: dm.FunctionPenalty(delta=lambda z2: -z2), ValueError, "is negative"),
-        (lambda: dm.FunctionPenalty(delta=lambda z2: z2.square()), ValueError, "f rises"),
-        (lambda: dm.FunctionPenalty(lambda z2: 1 / z2), ValueError, r"f\(0\) = inf is not finite"),
-        (lambda: dm.FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)), ValueError, r"f\(0\) = 1 to f\(9\)"),
-        (lambda: dm.FunctionPenalty(cauchy, lambda z2: z2), ValueError, "f is not the derivative of δ"),
-        (lambda: dm.FunctionPenalty(lambda z2: z2.sum()), ValueError, "f must give a tensor of the shape of z²"),
-        (lambda: dm.FunctionPenalty(cauchy, domain=(1.0, 2.0)), ValueError, r"domain must be \(0, the largest"),
-        (lambda: dm.FunctionPenalty(cauchy, domain=(0.0, -2.0)), ValueError, r"domain must be \(0, the largest"),
-        (lambda: dm.FunctionPenalty(3), TypeError, r"f must be a function, of a tensor of .*; got 3 \(int\)"),
-        (lambda: dm.FunctionPenalty(lambda a, b: a), TypeError, "f must take a tensor of .*it raised TypeError"),
-        (lambda: dm.PenaltyDiffusivity(cauchy), TypeError, "penalty must be a Penalty"),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "sentence"), [
+    (lambda: dm.FunctionPenalty(), ValueError, "f or delta must be given"),
+    (lambda: dm.FunctionPenalty(lambda z2: z2), ValueError, "f rises from f"),
+    (lambda: dm.FunctionPenalty(lambda z2: 1 - z2 / 4), ValueError, r"f\(.*\) = -.* is negative"),
+    (lambda: dm.FunctionPenalty(delta=lambda z2: -z2), ValueError, "is negative"),
+    (lambda: dm.FunctionPenalty(delta=lambda z2: z2.square()), ValueError, "f rises"),
+    (lambda: dm.FunctionPenalty(lambda z2: 1 / z2), ValueError, r"f\(0\) = inf is not finite"),
+    (lambda: dm.FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)), ValueError, r"f\(0\) = 1 to f\(9\)"),
+    (lambda: dm.FunctionPenalty(cauchy, lambda z2: z2), ValueError, "f is not the derivative of δ"),
+    (lambda: dm.FunctionPenalty(lambda z2: z2.sum()), ValueError, "f must give a tensor of the shape of z²"),
+    (lambda: dm.FunctionPenalty(cauchy, domain=(1.0, 2.0)), ValueError, r"domain must be \(0, the largest"),
+    (lambda: dm.FunctionPenalty(cauchy, domain=(0.0, -2.0)), ValueError, r"domain must be \(0, the largest"),
+    (lambda: dm.FunctionPenalty(3), TypeError, r"f must be a function, of a tensor of .*; got 3 \(int\)"),
+    (lambda: dm.FunctionPenalty(lambda a, b: a), TypeError, "f must take a tensor of .*it raised TypeError"),
+    (lambda: dm.PenaltyDiffusivity(cauchy), TypeError, "penalty must be a Penalty"),
+])  # fmt: skip
 def test_what_is_no_penalty_is_refused_in_words(make, error, sentence: str, no_typecheck: None) -> None:
     with pytest.raises(error, match=sentence):
         make()

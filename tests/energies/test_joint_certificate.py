@@ -237,15 +237,12 @@ def test_the_coupling_of_a_light_graph_is_compared_beside_a_heavy_one(ball) -> N
 EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
 
 
-@pytest.mark.parametrize(
-    ("model", "parts"),
-    [
-        (lambda: dm.DIFFormer(4, 6, 3, layer_norm=True), [r"convs.0 \(DIFFormerConv\).*by Expl", r"norms.0 \(Layer"]),
-        (lambda: dm.NodeFormer(4, 6, 3), [r"convs.0 \(NodeFormerConv\).*transforms what it propagates"]),
-        (lambda: dm.SGFormer(4, 6, 3, gnn="gcn"), [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"]),
-        (lambda: dm.DiffusionGNN(4, 6, 3, conv="mlp"), [r"in DiffusionGNN convs.0 \(MLPConv\)"]),
-    ],
-)
+@pytest.mark.parametrize(("model", "parts"), [
+    (lambda: dm.DIFFormer(4, 6, 3, layer_norm=True), [r"convs.0 \(DIFFormerConv\).*by Expl", r"norms.0 \(Layer"]),
+    (lambda: dm.NodeFormer(4, 6, 3), [r"convs.0 \(NodeFormerConv\).*transforms what it propagates"]),
+    (lambda: dm.SGFormer(4, 6, 3, gnn="gcn"), [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"]),
+    (lambda: dm.DiffusionGNN(4, 6, 3, conv="mlp"), [r"in DiffusionGNN convs.0 \(MLPConv\)"]),
+])  # fmt: skip
 def test_a_model_that_no_theorem_covers_says_which_part(model, parts: list[str]) -> None:
     x = torch.rand(3, 4)
     for data in (None, x, Data(x=x, edge_index=EDGES), Data(x=x, edge_index=EDGES, edge_weight=torch.ones(3))):

@@ -37,17 +37,14 @@ def test_features_come_if_and_only_if_they_are_read(reads: str) -> None:
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("features", "error", "sentence"),
-    [
-        (torch.rand(5, 3), ValueError, r"features must have 4 rows, one per node, as the state has; got .*\[5, 3\]"),
-        (torch.ones(4, 3).long(), TypeError, "features must be floating point"),
-        (torch.rand(4), ValueError, r"features must have two dimensions"),
-        (torch.rand(4, 3).double(), TypeError, r"features must be float32, as the parameters of DiffusionConv are"),
-        (torch.rand(4, 3, device="meta"), ValueError, "features must be on the device of"),
-        ([[1.0]] * 4, TypeError, "features must be a tensor"),
-    ],
-)
+@pytest.mark.parametrize(("features", "error", "sentence"), [
+    (torch.rand(5, 3), ValueError, r"features must have 4 rows, one per node, as the state has; got .*\[5, 3\]"),
+    (torch.ones(4, 3).long(), TypeError, "features must be floating point"),
+    (torch.rand(4), ValueError, r"features must have two dimensions"),
+    (torch.rand(4, 3).double(), TypeError, r"features must be float32, as the parameters of DiffusionConv are"),
+    (torch.rand(4, 3, device="meta"), ValueError, "features must be on the device of"),
+    ([[1.0]] * 4, TypeError, "features must be a tensor"),
+])  # fmt: skip
 def test_features_that_do_not_fit_are_refused(features: object, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         DiffusionConv(3, 2, SimpleDiffusivity(), reads="features")(torch.rand(4, 3), features=features)

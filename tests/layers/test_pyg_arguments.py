@@ -155,30 +155,27 @@ def test_weights_that_have_no_place_are_refused() -> None:
     assert torch.equal(mp.from_pyg(ours, theirs.state_dict())["weight"], theirs.weight1)
 
 
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (lambda: mp.GCNConv(C, 4, improved=True), r"GCNConv takes no improved\. For loops of weight 2"),
-        (lambda: mp.GCNConv(C, 4, flow="target_to_source"), r"flow\. .*edge_index\.flip\(0\)"),
-        (lambda: mp.GCNConv(C, 4, aggr="mean"), r"GCNConv takes no aggr\. .*AdjacencyDiffusivity\('row'\)"),
-        (lambda: mp.GCNConv(C, 4, residual=True), r"residual\. Add the state yourself"),
-        (lambda: mp.GATConv(C, 4, fill_value=0.0), r"GATConv takes no fill_value"),
-        (lambda: mp.APPNPConv(C, add_self_loops=False), r"APPNPConv takes no add_self_loops.*diffusivity="),
-        (lambda: mp.GCNIIConv(C, shared_weights=False), r"GCNIIConv takes no shared_weights"),
-        (lambda: mp.GINConv(nn=mlp()), r"GINConv takes no nn\. It is called mlp"),
-        (lambda: mp.CertifiedConv(C, residual=True), r"CertifiedConv takes no residual"),
-        (lambda: mp.DIFFormer(C, 4, 3, jk="cat"), r"DIFFormer takes no jk"),
-        (lambda: mp.LabelPropagation(3, 0.9, normalize=True), r"LabelPropagation takes no normalize"),
-        (lambda: mp.GCNConv(C, 4, colour="red"), r"GCNConv takes no colour\. It takes in_channels, out_channels, norm"),
-        (lambda: mp.GATConv(C, 4, colour="red"), r"GATConv takes no colour\. It takes .* and the options its doc"),
-        (lambda: mp.GCNConv(C, 4, add_self_loops="yes"), r"add_self_loops must be True or False"),
-        (lambda: mp.GCNConv(C, 4, add_self_loops=True, self_loops="add"), r"say the same thing"),
-        (lambda: mp.GINConv(mlp()), r"GINConv needs in_channels before its module"),
-        (lambda: mp.GATConv((C, C), 4), r"in_channels must be one integer.*Put a Linear before"),
-        (lambda: mp.DiffusionGNN(C, 4, 3, conv="sgc", norm="batch"), r"norm goes with conv='mlp', 'gcn'"),
-        (lambda: mp.DiffusionGNN(C, 4, 3, edge_dim=2), r"edge_dim goes with conv='gat'"),
-    ],
-)
+@pytest.mark.parametrize(("build", "sentence"), [
+    (lambda: mp.GCNConv(C, 4, improved=True), r"GCNConv takes no improved\. For loops of weight 2"),
+    (lambda: mp.GCNConv(C, 4, flow="target_to_source"), r"flow\. .*edge_index\.flip\(0\)"),
+    (lambda: mp.GCNConv(C, 4, aggr="mean"), r"GCNConv takes no aggr\. .*AdjacencyDiffusivity\('row'\)"),
+    (lambda: mp.GCNConv(C, 4, residual=True), r"residual\. Add the state yourself"),
+    (lambda: mp.GATConv(C, 4, fill_value=0.0), r"GATConv takes no fill_value"),
+    (lambda: mp.APPNPConv(C, add_self_loops=False), r"APPNPConv takes no add_self_loops.*diffusivity="),
+    (lambda: mp.GCNIIConv(C, shared_weights=False), r"GCNIIConv takes no shared_weights"),
+    (lambda: mp.GINConv(nn=mlp()), r"GINConv takes no nn\. It is called mlp"),
+    (lambda: mp.CertifiedConv(C, residual=True), r"CertifiedConv takes no residual"),
+    (lambda: mp.DIFFormer(C, 4, 3, jk="cat"), r"DIFFormer takes no jk"),
+    (lambda: mp.LabelPropagation(3, 0.9, normalize=True), r"LabelPropagation takes no normalize"),
+    (lambda: mp.GCNConv(C, 4, colour="red"), r"GCNConv takes no colour\. It takes in_channels, out_channels, norm"),
+    (lambda: mp.GATConv(C, 4, colour="red"), r"GATConv takes no colour\. It takes .* and the options its doc"),
+    (lambda: mp.GCNConv(C, 4, add_self_loops="yes"), r"add_self_loops must be True or False"),
+    (lambda: mp.GCNConv(C, 4, add_self_loops=True, self_loops="add"), r"say the same thing"),
+    (lambda: mp.GINConv(mlp()), r"GINConv needs in_channels before its module"),
+    (lambda: mp.GATConv((C, C), 4), r"in_channels must be one integer.*Put a Linear before"),
+    (lambda: mp.DiffusionGNN(C, 4, 3, conv="sgc", norm="batch"), r"norm goes with conv='mlp', 'gcn'"),
+    (lambda: mp.DiffusionGNN(C, 4, 3, edge_dim=2), r"edge_dim goes with conv='gat'"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
 def test_options_of_pyg_are_refused_with_the_way_out(build: Callable[[], nn.Module], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
@@ -189,33 +186,30 @@ def test_options_of_pyg_are_refused_with_the_way_out(build: Callable[[], nn.Modu
 X = torch.randn(N, C)
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"AdjacencyDiffusivity reads none"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, size=(N, N)), r"GCNConv takes no size\. Pass the states of both ends"),
-        (lambda: mp.GCNIIConv(C)(X, EDGES, x_0=X), r"takes no x_0\. It is called source"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, colour="red"), r"takes no colour\. It takes x, edge_index"),
-        (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, edge_attr=torch.rand(E, 2)), r"takes no edge_attr\. GATConv"),
-        (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, return_attention_weights=True), r"return_coupling=True"),
-        (lambda: mp.CertifiedConv(C)(X, EDGES, size=(N, N)), r"CertifiedConv takes no size"),
-        (lambda: mp.LabelPropagation()(X, EDGES, post_step=torch.relu), r"post_step\. Labels are clamped"),
-        (lambda: mp.GATConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"GATDiffusivity reads none"),
-        (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(E, 3)), r"edge_attr must have 2 channels"),
-        (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(3, 2)), r"one row for each of 13 edges"),
-        (lambda: mp.GATConv(C, 4, edge_dim=1)(X, EDGES, torch.rand(E)), r"edge_weight came without edge_attr.*by name"),
-        (lambda: mp.GATConv(C, 4, edge_dim=1)(X, edge_attr=torch.rand(E)), r"works on observed edges"),
-        (lambda: mp.GATConv(C, 4)(X, EDGES, torch.rand(E, 2)), r"Edge features belong to edge_attr"),
-        # the third place
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.zeros(N).long()), r"looks like a batch. Pass it by name, batch="),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes.*out\[mask\]"),
-        (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, None, torch.ones(N).bool()), r"batch got .*looks like a mask"),
-        (lambda: mp.LabelPropagation()(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes. Pass it by name"),
-        (lambda: mp.LabelPropagation()(X, EDGES, None, torch.ones(E)), r"order here is \(y, edge_index, edge_weight"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(E).long()), r"Convert it with edge_weight\.float"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, [torch.zeros(N).long()]), r"got \[a int64 tensor of shape \[10\]\]"),
-    ],
-)
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"AdjacencyDiffusivity reads none"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, size=(N, N)), r"GCNConv takes no size\. Pass the states of both ends"),
+    (lambda: mp.GCNIIConv(C)(X, EDGES, x_0=X), r"takes no x_0\. It is called source"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, colour="red"), r"takes no colour\. It takes x, edge_index"),
+    (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, edge_attr=torch.rand(E, 2)), r"takes no edge_attr\. GATConv"),
+    (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, return_attention_weights=True), r"return_coupling=True"),
+    (lambda: mp.CertifiedConv(C)(X, EDGES, size=(N, N)), r"CertifiedConv takes no size"),
+    (lambda: mp.LabelPropagation()(X, EDGES, post_step=torch.relu), r"post_step\. Labels are clamped"),
+    (lambda: mp.GATConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"GATDiffusivity reads none"),
+    (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(E, 3)), r"edge_attr must have 2 channels"),
+    (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(3, 2)), r"one row for each of 13 edges"),
+    (lambda: mp.GATConv(C, 4, edge_dim=1)(X, EDGES, torch.rand(E)), r"edge_weight came without edge_attr.*by name"),
+    (lambda: mp.GATConv(C, 4, edge_dim=1)(X, edge_attr=torch.rand(E)), r"works on observed edges"),
+    (lambda: mp.GATConv(C, 4)(X, EDGES, torch.rand(E, 2)), r"Edge features belong to edge_attr"),
+    # the third place
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.zeros(N).long()), r"looks like a batch. Pass it by name, batch="),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes.*out\[mask\]"),
+    (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, None, torch.ones(N).bool()), r"batch got .*looks like a mask"),
+    (lambda: mp.LabelPropagation()(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes. Pass it by name"),
+    (lambda: mp.LabelPropagation()(X, EDGES, None, torch.ones(E)), r"order here is \(y, edge_index, edge_weight"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(E).long()), r"Convert it with edge_weight\.float"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, [torch.zeros(N).long()]), r"got \[a int64 tensor of shape \[10\]\]"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
 def test_inputs_of_pyg_are_refused_with_the_way_out(call: Callable[[], Tensor], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
@@ -300,16 +294,12 @@ def test_sums_between_nodes_of_two_kinds() -> None:
     assert_same(lambda *x: ours(x, BETWEEN), lambda *x: theirs(x, BETWEEN), draw(SENDERS, C), draw(N, C, seed=1))
 
 
-@pytest.mark.parametrize(
-    ("layer", "sentence"),
-    [
-        (mp.GCNConv(C, 4), r"GCNConv divides by the degrees of both ends"),
-        (mp.GATConv(C, 4), r"GATConv adds self-loops.*self_loops='keep'"),
-        (mp.DIFFormerConv(C, C), r"DIFFormerConv couples all pairs"),
-        (mp.MLPConv(C, 4), r""),
-    ],
-    ids=["gcn", "gat", "difformer", "mlp"],
-)
+@pytest.mark.parametrize(("layer", "sentence"), [
+    (mp.GCNConv(C, 4), r"GCNConv divides by the degrees of both ends"),
+    (mp.GATConv(C, 4), r"GATConv adds self-loops.*self_loops='keep'"),
+    (mp.DIFFormerConv(C, C), r"DIFFormerConv couples all pairs"),
+    (mp.MLPConv(C, 4), r""),
+], ids=["gcn", "gat", "difformer", "mlp"])  # fmt: skip
 def test_layers_that_know_one_kind_of_nodes_say_so(layer: nn.Module, sentence: str) -> None:
     if sentence:
         with pytest.raises(ValueError, match=sentence):
@@ -318,36 +308,30 @@ def test_layers_that_know_one_kind_of_nodes_say_so(layer: nn.Module, sentence: s
         torch.testing.assert_close(layer((X[:SENDERS], X), BETWEEN), layer(X))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (((X,), BETWEEN), r"the pair \(x_src, x_dst\)"),
-        (((X, None), BETWEEN), r"x_dst must be a tensor"),
-        (((X, X[:, :2]), BETWEEN), r"x_dst must have 6 channels"),
-        (((X[:3], X), BETWEEN), r"edge_index\[0\] must lie in \[0, 2\] for 3 nodes"),
-        (((X, X[:3]), BETWEEN), r"edge_index\[1\] must lie in"),
-        (((X, X), None), r"edge_index must be a tensor"),
-        (((X, X), BETWEEN, None, torch.zeros(N).long()), r"batch goes with nodes of one kind"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (((X,), BETWEEN), r"the pair \(x_src, x_dst\)"),
+    (((X, None), BETWEEN), r"x_dst must be a tensor"),
+    (((X, X[:, :2]), BETWEEN), r"x_dst must have 6 channels"),
+    (((X[:3], X), BETWEEN), r"edge_index\[0\] must lie in \[0, 2\] for 3 nodes"),
+    (((X, X[:3]), BETWEEN), r"edge_index\[1\] must lie in"),
+    (((X, X), None), r"edge_index must be a tensor"),
+    (((X, X), BETWEEN, None, torch.zeros(N).long()), r"batch goes with nodes of one kind"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
 def test_what_is_no_pair_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         mp.GINConv(C, mlp())(*arguments)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda c: mp.GCNConv(c, 4),
-        lambda c: mp.GCNConv(c, 4, bias=False),
-        lambda c: mp.SGConv(c, 4),
-        lambda c: mp.MLPConv(c, 4),
-        lambda c: mp.GATConv(c, 4, 2, residual=True),
-        lambda c: mp.GINConv(c, nn.LazyLinear(3)),
-        lambda c: mp.DiffusionConv(c, 4, mp.SimpleDiffusivity()),
-    ],
-)
+@pytest.mark.parametrize("build", [
+    lambda c: mp.GCNConv(c, 4),
+    lambda c: mp.GCNConv(c, 4, bias=False),
+    lambda c: mp.SGConv(c, 4),
+    lambda c: mp.MLPConv(c, 4),
+    lambda c: mp.GATConv(c, 4, 2, residual=True),
+    lambda c: mp.GINConv(c, nn.LazyLinear(3)),
+    lambda c: mp.DiffusionConv(c, 4, mp.SimpleDiffusivity()),
+])  # fmt: skip
 def test_channels_of_the_first_call(build: Callable[[int], nn.Module]) -> None:
     torch.manual_seed(0)
     lazy = build(-1).double()

@@ -93,16 +93,13 @@ def test_the_flow_can_stay_near() -> None:
         build(4, 4, hops=1)(state())
 
 
-@pytest.mark.parametrize(
-    ("sizes", "options", "sentence"),
-    [
-        ((4, 6, 4), {"residual": False}, "heads must divide out_channels; got 4 heads, 6 channels"),
-        ((4, 6), {}, "residual adds x to the output, so both must have the same channels; got 4 and 6"),
-        ((4, 4), {"gamma": 0.0}, "gamma must be finite and > 0; got 0.0"),
-        ((4, 4), {"gamma": math.inf}, "gamma must be finite"),
-        ((4, 4), {"lam": -1.0}, "lam must be"),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "options", "sentence"), [
+    ((4, 6, 4), {"residual": False}, "heads must divide out_channels; got 4 heads, 6 channels"),
+    ((4, 6), {}, "residual adds x to the output, so both must have the same channels; got 4 and 6"),
+    ((4, 4), {"gamma": 0.0}, "gamma must be finite and > 0; got 0.0"),
+    ((4, 4), {"gamma": math.inf}, "gamma must be finite"),
+    ((4, 4), {"lam": -1.0}, "lam must be"),
+])  # fmt: skip
 def test_options_that_do_not_fit(sizes: tuple[int, ...], options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         SFiConv(*sizes, **options)

@@ -41,22 +41,16 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     assert "pass them, certify(model, data)" in str(without)
 
 
-@pytest.mark.parametrize(
-    ("layer", "why"),
-    [
-        (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), bias=False), "transforms what it propagates"),
-        (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False), "adds a bias"),
-        (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), dm.ImplicitEuler(1.0), **BARE),
-            "moves the state by ImplicitEuler",
-        ),
-        (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), **BARE),
-            "SimpleDiffusivity: f does not read the state",
-        ),
-        (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(heads=2), heads=1, **BARE), "takes the mean of 2 heads"),
-    ],
-)
+@pytest.mark.parametrize(("layer", "why"), [
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), bias=False), "transforms what it propagates"),
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False), "adds a bias"),
+    (
+        lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), dm.ImplicitEuler(1.0), **BARE),
+        "moves the state by ImplicitEuler",
+    ),
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), **BARE), "SimpleDiffusivity: f does not read the state"),
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(heads=2), heads=1, **BARE), "takes the mean of 2 heads"),
+])  # fmt: skip
 def test_why_a_layer_is_not_known_is_said_without_data(layer: Any, why: str) -> None:
     certificate = dm.certify(nn.Sequential(layer()))
     assert not certificate

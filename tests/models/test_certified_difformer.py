@@ -276,23 +276,20 @@ def test_autocast_keeps_the_energy_falling() -> None:
 NEAR = r"squared distances up to 4.*Pass constraint='ball' or 'sphere' with radius"
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: CertifiedConv(8, constraint=None), NEAR),
-        (lambda: CertifiedConv(8, constraint="nonnegative"), NEAR),
-        (lambda: CertifiedConv(8, constraint="ball", radius=2.0), "lets states be 16 apart"),
-        (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
-        (lambda: build(projection="separate"), r"projection must be one of.*'separate'"),
-        (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
-        (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
-        (lambda: build(penalty=3), "penalty must be a Penalty"),
-        (lambda: build(encoder_layers=0), "encoder_layers must be at least 1"),
-        (lambda: build(num_layers=0), "num_layers must be at least 1"),
-        (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
-        (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
-    ],
-)
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: CertifiedConv(8, constraint=None), NEAR),
+    (lambda: CertifiedConv(8, constraint="nonnegative"), NEAR),
+    (lambda: CertifiedConv(8, constraint="ball", radius=2.0), "lets states be 16 apart"),
+    (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
+    (lambda: build(projection="separate"), r"projection must be one of.*'separate'"),
+    (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
+    (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
+    (lambda: build(penalty=3), "penalty must be a Penalty"),
+    (lambda: build(encoder_layers=0), "encoder_layers must be at least 1"),
+    (lambda: build(num_layers=0), "num_layers must be at least 1"),
+    (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
+    (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
+])  # fmt: skip
 def test_an_option_or_input_that_does_not_fit_is_refused(call: Any, sentence: str, no_typecheck: None) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()

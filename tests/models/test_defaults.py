@@ -72,14 +72,11 @@ def test_the_layer_alone_is_the_layer_of_the_model() -> None:
     assert DIFFormerConv(24, 12, 2, concat=True)(x, edge_index).shape == (120, 24)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        *((kind, {}) for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer, DiffusionGNN)),
-        (DIFFormer, {"num_layers": 16}),
-        (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options"), [
+    *((kind, {}) for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer, DiffusionGNN)),
+    (DIFFormer, {"num_layers": 16}),
+    (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
+])  # fmt: skip
 def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options: dict[str, Any]) -> None:
     x, edge_index = communities()
     random = torch.randint(120, (2, 200), generator=torch.Generator().manual_seed(1))

@@ -95,18 +95,12 @@ def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
 Y, DIRECTED = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: dm.LabelPropagation(None, 1.0), r"alpha must lie in \(0, 1\) for num_layers=None; got 1"),
-        (lambda: dm.LabelPropagation(diffusivity=dm.SimpleDiffusivity(heads=2)), "one head, for .*; got 2 heads"),
-        (lambda: dm.LabelPropagation(None)(Y, DIRECTED), "symmetric"),
-        (
-            lambda: dm.LabelPropagation(None, diffusivity=gaussian(1.0))(Y, features=torch.eye(4)),
-            "features must have",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: dm.LabelPropagation(None, 1.0), r"alpha must lie in \(0, 1\) for num_layers=None; got 1"),
+    (lambda: dm.LabelPropagation(diffusivity=dm.SimpleDiffusivity(heads=2)), "one head, for .*; got 2 heads"),
+    (lambda: dm.LabelPropagation(None)(Y, DIRECTED), "symmetric"),
+    (lambda: dm.LabelPropagation(None, diffusivity=gaussian(1.0))(Y, features=torch.eye(4)), "features must have"),
+])  # fmt: skip
 def test_labels_without_a_limit_are_refused_with_the_way_out(call: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()

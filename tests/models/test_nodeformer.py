@@ -178,19 +178,16 @@ def test_the_error_of_a_layer_of_a_model_can_be_measured():
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"jump": "lstm"}, "jump must be one of 'cat', 'max', None; got 'lstm'"),
-        ({"activation": "relu"}, "activation must be one of 'elu', None"),
-        ({"relational_bias": "mean"}, "relational_bias must be one of 'sum', 'sym', 'row', None"),
-        ({"edge_regularization": float("nan")}, "edge_regularization must be finite"),
-        ({"step": 0.0}, "step must be finite and > 0; got 0.0"),
-        ({"num_layers": 0}, "num_layers must be at least 1"),
-        ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
-        ({"hops": 0}, "hops must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"jump": "lstm"}, "jump must be one of 'cat', 'max', None; got 'lstm'"),
+    ({"activation": "relu"}, "activation must be one of 'elu', None"),
+    ({"relational_bias": "mean"}, "relational_bias must be one of 'sum', 'sym', 'row', None"),
+    ({"edge_regularization": float("nan")}, "edge_regularization must be finite"),
+    ({"step": 0.0}, "step must be finite and > 0; got 0.0"),
+    ({"num_layers": 0}, "num_layers must be at least 1"),
+    ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
+    ({"hops": 0}, "hops must be at least 1"),
+])  # fmt: skip
 def test_bad_options_are_refused_in_a_sentence(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         NodeFormer(4, 6, 3, **options)

@@ -150,17 +150,14 @@ RELEASED |= {"self_loops": "keep", "direction": "pyg", "degrees": "count", "drop
 RELEASED |= {"layer_norm": True, "activation": None, "source": False}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kernel": "simple", "heads": 1},
-        {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
-        {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
-        {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
-        {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
-        {"kernel": "simple", "heads": 2, "dropout": 0.4},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"kernel": "simple", "heads": 1},
+    {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
+    {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
+    {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
+    {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
+    {"kernel": "simple", "heads": 2, "dropout": 0.4},
+])  # fmt: skip
 def test_difformer(options: dict[str, Any]) -> None:
     """Biases, one norm for all or none, degrees that count edges, on a directed graph with weights.
 
@@ -344,21 +341,18 @@ def small(**options: Any) -> DIFFormer:
     return DIFFormer(CHANNELS, HIDDEN, CLASSES, options.pop("num_layers", 2), **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
-        ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
-        ({"projection": None, "normalize": None}, r"'convs\.0\.Wq\.weight', .* with projection='separate'\."),
-        ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
-        ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
-        ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
-        ({"heads": 3}, r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it"),
-        (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
-        ("Wv.weight", r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\."),
-        ("bns.2.bias", r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\."),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
+    ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
+    ({"projection": None, "normalize": None}, r"'convs\.0\.Wq\.weight', .* with projection='separate'\."),
+    ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
+    ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
+    ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
+    ({"heads": 3}, r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it"),
+    (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
+    ("Wv.weight", r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\."),
+    ("bns.2.bias", r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\."),
+])  # fmt: skip
 def test_an_option_that_does_not_fit_the_checkpoint_is_named(options: dict[str, Any] | str, sentence: str) -> None:
     """An option of the model that differs; or the end of the names of tensors that the checkpoint lacks."""
     lacking, options = (options, {}) if isinstance(options, str) else ("nothing", options)
@@ -372,17 +366,14 @@ SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in ST
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("model", "released", "sentence"),
-    [
-        (DIFFormer, difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}, r"'gate\.weight', which no .* Leave"),
-        (SGFormer, STATE, r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"),
-        (SGFormer, SMALL_GRAPHS, r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"),
-        (DiffusionGNN, {}, r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
-        (DIFFormer, "model.pkl", r"released must be a dict of tensors, as torch\.load"),
-        (DIFFormer, {"epoch": 3}, r"released\['epoch'\] must be a tensor; got 3"),
-    ],
-)
+@pytest.mark.parametrize(("model", "released", "sentence"), [
+    (DIFFormer, difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}, r"'gate\.weight', which no .* Leave"),
+    (SGFormer, STATE, r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"),
+    (SGFormer, SMALL_GRAPHS, r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"),
+    (DiffusionGNN, {}, r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
+    (DIFFormer, "model.pkl", r"released must be a dict of tensors, as torch\.load"),
+    (DIFFormer, {"epoch": 3}, r"released\['epoch'\] must be a tensor; got 3"),
+])  # fmt: skip
 def test_other_names_models_and_files_are_refused(model: Any, released: Any, sentence: str) -> None:
     options = {"trans_num_layers": 1, "gnn": "gcn"} if model is SGFormer else {}
     built = small() if model is DIFFormer else model(CHANNELS, HIDDEN, CLASSES, **options)

@@ -166,15 +166,12 @@ def test_no_other_step_is_better_than_the_exact_one(seed: int, normalize: bool) 
     assert after < penalty.total(lower(x, coupling))
 
 
-@pytest.mark.parametrize(
-    ("p", "tau"),
-    [
-        ([0, 1, 1], None),
-        ([3, -1, -1, -1, -1], None),
-        ([0, -4, 1, 0, 0], 2.0),
-        ([0, -6e-14, 3, -5 / 3, 1 / 4], 1e-14),  # its slope has the roots 2 and 3 too, as exact as the largest
-    ],
-)
+@pytest.mark.parametrize(("p", "tau"), [
+    ([0, 1, 1], None),
+    ([3, -1, -1, -1, -1], None),
+    ([0, -4, 1, 0, 0], 2.0),
+    ([0, -6e-14, 3, -5 / 3, 1 / 4], 1e-14),  # its slope has the roots 2 and 3 too, as exact as the largest
+])  # fmt: skip
 def test_the_first_minimum(p: list[float], tau: float | None) -> None:
     """None where it rises at once, or falls for ever."""
     assert first_minimum(np.array(p, dtype=float)) == (tau if tau is None else pytest.approx(tau, rel=1e-12, abs=0))

@@ -89,17 +89,14 @@ def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
     assert (got - dense_update(update, problem.coupling, problem.state, source)).abs().max() <= 1e-8
 
 
-@pytest.mark.parametrize(
-    ("step", "problem", "order", "t", "counts"),
-    [
-        *((ExplicitEuler, problem, 1.0, 0.25, (32, 64, 128)) for problem in (path_problem(), grid_problem())),
-        (ExplicitEuler, random_problem(), 1.0, 0.25, (32, 64, 128)),
-        (ImplicitEuler, path_problem(6), 1.0, 0.2, (16, 32, 64)),
-        (CrankNicolson, path_problem(6), 2.0, 0.5, (8, 16, 32)),
-        (CrankNicolson, path_problem(6, "residual"), 2.0, 0.5, (8, 16, 32)),
-        (Heun, path_problem(), 2.0, 0.5, (32, 64, 128)),
-    ],
-)
+@pytest.mark.parametrize(("step", "problem", "order", "t", "counts"), [
+    *((ExplicitEuler, problem, 1.0, 0.25, (32, 64, 128)) for problem in (path_problem(), grid_problem())),
+    (ExplicitEuler, random_problem(), 1.0, 0.25, (32, 64, 128)),
+    (ImplicitEuler, path_problem(6), 1.0, 0.2, (16, 32, 64)),
+    (CrankNicolson, path_problem(6), 2.0, 0.5, (8, 16, 32)),
+    (CrankNicolson, path_problem(6, "residual"), 2.0, 0.5, (8, 16, 32)),
+    (Heun, path_problem(), 2.0, 0.5, (32, 64, 128)),
+])  # fmt: skip
 def test_orders_of_convergence(step, problem: Problem, order: float, t: float, counts: tuple[int, ...]) -> None:
     def update(tau: float) -> StateUpdate:
         return step(tau) if problem.form == "conservative" else step(tau, problem.form)
@@ -147,16 +144,12 @@ def test_low_precision(update: StateUpdate, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), expected, **room._asdict())
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        HeatKernel(0.7, tol=1e-10),
-        ImplicitEuler(2.0, beta=0.5, leak=0.1),
-        CrankNicolson(0.7, beta=0.3, leak=0.2),
-        Equilibrium(beta=0.5, leak=0.3),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("update", [
+    HeatKernel(0.7, tol=1e-10),
+    ImplicitEuler(2.0, beta=0.5, leak=0.1),
+    CrankNicolson(0.7, beta=0.3, leak=0.2),
+    Equilibrium(beta=0.5, leak=0.3),
+], ids=repr)  # fmt: skip
 def test_gradients_in_state_source_and_edge_weights(update: StateUpdate) -> None:
     problem = path_problem(5)
     graph, weight = problem.coupling.graph, torch.tensor([0.5, 1.0, 1.5, 0.7], dtype=DOUBLE)

@@ -54,14 +54,11 @@ def test_it_is_saved_moved_reset_and_named() -> None:
     assert_energy_descent(dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), instances=1, steps=2)
 
 
-@pytest.mark.parametrize(
-    ("tau", "error", "sentence"),
-    [
-        (torch.tensor(-0.5), ValueError, "tau must be finite and > 0"),
-        (torch.tensor([0.5]), ValueError, "tau must be one number"),
-        (torch.tensor(1), TypeError, "tau must be floating point"),
-    ],
-)
+@pytest.mark.parametrize(("tau", "error", "sentence"), [
+    (torch.tensor(-0.5), ValueError, "tau must be finite and > 0"),
+    (torch.tensor([0.5]), ValueError, "tau must be one number"),
+    (torch.tensor(1), TypeError, "tau must be floating point"),
+])  # fmt: skip
 def test_what_is_no_step_size_is_refused(tau: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         dm.ExplicitEuler(tau)

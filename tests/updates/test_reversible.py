@@ -211,17 +211,13 @@ def products(update: StateUpdate, coupling: dm.Coupling, x: Tensor, monkeypatch:
     return counted.products, plain.products
 
 
-@pytest.mark.parametrize(
-    ("update", "normalize", "share"),
-    [
-        (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
-        (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
-        # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
-        (Equilibrium("residual", leak=0.01), True, 1.0),
-        (ImplicitEuler(100.0), True, 1.0),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize(("update", "normalize", "share"), [
+    (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
+    (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
+    # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
+    (Equilibrium("residual", leak=0.01), True, 1.0),
+    (ImplicitEuler(100.0), True, 1.0),
+], ids=repr)  # fmt: skip
 def test_features_beside_edges_are_the_preconditioner(update, normalize, share, monkeypatch) -> None:
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     size = 500
