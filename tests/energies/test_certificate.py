@@ -9,7 +9,7 @@ import torch
 from energy_cases import from_dense
 
 import diffusion_mp as dm
-from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
+from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import spectrum, theorem1, theorem7
 from diffusion_mp.graph import Graph
 
@@ -23,11 +23,32 @@ def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
     assert certificate.lam == pytest.approx(0.1 / (2 * (2 - 0.1 * certificate.eigenvalue)))
 
 
-def test_a_coupling_that_is_not_finite_is_refused() -> None:
-    graph = Graph(3, torch.tensor([[0, 1, 2], [1, 0, 2]]))
-    broken = SparseCoupling(graph, torch.tensor([math.nan, math.nan, 1.0]), symmetric=True, nonnegative=True)
-    for theorem in (theorem1, theorem7):
-        assert "finite" in theorem(broken, 0.1).reason
+def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(generator: torch.Generator) -> None:
+    edges, q, k = torch.tensor([[0, 1, 2], [1, 0, 2]]), *(torch.rand(5, 1, 3, generator=generator) for _ in range(2))
+    broken = dm.SparseCoupling(dm.Graph(3, edges), torch.tensor([math.nan, math.nan, 1.0]), symmetric=True)
+    lonely = dm.SparseCoupling(dm.Graph(3, edges[:, :2]), nonnegative=True)
+    certificates = [
+        *((theorem(broken, 0.1), "finite") for theorem in (theorem1, theorem7)),
+        (dm.certify(dm.LowRankCoupling(q, k), None, 0.1), "is not symmetric"),
+        (theorem7(dm.LowRankCoupling(q, k), 0.1), ""),
+        (theorem7(lonely, 0.5), "a node has degree 0"),
+    ]
+    # A negative weight, or for I − S a row sum above one: the energy has no lower bound.
+    for form, weight in (("conservative", -1.0), ("residual", 1.5)):
+        s = from_dense(torch.tensor([[0, weight], [weight, 0]], dtype=torch.double), nonnegative=False)
+        certificates.append((dm.certify(s, None, 0.1, form=form), "negative eigenvalue"))
+    for certificate, reason in certificates:
+        assert not certificate
+        assert reason in certificate.reason
+    assert certificates[2][0].tau_max == 0
+    # Where there are no edges or no nodes every step is covered.
+    empty = SparseCoupling(Graph(3, edges[:, :0]), symmetric=True, nonnegative=True)
+    assert dm.certify(empty, None, 100.0).tau_max == math.inf
+    assert dm.certify(dm.QuadraticPenalty(), torch.zeros(0, 2), 100.0)
+    assert dm.certify(dm.QuadraticPenalty(), torch.zeros(1, 2), 1.0)
+    # Not the signs of the entries count but those of the eigenvalues.
+    signed = torch.tensor([[0.0, 2.0, -0.5], [2.0, 0.0, 2.0], [-0.5, 2.0, 0.0]], dtype=torch.double)
+    assert dm.certify(from_dense(signed, nonnegative=False), None, 0.1)
 
 
 def test_step_too_long(symmetric_graph, ball) -> None:
@@ -55,31 +76,6 @@ def test_heavy_self_weights_hide_no_eigenvalue(dense_nodes: int, monkeypatch: py
             assert truth <= certificate.eigenvalue < 1e-14
 
 
-def test_asymmetric_coupling_is_refused(generator: torch.Generator) -> None:
-    q, k = (torch.rand(5, 1, 3, generator=generator) for _ in range(2))
-    certificate = dm.certify(LowRankCoupling(q, k), None, 0.1)
-    assert not certificate
-    assert certificate.tau_max == 0
-    assert "is not symmetric" in certificate.reason
-    assert not theorem7(LowRankCoupling(q, k), 0.1)
-
-
-@pytest.mark.parametrize("form", ["conservative", "residual"])
-def test_negative_laplacian_is_refused(form: str) -> None:
-    """A negative weight, or for I − S a row sum above one: the energy has no lower bound."""
-    weight = -1.0 if form == "conservative" else 1.5
-    s = from_dense(torch.tensor([[0, weight], [weight, 0]], dtype=torch.double), nonnegative=False)
-    certificate = dm.certify(s, None, 0.1, form=form)
-    assert not certificate
-    assert "negative eigenvalue" in certificate.reason
-
-
-def test_signed_coupling_with_a_good_laplacian_is_covered() -> None:
-    """Not the signs of the entries count but those of the eigenvalues."""
-    dense = torch.tensor([[0.0, 2.0, -0.5], [2.0, 0.0, 2.0], [-0.5, 2.0, 0.0]], dtype=torch.double)
-    assert dm.certify(from_dense(dense, nonnegative=False), None, 0.1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_state_outside_the_domain_is_refused(dtype: torch.dtype) -> None:
     """Antipodal unit vectors are the last that DIFFormer-s covers."""
@@ -93,7 +89,6 @@ def test_state_outside_the_domain_is_refused(dtype: torch.dtype) -> None:
 
 
 def test_the_domain_counts_distances_not_norms(ball) -> None:
-    """A unit ball anywhere will do; and graphs of a batch may lie far apart."""
     x = ball(10, 3)
     assert dm.certify(dm.SimplePenalty(), x + 100, 0.5)
     apart = torch.cat([x, x + 100])
@@ -140,23 +135,8 @@ def test_bad_arguments(no_typecheck: None, ball) -> None:
         dm.certify("simple", x, 0.5)
 
 
-def test_degree_must_be_positive() -> None:
-    certificate = theorem7(SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True), 0.5)
-    assert not certificate
-    assert "a node has degree 0" in certificate.reason
-
-
-def test_nothing_to_move() -> None:
-    """No edges or no nodes: every step is covered."""
-    empty = SparseCoupling(Graph(3, torch.zeros(2, 0, dtype=torch.long)), symmetric=True, nonnegative=True)
-    assert dm.certify(empty, None, 100.0).tau_max == math.inf
-    assert dm.certify(dm.QuadraticPenalty(), torch.zeros(0, 2), 100.0)
-    assert dm.certify(dm.QuadraticPenalty(), torch.zeros(1, 2), 1.0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lanczos_agrees_with_the_dense_solver(dtype: torch.dtype, symmetric_graph, ball, monkeypatch) -> None:
-    """And leaves NumPy's global generator alone."""
     s = symmetric_graph(60, 0.1)
     s = SparseCoupling(s.graph, s.weight.to(dtype), symmetric=True, nonnegative=True)
     x = ball(60, 3)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from energy_cases import randn
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
@@ -13,10 +14,6 @@ from diffusion_mp.graph import Graph
 PENALTIES = ["simple", "sigmoid", "gaussian", "quadratic", SoftmaxPenalty(3)]
 PTR = torch.tensor([0, 4, 4, 9])
 EDGES = torch.tensor([[0, 1, 2, 1, 5, 6, 7, 5], [1, 0, 1, 2, 6, 5, 5, 7]])
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def edges(heads: int) -> SparseCoupling:

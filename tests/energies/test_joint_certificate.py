@@ -2,15 +2,15 @@
 
 import math
 import re
-from typing import Any
 
 import pytest
 import torch
+from energy_cases import Negative, NotItsSlope
 from torch import Tensor
 from torch_geometric.data import Data
 
 import diffusion_mp as dm
-from diffusion_mp.couplings import Coupling, LowRankCoupling, ScaledCoupling, Score, SparseCoupling
+from diffusion_mp.couplings import Coupling, LowRankCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.energies import Ball, get_constraint
 from diffusion_mp.models import LabelPropagation
 from diffusion_mp.updates import CertifiedStep
@@ -30,7 +30,6 @@ def ring(n: int) -> SparseCoupling:
 
 
 def parts(penalty: dm.Penalty | None, name: str | None, x: Tensor) -> tuple[dm.JointEnergy, Coupling, CertifiedStep]:
-    """An energy with everything in it, and its coupling made by hand."""
     graph, constraint = ring(len(x)), get_constraint(name)
     energy = dm.JointEnergy(penalty, 0.3, graph_term=graph, mu=2.0, source=x.flip(0), beta=0.5, constraint=constraint)
     coupling: Coupling = 2.0 * graph
@@ -40,7 +39,6 @@ def parts(penalty: dm.Penalty | None, name: str | None, x: Tensor) -> tuple[dm.J
 
 
 def reason(energy: dm.JointEnergy, coupling: Coupling | None, x: Tensor) -> str:
-    """Why it is refused."""
     certificate = dm.certify_step(energy, coupling, x)
     assert not certificate
     assert certificate.lam == math.inf
@@ -93,12 +91,6 @@ def test_the_premise_that_fails_is_named(ball) -> None:
     assert dm.certify_step(energy, single, x), "single precision rounds, and means the same"
 
 
-def test_no_nodes_and_no_terms() -> None:
-    assert dm.certify(dm.JointEnergy(None), torch.zeros(0, 1, 2))
-    assert dm.certify(dm.JointEnergy("gaussian"), torch.zeros(0, 1, 2))
-    assert dm.certify(dm.JointEnergy(None), torch.ones(3, 1, 2))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(dtype: torch.dtype, ball) -> None:
     x = get_constraint("ball").project(ball(9, 4)).unsqueeze(1)
@@ -122,7 +114,7 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
         options = {"heads": 2, "projection": "tied", "inputs": 2.0 * dm.UniformDiffusivity()}
         return dm.CertifiedDIFFormer(4, 6, 3, penalty=dm.MixturePenalty(), **options)
 
-    def spoil(module: torch.nn.Module, name: str, number: float = math.nan) -> Any:
+    def spoil(module: torch.nn.Module, name: str, number: float = math.nan):
         with torch.no_grad():
             module.get_parameter(name).view(-1)[0] = number
         return module
@@ -154,22 +146,6 @@ def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> Non
         assert dm.certify(model, Data(x=x.to(dtype), edge_index=edges))
         model(x.to(dtype), edges).sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
-
-
-class Negative(dm.Penalty):
-    """f = 2.5 − z²/2 is negative beyond z² = 5, and its domain does not say so."""
-
-    score = Score("linear", scale=1.0, offset=2.5)
-
-    def delta(self, z2: Tensor) -> Tensor:
-        return z2 * (2.5 - z2 / 4)
-
-
-class NotItsSlope(dm.GaussianPenalty):
-    """f is not δ′."""
-
-    def delta(self, z2: Tensor) -> Tensor:
-        return z2.log1p()
 
 
 def test_promises_are_looked_at(ball) -> None:
@@ -266,7 +242,7 @@ def test_a_certified_model_with_a_part_that_is_not_is_refused(no_typecheck: None
 
 def test_a_layer_that_does_not_take_the_step_is_refused() -> None:
     class Longer(dm.CertifiedConv):
-        def forward(self, *inputs: Any, **options: Any) -> Any:
+        def forward(self, *inputs, **options):
             return 1.1 * super().forward(*inputs, **options)
 
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
@@ -284,7 +260,9 @@ def test_a_constraint_that_is_replaced_is_that_of_the_attention_too() -> None:
     assert (energies.diff() <= 1e-13 * energies[:-1]).all()
 
 
-def test_what_is_no_subject() -> None:
+def test_nothing_to_certify_and_what_is_no_subject() -> None:
+    for energy, x in (("gaussian", torch.zeros(0, 1, 2)), (None, torch.zeros(0, 1, 2)), (None, torch.ones(3, 1, 2))):
+        assert dm.certify(dm.JointEnergy(energy), x)
     with pytest.raises(TypeError, match=r"subject must be a Coupling, .* a layer or a model; got a float32"):
         dm.certify(torch.rand(3, 4), torch.rand(3, 4))
     assert "nor is there a layer in it" in dm.certify(LabelPropagation()).reason

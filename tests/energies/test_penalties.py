@@ -5,22 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from energy_cases import every_penalty
 from scipy.optimize import minimize_scalar
 
 import diffusion_mp as dm
 from diffusion_mp.energies import get_penalty
 from diffusion_mp.updates import Backtracking
-
-PENALTIES = [
-    dm.QuadraticPenalty(),
-    dm.SimplePenalty(),
-    dm.SigmoidPenalty(),
-    dm.SoftmaxPenalty(dim=5),
-    dm.GaussianPenalty(),
-    dm.GaussianPenalty(bandwidth=0.4),
-    dm.MixturePenalty([0.3, 1.5], [2.0, 0.4]).requires_grad_(False),
-]
-every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
 
 def grid(penalty: dm.Penalty, points: int = 401, far: float = 12.0) -> torch.Tensor:
@@ -37,13 +27,6 @@ def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty: dm.Penalty) ->
     assert (delta.diff() >= 0).all()
     assert (delta.diff().diff() <= 1e-13).all()
     assert (slope >= 0).all()
-
-
-def test_the_simple_penalty_falls_beyond_its_domain() -> None:
-    """The domain is not decoration: past z² = 4 both promises break."""
-    z2 = torch.tensor([4.0, 4.5, 5.0], dtype=torch.double)
-    assert (dm.SimplePenalty().delta(z2).diff() < 0).all()
-    assert (dm.SimplePenalty().f(z2)[1:] < 0).all()
 
 
 @pytest.mark.parametrize(("dtype", "much"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
@@ -117,7 +100,6 @@ def test_fenchel_equality_and_inequality(penalty: dm.Penalty) -> None:
 @every_penalty
 @pytest.mark.parametrize("normalize", [False, True])
 def test_coupling_is_f_of_the_distances(penalty: dm.Penalty, normalize: bool, ball) -> None:
-    """Within each graph of a ragged batch and nowhere else, for every head."""
     x = ball(18, 4).view(9, 2, 4)
     ptr = torch.tensor([0, 4, 4, 9])
     coupling = penalty.coupling(x, ptr, normalize=normalize)

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 
 def run(penalty: dm.Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None) -> list[Tensor]:
-    """x and the states after it."""
     states = [x]
     for _ in range(steps):
         x = states[-1]
@@ -27,15 +26,12 @@ def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | N
     energy = dm.Energy(penalty, lam, ptr=ptr)
     values = [energy(new, old) for old, new in pairwise(states)]
     rest = [energy(state) for state in states[1:]]  # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both
-    return sum(
-        bool(after > min(before, still) + 1e-12 * abs(before) + 1e-13)
-        for before, still, after in zip(values, rest, values[1:], strict=False)
-    )
+    steps = zip(values, rest, values[1:], strict=False)
+    return sum(bool(new > min(old, still) + 1e-12 * abs(old) + 1e-13) for old, still, new in steps)
 
 
 @every_penalty
 def test_one_lambda_holds_at_every_step(penalty: dm.Penalty, ball, uniform, size) -> None:
-    """And for every larger one."""
     for _ in range(10):
         x, tau = ball(size(1, 12), size(1, 4)), uniform(0.02, 1.0)
         certificate = dm.certify_trajectory(penalty, x, tau)
@@ -61,7 +57,6 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None
 
 
 def test_every_graph_counts_for_itself(ball) -> None:
-    """The worst of a batch, heads among it."""
     penalty, ptr = dm.GaussianPenalty(0.4), torch.tensor([0, 3, 3, 12])
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
     certificate = dm.certify_trajectory(penalty, x, 0.7, ptr=ptr)
