@@ -1,7 +1,5 @@
 """A step size that is learned, and steps that are told the state before."""
 
-from typing import Any
-
 import pytest
 import torch
 from dense_updates import DOUBLE, random
@@ -15,12 +13,12 @@ EDGES = torch.tensor([[0, 1, 2, 3, 5, 1], [1, 0, 3, 2, 4, 2]])
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("kind", ["parameter", "tensor", "positive"])
-def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form: Any, kind: str) -> None:
+def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form, kind: str) -> None:
     problem = random_problem(9, form)
     number = torch.tensor(0.3, dtype=DOUBLE)
     positive = dm.Positive(0.3).double()
     positive.reset_parameters()  # in double from the start
-    tau: Any = {"parameter": nn.Parameter(number), "tensor": number, "positive": positive}[kind]
+    tau = {"parameter": nn.Parameter(number), "tensor": number, "positive": positive}[kind]
     learned, plain = (dm.ExplicitEuler(size, form, beta=0.7, leak=0.2) for size in (tau, 0.3))
     x, values, source = (random(9, 2, 3, seed=seed).requires_grad_() for seed in range(3))
     outs = [update(x, problem.coupling, values, source) for update in (learned, plain)]
@@ -30,10 +28,8 @@ def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form: Any,
     if kind != "tensor":
         learned(x, problem.coupling, values, source).square().sum().backward()
         (gradient,) = [parameter.grad for parameter in learned.parameters()]
-        higher, lower = (
-            dm.ExplicitEuler(0.3 + h, form, beta=0.7, leak=0.2)(x, problem.coupling, values, source).square().sum()
-            for h in (1e-5, -1e-5)
-        )
+        steps = (dm.ExplicitEuler(0.3 + h, form, beta=0.7, leak=0.2) for h in (1e-5, -1e-5))
+        higher, lower = (step(x, problem.coupling, values, source).square().sum() for step in steps)
         by_tau = (higher - lower) / 2e-5
         chain = torch.sigmoid(tau.raw) if kind == "positive" else 1.0
         torch.testing.assert_close(gradient, by_tau * chain, rtol=1e-7, atol=1e-7)
@@ -59,7 +55,7 @@ def test_it_is_saved_moved_reset_and_named() -> None:
     (torch.tensor([0.5]), ValueError, "tau must be one number"),
     (torch.tensor(1), TypeError, "tau must be floating point"),
 ])  # fmt: skip
-def test_what_is_no_step_size_is_refused(tau: Any, error: type[Exception], sentence: str) -> None:
+def test_what_is_no_step_size_is_refused(tau, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         dm.ExplicitEuler(tau)
 
@@ -67,15 +63,9 @@ def test_what_is_no_step_size_is_refused(tau: Any, error: type[Exception], sente
 def test_a_layer_of_many_steps_tells_the_state_before() -> None:
     x, graph = random(6, 4), dm.Graph(6, EDGES).to_undirected()
     adjacency = dm.AdjacencyDiffusivity("sum")
-    options: dict[str, Any] = {"transform": False, "bias": False}
-    many, once, still = (
-        dm.DiffusionConv(4, 4, adjacency, update, steps=steps, **options)
-        for update, steps in [
-            (dm.MomentumStep(0.1, 0.6, steps=1), 7),
-            (dm.MomentumStep(0.1, 0.6, steps=7), 1),
-            (dm.ExplicitEuler(0.1), 7),
-        ]
-    )
+    options = {"transform": False, "bias": False}
+    cases = (dm.MomentumStep(0.1, 0.6, steps=1), 7), (dm.MomentumStep(0.1, 0.6, steps=7), 1), (dm.ExplicitEuler(0.1), 7)
+    many, once, still = (dm.DiffusionConv(4, 4, adjacency, step, steps=n, **options) for step, n in cases)
     torch.testing.assert_close(many(x, graph), once(x, graph), rtol=1e-12, atol=1e-13)
     assert (many(x, graph) - still(x, graph)).abs().max() > 0.01
 
@@ -118,7 +108,7 @@ class Damped(dm.StateUpdate):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.a, 0.25)
 
-    def step(self, x: Tensor, coupling: Any, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
         values = self.validate(x, coupling, values, source)
         return x + self.a * (coupling.matmul(values) - x)
 

@@ -11,14 +11,13 @@ from torch import Tensor
 import diffusion_mp as dm
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.testing.problems import Problem, path_problem, random_problem
-from diffusion_mp.updates import Equilibrium, ExplicitEuler, MomentumStep
+from diffusion_mp.updates import ExplicitEuler, MomentumStep
 
 PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
 PENALTIES += [dm.GaussianPenalty(0.3), dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)]
 
 
 def dense(problem: Problem, tau: float, momentum: float, steps: int, leak: float, drive: Tensor) -> Tensor:
-    """The recursion written out, with the Laplacian as a matrix."""
     z = before = problem.state
     for _ in range(steps):
         slope = torch.einsum("ij,jhd->ihd", problem.laplacian, z) + leak * z - drive
@@ -108,11 +107,3 @@ def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
     assert (rest - rest.mean(0)).norm() < 1e-6 * start.norm()
     one = ExplicitEuler(2 / (top + mu))(problem.state, problem.coupling)
     torch.testing.assert_close(torch.einsum("im,ihd->mhd", modes, one)[1:], factor * start)
-
-
-def test_it_comes_to_rest_at_the_equilibrium() -> None:
-    problem = random_problem(20)
-    h = problem.state.cos()
-    expected = Equilibrium(leak=0.3, beta=0.7)(problem.state, problem.coupling, source=h)
-    update = MomentumStep(0.2, 0.5, 400, beta=0.7, leak=0.3)
-    torch.testing.assert_close(update(problem.state, problem.coupling, source=h), expected, rtol=1e-9, atol=1e-9)

@@ -13,18 +13,9 @@ from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
-UPDATES = [
-    HeatKernel(0.7),
-    ImplicitEuler(0.8, beta=0.5, leak=0.3),
-    CrankNicolson(0.8, beta=0.5, leak=0.3),
-    Equilibrium(beta=0.5, leak=0.3),
-]
-KINDS = {
-    "symmetric": ("symmetric", (1, 2, 5, 40)),
-    "periodic": ("periodic", (1, 3)),
-    "replicate": ("replicate", (1,)),
-    "drop": ("drop", (1, 1)),
-}
+UPDATES = [HeatKernel(0.7), *(step(0.8, beta=0.5, leak=0.3) for step in (ImplicitEuler, CrankNicolson))]
+UPDATES.append(Equilibrium(beta=0.5, leak=0.3))
+KINDS = {"symmetric": (1, 2, 5, 40), "periodic": (1, 3), "replicate": (1,), "drop": (1, 1)}
 
 
 def path(length: int, alpha: float, *, heads: int = 1) -> NeumannCoupling:
@@ -39,10 +30,9 @@ def general(coupling: Coupling) -> Coupling:
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", KINDS.items(), ids=KINDS)
 @pytest.mark.parametrize("lengths", [[9], [4, 4], [2, 0, 6, 1]], ids=str)
 def test_the_exact_step_is_what_the_iteration_converges_to(update, kind, lengths) -> None:
-    """Values, and gradients in state and α."""
     boundary, strides = kind
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     alpha = (random(len(strides), 2).abs() + 0.1).requires_grad_()

@@ -1,11 +1,6 @@
-"""Theorems T2, T4, T5 and T6 of docs/certified.md against gradient ascent on what they say cannot be.
-
-As in test_certified_search.py many problems are one batch. Every search has a counterpart, with a number beyond the
-theorem's, that finds what it looks for.
-"""
+"""Theorems T2, T4, T5 and T6 of docs/certified.md against gradient ascent, which finds rises beyond their numbers."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -24,7 +19,7 @@ PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.
 Free = dict[str, Tensor]
 
 
-def ascend(rise: Callable[[Free], Tensor], free: Free, iterations: int) -> Tensor:
+def ascend(rise, free: Free, iterations: int) -> Tensor:
     """The largest rise of every problem on the way up; a rise is a share of what it is a rise of."""
     free = {name: value.clone().requires_grad_() for name, value in free.items()}
     ascent = torch.optim.Adam(free.values(), lr=0.05, maximize=True)
@@ -51,7 +46,6 @@ def states(count: int, n: int, seed: int, names: str) -> Free:
 
 
 def within(penalty: dm.Penalty, x: Tensor) -> Tensor:
-    """A state in the domain of the penalty."""
     return x / (1 + x.norm(dim=2, keepdim=True)) if math.isfinite(penalty.domain[1]) else x
 
 
@@ -71,15 +65,11 @@ def square(x: Tensor) -> Tensor:
 
 
 def bounds(x: Tensor) -> Tensor:
-    """Every problem is a graph of the batch."""
     return torch.arange(0, x.size(0) * x.size(1) + 1, x.size(1))
 
 
 def trajectory_rise(free: Free, penalty: dm.Penalty, tau: float, steps: int, share: float) -> Tensor:
-    """The largest E(Z_{k+1}, k) − E(Z_k, k) of a run, as a share of E(Z_0, 0), with a share of the certified λ.
-
-    E(Z_k, k) ≤ E(Z_k, k − 1), so this is more than the theorem's own rise.
-    """
+    """The largest E(Z_{k+1}, k) − E(Z_k, k), at least the theorem's rise, over E(Z_0, 0), at a share of its λ."""
     x = within(penalty, free["x"])
     lam = x.new_tensor([dm.certify_trajectory(penalty, part, tau).lam for part in x.detach()]) * share
     risen, moved, whole = [], x, lam * pairs(penalty, x)
@@ -92,8 +82,7 @@ def trajectory_rise(free: Free, penalty: dm.Penalty, tau: float, steps: int, sha
     return torch.stack(risen).amax(0)
 
 
-def search(rise: Callable[..., Tensor], cases: list[tuple[int, dict]], names: str, count: int, iterations: int):
-    """The largest rise over penalties and cases, each a number of nodes and options of ``rise``."""
+def search(rise, cases: list[tuple[int, dict]], names: str, count: int, iterations: int):
     return max(
         float(ascend(partial(rise, penalty=penalty, **options), states(count, n, seed, names), iterations).max())
         for seed, penalty in enumerate(PENALTIES)
@@ -169,7 +158,6 @@ def test_the_floor_of_the_search_is_the_diagnostic_s() -> None:
 
 
 def mixture(seed: int) -> dm.MixturePenalty:
-    """Widths over four decades, weights over six."""
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.rand(2, 1 + seed % 4, generator=generator, dtype=torch.float64) - 0.5
     widths, weights = (10 ** (exponents * torch.tensor([[4.0], [6.0]]))).tolist()
@@ -177,13 +165,11 @@ def mixture(seed: int) -> dm.MixturePenalty:
 
 
 def search_mixtures(mixtures: int, count: int, iterations: int) -> float:
-    """The largest relative rise of F in a certified step, for mixtures × constraints × graph on or off."""
     worst = -math.inf
     for seed in range(mixtures):
         for k, name in enumerate(CONSTRAINTS):
-            attack = partial(
-                certified, penalty=mixture(seed), constraint=get_constraint(name), graph=(seed + k) % 2 > 0
-            )
+            graph = (seed + k) % 2 > 0
+            attack = partial(certified, penalty=mixture(seed), constraint=get_constraint(name), graph=graph)
             problems = Problems(count, 10 * seed + k, range(2, 8, 2))
             worst = max(worst, float(climb(problems, attack, iterations).max()))
     return worst

@@ -24,6 +24,7 @@ LINEAR = [
     *(dm.Equilibrium(leak=0.1), dm.Equilibrium("residual", beta=0.7, leak=0.2)),
     *(dm.CertifiedStep(beta) for beta in (0.0, 0.7)),
 ]
+MOMENTUM = [dm.MomentumStep(0.3, 0.5, 3, "residual"), dm.MomentumStep(0.3, 0.5, steps=1)]
 CONFINED = [dm.CertifiedStep(0.7, constraint=constraint) for constraint in ("nonnegative", "ball", "sphere")]
 LEARNED = [dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), dm.ExplicitEuler(Positive(0.3), beta=0.7)]
 LEARNED.append(dm.CertifiedStep(Positive()))
@@ -34,9 +35,7 @@ def source_for(update: dm.StateUpdate, x: torch.Tensor) -> torch.Tensor | None:
     return x.roll(1, 0) if update.beta else None
 
 
-@pytest.mark.parametrize(
-    "update", [*ALL, *LEARNED, dm.MomentumStep(0.3, 0.5, 3, "residual"), dm.MomentumStep(0.3, 0.5, steps=1)], ids=repr
-)
+@pytest.mark.parametrize("update", [*ALL, *LEARNED, *MOMENTUM], ids=repr)
 def test_the_laws_for_everybody(update: dm.StateUpdate) -> None:
     searches = isinstance(update, (SolvedUpdate, dm.Backtracking))
     reason = "a search over the batch says that there is a NaN"
@@ -45,9 +44,7 @@ def test_the_laws_for_everybody(update: dm.StateUpdate) -> None:
 
 @pytest.mark.parametrize("update", CONSERVING, ids=repr)
 @pytest.mark.parametrize("problem", [path_problem(), cycle_problem(), random_problem()], ids=lambda p: p.name)
-def test_a_constant_is_a_fixed_point_and_the_mean_is_kept(update: dm.StateUpdate, problem: Problem) -> None:
-    constant = torch.full_like(problem.state, 1.7)
-    torch.testing.assert_close(update(constant, problem.coupling), constant, rtol=1e-11, atol=1e-11)
+def test_the_mean_is_kept(update: dm.StateUpdate, problem: Problem) -> None:
     after = update(problem.state, problem.coupling)
     torch.testing.assert_close(after.mean(0), problem.state.mean(0), rtol=1e-10, atol=1e-11)
     assert (after - problem.state).abs().max() > 1e-2
