@@ -1,10 +1,6 @@
-"""The overhead of a forward pass: calls of functions of the package, and moves between its files.
-
-It dominates the time of small graphs, and a reader of the code has to follow every move.
-"""
+"""The overhead of a forward pass, which dominates on small graphs: calls of functions, and moves between files."""
 
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +14,7 @@ PACKAGE = str(Path(mp.__file__).parent)
 
 
 @contextmanager
-def calls() -> Iterator[list[str]]:
-    """The file of every call of a function of the package, in order."""
+def calls():
     files: list[str] = []
     before = sys.getprofile()
 

@@ -23,7 +23,6 @@ def test_layers_built_on_it_take_features_and_pass_gradients_to_them(generator: 
     conv = MultiHeadConv(3, 4, SimpleDiffusivity(5, heads=2, projection="tied"), 2, head_channels=2, reads="features")
     features.requires_grad_()
     conv(x, features=features).square().sum().backward()
-    assert features.grad is not None
     assert features.grad.abs().sum() > 0
 
 

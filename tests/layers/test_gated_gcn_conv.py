@@ -7,15 +7,14 @@ from torch.nn.functional import layer_norm, relu
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv
-from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import seeded
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])  # a loop, a pair twice; node 4 is isolated
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
 
 
 def build(**options: object) -> GatedGCNConv:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return GatedGCNConv(3, **options).double().eval()
 
 
@@ -61,36 +60,11 @@ def test_the_gates_are_a_coupling_with_one_head_per_channel(generator: torch.Gen
     assert (edges >= 0).all()
 
 
-def test_edge_features_travel_with_their_edges(generator: torch.Generator) -> None:
-    conv = build()
-    x, e = states(generator)
-    order = torch.randperm(7, generator=generator)
-    (out, edges), (moved, permuted) = conv(x, EDGES, edge_attr=e), conv(x, EDGES[:, order], edge_attr=e[order])
-    torch.testing.assert_close(moved, out, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(permuted, edges[order], rtol=1e-10, atol=1e-10)
-
-
-def test_a_graph_with_edge_features_alone_and_in_a_batch(generator: torch.Generator) -> None:
-    conv = build()
-    x, e = states(generator)
-    conv.train()(x, EDGES, edge_attr=e)  # running statistics that are not the first ones
-    conv.eval()
-    both = torch.cat([EDGES, EDGES + 5], 1)
-    batch = torch.arange(2).repeat_interleave(5)
-    other = -x
-    out, edges = conv(torch.cat([other, x]), both, None, batch, edge_attr=torch.cat([2 * e, e]))
-    alone, own_edges = conv(x, EDGES, edge_attr=e)
-    rtol, atol = tolerance("rearranged", torch.float64)
-    torch.testing.assert_close(out[5:], alone, rtol=rtol, atol=atol)
-    torch.testing.assert_close(edges[7:], own_edges, rtol=rtol, atol=atol)
-
-
 def test_dropout_is_drawn_in_training_only(generator: torch.Generator) -> None:
     conv = build(norm=None, dropout=0.5)
     x, e = states(generator)
     steady = conv(x, EDGES, edge_attr=e)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         drawn = conv.train()(x, EDGES, edge_attr=e)
     for kept, state, change in zip(steady, drawn, (x, e), strict=True):
         dropped = state == change

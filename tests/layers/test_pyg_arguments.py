@@ -1,8 +1,5 @@
 """What PyG's layers take, ours take with the same result, or refuse with the way out."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -36,7 +33,7 @@ def loaded(ours: nn.Module, theirs: nn.Module) -> nn.Module:
     return ours
 
 
-def assert_same(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], *leaves: Tensor) -> None:
+def assert_same(ours, theirs, *leaves: Tensor) -> None:
     """Equal values and gradients; of leaves that one of the two does not read the gradient is zero."""
     leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
     got, expected = ours(*leaves), theirs(*leaves)
@@ -52,7 +49,7 @@ def mlp() -> nn.Module:
 
 
 # Arguments of the class of this name, ours and PyG's.
-WEIGHTED: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+WEIGHTED = {
     "GCNConv": ("GCNConv", (C, 4), {}),
     "GCNConv, no bias": ("GCNConv", (C, 4), {"bias": False}),
     "GCNConv, A": ("GCNConv", (C, 4), {"normalize": False}),
@@ -63,7 +60,7 @@ WEIGHTED: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "SGConv, loops as they are": ("SGConv", (C, 4, 2), {"add_self_loops": False}),
 }
 
-WITH_FEATURES: dict[str, dict[str, Any]] = {
+WITH_FEATURES = {
     "plain": {},
     "heads": {"heads": 3, "negative_slope": 0.1},
     "mean of heads": {"heads": 2, "concat": False, "bias": False},
@@ -85,17 +82,17 @@ def test_weights_of_pyg_give_its_outputs(name: str, weighted: bool) -> None:
     assert_same(lambda x, *w: ours(x, EDGES, *w), lambda x, *w: theirs(x, EDGES, *w), draw(N, C), *weight)
 
 
+def with_features(layer: nn.Module, edges: Tensor):
+    return lambda x, *f: layer(x, edges, **({"edge_attr": f[0]} if f else {}))
+
+
 @pytest.mark.parametrize("name", WITH_FEATURES)
 def test_attention_of_pyg_gives_its_outputs(name: str) -> None:
     options = WITH_FEATURES[name]
     theirs = drawn(pyg.GATConv(C, 4, **options))
     ours = loaded(mp.GATConv(C, 4, **options), theirs)
     features = [draw(E, 3, seed=2)] if "edge_dim" in options else []
-
-    def given(layer: nn.Module) -> Callable[..., Tensor]:
-        return lambda x, *f: layer(x, EDGES, **({"edge_attr": f[0]} if f else {}))
-
-    assert_same(given(ours), given(theirs), draw(N, C), *features)
+    assert_same(with_features(ours, EDGES), with_features(theirs, EDGES), draw(N, C), *features)
 
 
 def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
@@ -107,12 +104,8 @@ def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
     weight[2:4] = 2
     torch.testing.assert_close(layer(x, EDGES, weight, edge_attr=f), twice)
     layer = drawn(mp.GATConv(C, 4, 2, edge_dim=3))
-    both = layer(
-        torch.cat([x, x + 1]),
-        torch.cat([EDGES, EDGES + N], 1),
-        batch=torch.arange(2).repeat_interleave(N),
-        edge_attr=torch.cat([f, f.neg()]),
-    )
+    graphs = torch.cat([x, x + 1]), torch.cat([EDGES, EDGES + N], 1)
+    both = layer(*graphs, batch=torch.arange(2).repeat_interleave(N), edge_attr=torch.cat([f, -f]))
     alone = torch.cat([layer(x, EDGES, edge_attr=f), layer(x + 1, EDGES, edge_attr=-f)])
     torch.testing.assert_close(both, alone)
 
@@ -127,7 +120,7 @@ def test_a_gin_of_pyg_gives_its_outputs(train_eps: bool) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"theta": 0.5, "layer": 3}, {"normalize": False}, {"add_self_loops": False}])
-def test_a_gcn2_of_pyg_gives_its_outputs(options: dict[str, Any]) -> None:
+def test_a_gcn2_of_pyg_gives_its_outputs(options) -> None:
     theirs = drawn(pyg.GCN2Conv(C, 0.2, **options))
     ours = loaded(mp.GCNIIConv(C, 0.2, **options), theirs)
     assert_same(lambda x, h: ours(x, EDGES, source=h), lambda x, h: theirs(x, h, EDGES), draw(N, C), draw(N, C, seed=1))
@@ -177,7 +170,7 @@ def test_weights_that_have_no_place_are_refused() -> None:
     (lambda: mp.DiffusionGNN(C, 4, 3, edge_dim=2), r"edge_dim goes with conv='gat'"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
-def test_options_of_pyg_are_refused_with_the_way_out(build: Callable[[], nn.Module], sentence: str) -> None:
+def test_options_of_pyg_are_refused_with_the_way_out(build, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
         build()
     assert "unexpected keyword" not in str(caught.value)
@@ -211,7 +204,7 @@ X = torch.randn(N, C)
     (lambda: mp.GCNConv(C, 4)(X, EDGES, [torch.zeros(N).long()]), r"got \[a int64 tensor of shape \[10\]\]"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
-def test_inputs_of_pyg_are_refused_with_the_way_out(call: Callable[[], Tensor], sentence: str) -> None:
+def test_inputs_of_pyg_are_refused_with_the_way_out(call, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
         call()
     assert "unexpected keyword" not in str(caught.value)
@@ -241,7 +234,7 @@ def test_dropout_of_attention_drops_entries() -> None:
 
 
 @pytest.mark.parametrize("build", [mp.GATConv, mp.GCNConv], ids=["gat", "gcn"])
-def test_attention_weights_are_the_entries(build: Any) -> None:
+def test_attention_weights_are_the_entries(build) -> None:
     layer = build(C, 4).double()
     x = draw(N, C)
     out, (edges, entries) = layer(x, EDGES, return_attention_weights=True)
@@ -263,21 +256,15 @@ BETWEEN = torch.stack([EDGES[0] % SENDERS, EDGES[1]])
 
 
 @pytest.mark.parametrize("options", [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}])
-def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
+def test_attention_between_nodes_of_two_kinds(options) -> None:
     theirs = drawn(pyg.GATConv(C, 4, add_self_loops=False, **options))
     ours = loaded(mp.GATConv(C, 4, add_self_loops=False, **options), theirs)
     features = [draw(E, 3, seed=5)] if "edge_dim" in options else []
-
-    def given(layer: nn.Module) -> Callable[..., Tensor]:
-        return lambda a, b, *f: layer((a, b), BETWEEN, **({"edge_attr": f[0]} if f else {}))
-
-    assert_same(given(ours), given(theirs), draw(SENDERS, C), draw(N, C, seed=1), *features)
-    out, (edges, entries) = ours(
-        (draw(SENDERS, C), draw(N, C)),
-        BETWEEN,
-        return_attention_weights=True,
-        **({"edge_attr": features[0]} if features else {}),
-    )
+    ours_, theirs_ = (with_features(layer, BETWEEN) for layer in (ours, theirs))
+    given = draw(SENDERS, C), draw(N, C, seed=1)
+    assert_same(lambda a, b, *f: ours_((a, b), *f), lambda a, b, *f: theirs_((a, b), *f), *given, *features)
+    attr = {"edge_attr": features[0]} if features else {}
+    out, (edges, entries) = ours(given, BETWEEN, return_attention_weights=True, **attr)
     assert torch.equal(edges, BETWEEN)
     assert out.size(0) == N
     torch.testing.assert_close(
@@ -318,7 +305,7 @@ def test_layers_that_know_one_kind_of_nodes_say_so(layer: nn.Module, sentence: s
     (((X, X), BETWEEN, None, torch.zeros(N).long()), r"batch goes with nodes of one kind"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
-def test_what_is_no_pair_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
+def test_what_is_no_pair_is_refused(arguments, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         mp.GINConv(C, mlp())(*arguments)
 
@@ -332,7 +319,7 @@ def test_what_is_no_pair_is_refused(arguments: tuple[Any, ...], sentence: str) -
     lambda c: mp.GINConv(c, nn.LazyLinear(3)),
     lambda c: mp.DiffusionConv(c, 4, mp.SimpleDiffusivity()),
 ])  # fmt: skip
-def test_channels_of_the_first_call(build: Callable[[int], nn.Module]) -> None:
+def test_channels_of_the_first_call(build) -> None:
     torch.manual_seed(0)
     lazy = build(-1).double()
     out = lazy(draw(N, C), EDGES)
