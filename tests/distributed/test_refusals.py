@@ -1,8 +1,6 @@
 """What a part of a graph can not know, and what is no part of one, is refused in a sentence."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,14 +15,13 @@ EDGES, X = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(4, 3)
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """This process alone."""
+def group(tmp_path) -> Iterator[None]:
     distributed.init_process_group("gloo", f"file://{tmp_path / 'meet'}", world_size=1, rank=0)
     yield
     distributed.destroy_process_group()
 
 
-def sharded(**options: Any) -> ShardedGraph:
+def sharded(**options) -> ShardedGraph:
     return ShardedGraph(EDGES, 4, **options)
 
 

@@ -2,7 +2,6 @@
 
 import copy
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +22,11 @@ PENALTIES = (None, "simple", "gaussian", "sigmoid", "softmax", "quadratic")
 CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
 FITTING = [(p, c) for p, c in product(PENALTIES, CONSTRAINTS) if p != "simple" or c in ("ball", "sphere")]
 QUICK = {(None, "nonnegative"), ("simple", "sphere"), ("gaussian", "ball")}
+CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING]
+TIED = pytest.param({"heads": 2, "projection": "tied"}, id="projections", marks=pytest.mark.exhaustive)
 
 
-def build(*, dtype: torch.dtype = torch.float64, **options: Any) -> CertifiedDIFFormer:
+def build(*, dtype: torch.dtype = torch.float64, **options) -> CertifiedDIFFormer:
     with seeded(0):
         return CertifiedDIFFormer(5, 8, 3, **{"num_layers": 4} | options).to(dtype)
 
@@ -38,12 +39,12 @@ def nodes(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return x, edges[:, BATCH[edges[0]] == BATCH[edges[1]]], torch.randint(3, (NODES,), generator=generator)
 
 
-def largest_rise(model: CertifiedDIFFormer, *inputs: Any) -> float:
+def largest_rise(model: CertifiedDIFFormer, *inputs) -> float:
     energies = model.energies(*inputs)
     return float((energies.diff() / energies[:-1].abs().clamp(min=1e-300)).max())  # an energy may be zero
 
 
-def train(model: nn.Module, steps: int, rate: float = 0.03) -> Any:
+def train(model: nn.Module, steps: int, rate: float = 0.03):
     """Adam, with edges, without, with a batch of graphs and with a batch of mere nodes in turn; yields the inputs."""
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     x, edges, y = nodes(next(model.parameters()).dtype)
@@ -55,17 +56,9 @@ def train(model: nn.Module, steps: int, rate: float = 0.03) -> Any:
         yield inputs
 
 
-@pytest.mark.parametrize(
-    ("penalty", "constraint"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING],
-)
-@pytest.mark.parametrize(
-    "options",
-    [{"heads": 2}, pytest.param({"heads": 2, "projection": "tied"}, marks=pytest.mark.exhaustive)],
-    ids=["heads", "projections"],
-)
-def test_the_energy_never_rises_while_training(penalty: str | None, constraint: str | None, options: dict[str, Any]):
-    """At every layer after every step, in both modes in turn; in double not at all, up to its rounding."""
+@pytest.mark.parametrize(("penalty", "constraint"), CASES)
+@pytest.mark.parametrize("options", [pytest.param({"heads": 2}, id="heads"), TIED])
+def test_the_energy_never_rises_while_training(penalty: str | None, constraint: str | None, options):
     for dtype, limit in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
         model = build(penalty=penalty, constraint=constraint, lam=0.3, dropout=0.3, dtype=dtype, **options)
         before = copy.deepcopy(model.state_dict())
@@ -290,6 +283,6 @@ NEAR = r"squared distances up to 4.*Pass constraint='ball' or 'sphere' with radi
     (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
     (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
 ])  # fmt: skip
-def test_an_option_or_input_that_does_not_fit_is_refused(call: Any, sentence: str, no_typecheck: None) -> None:
+def test_an_option_or_input_that_does_not_fit_is_refused(call, sentence: str, no_typecheck: None) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()

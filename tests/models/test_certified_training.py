@@ -1,7 +1,5 @@
 """The energy of a certified network on real data: at every layer of every step of training it falls."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -13,10 +11,7 @@ from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import load_digits, load_planetoid
 
 STEPS = 300
-OPTIONS: dict[str, dict[str, Any]] = {
-    "digits": {"constraint": "sphere", "mu": 20.0},
-    "Cora": {"constraint": "ball", "mu": 10.0, "heads": 2},
-}
+OPTIONS = {"digits": {"constraint": "sphere", "mu": 20.0}, "Cora": {"constraint": "ball", "mu": 10.0, "heads": 2}}
 
 
 @pytest.mark.slow

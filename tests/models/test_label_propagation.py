@@ -1,7 +1,5 @@
 """Labels that spread over any coupling, for a number of steps and without end."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from diffusion_mp_experiments.train import DigitsDataModule
 
 
 def clouds(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Sixty points in three clouds, their numbers, and a mask of two of each."""
     y = torch.arange(60) % 3
     centres = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
     points = centres[y] + 0.5 * torch.randn(60, 2, generator=generator)
@@ -38,38 +35,31 @@ def test_the_limit_is_label_spreading_of_scikit_learn(alpha: float, bandwidth: f
 
 
 def test_the_limit_is_where_the_steps_end(generator: torch.Generator) -> None:
-    """Over a graph beside an attention, in a batch of two, and with class labels."""
     points, y, mask = clouds(generator)
     edge_index = torch.randint(60, (2, 200), generator=generator)
     batch = (torch.arange(60) >= 40).long()
     edge_index = edge_index[:, batch[edge_index[0]] == batch[edge_index[1]]]
     both = gaussian(0.5) + dm.AdjacencyDiffusivity("sym", direction="undirected")
-    results = [
-        dm.LabelPropagation(steps, 0.9, 0.5 * both)(y, edge_index, None, mask, batch, features=points.float())
-        for steps in (2000, None)
-    ]
+    models = [dm.LabelPropagation(steps, 0.9, 0.5 * both) for steps in (2000, None)]
+    results = [model(y, edge_index, None, mask, batch, features=points.float()) for model in models]
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
     alone = slice(0, 40)
     inside = edge_index[:, edge_index[0] < 40]
-    model = dm.LabelPropagation(None, 0.9, 0.5 * both)
     given = {"mask": mask[alone], "features": points[alone].float()}
-    torch.testing.assert_close(model(y[alone], inside, **given), results[1][alone])
+    torch.testing.assert_close(models[1](y[alone], inside, **given), results[1][alone])
 
 
 def test_a_sharp_kernel_spreads_nothing_past_its_own_diagonal() -> None:
     """Points thirty widths apart: with the diagonal every node hears itself alone, without it S is that of a path."""
     points, y = 3 * torch.arange(20.0).unsqueeze(1), torch.tensor([0] + 19 * [-1])
-    reached = [
-        dm.LabelPropagation(50, 0.99, gaussian(0.1, diagonal=diagonal))(y, features=points).squeeze(1) > 0
-        for diagonal in (True, False)
-    ]
+    models = [dm.LabelPropagation(50, 0.99, gaussian(0.1, diagonal=diagonal)) for diagonal in (True, False)]
+    reached = [model(y, features=points).squeeze(1) > 0 for model in models]
     assert reached[0].tolist() == [True] + 19 * [False]
     assert reached[1].all()
 
 
 @pytest.mark.slow
 def test_digits_by_their_pixels_alone() -> None:
-    """Five labels per class and no graph; the same width and α with the diagonal."""
     data = DigitsDataModule(seed=0).load()
     accuracy = []
     for diagonal in (False, True):
@@ -101,7 +91,7 @@ Y, DIRECTED = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
     (lambda: dm.LabelPropagation(None)(Y, DIRECTED), "symmetric"),
     (lambda: dm.LabelPropagation(None, diffusivity=gaussian(1.0))(Y, features=torch.eye(4)), "features must have"),
 ])  # fmt: skip
-def test_labels_without_a_limit_are_refused_with_the_way_out(call: Any, sentence: str) -> None:
+def test_labels_without_a_limit_are_refused_with_the_way_out(call, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()
     assert dm.LabelPropagation(None)(Y, dm.Graph(3, DIRECTED).to_undirected()).shape == (3, 2)

@@ -1,7 +1,6 @@
 """PDETransformer: the seven placements, padding, causality, tasks, and what every model promises."""
 
 from itertools import combinations
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ LENGTH, CHANNELS, HEADS = 7, 6, 3
 DOUBLE = torch.float64
 
 
-def build(placement: str | None = None, **options: Any) -> PDETransformer:
+def build(placement: str | None = None, **options) -> PDETransformer:
     options = {"in_channels": [11], "num_layers": 2, "heads": HEADS, "max_length": 20} | options
     if placement is not None:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
@@ -59,7 +58,6 @@ def smoothing(length: int) -> Tensor:
 
 
 def along(matrix: Tensor, x: Tensor) -> Tensor:
-    """A matrix over the positions of x [B, L, C]."""
     return torch.einsum("ij,bjc->bic", matrix, x)
 
 
@@ -295,7 +293,7 @@ def test_dropout_papers_and_repr() -> None:
     (lambda: build(task="retrieve")(sequences()), "other must be passed with task='retrieve'"),
     (lambda: build()(sequences(), None, sequences()), "other must be passed with task='retrieve'"),
 ])  # fmt: skip
-def test_it_says_what_it_needs(call: Any, sentence: str) -> None:
+def test_it_says_what_it_needs(call, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()
 

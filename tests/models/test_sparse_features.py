@@ -27,7 +27,6 @@ DENSE = {
 
 
 def features(n: int = 17) -> torch.Tensor:
-    """Mostly zeros; a row and a column of nothing else."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 13, dtype=torch.float64, generator=generator)
     x = x * (torch.rand(n, 13, generator=generator) < 0.2)
