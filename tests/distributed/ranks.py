@@ -1,7 +1,5 @@
 """Runs a function on several gloo processes of this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,9 +11,7 @@ from torch import distributed, multiprocessing
 
 def _start(rank: int, function: Callable[..., None], ranks: int, folder: Path, seconds: float, args: Any) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", f"file://{folder / 'meet'}", timedelta(seconds=seconds), world_size=ranks, rank=rank
-    )
+    distributed.init_process_group("gloo", f"file://{folder}/meet", timedelta(0, seconds), world_size=ranks, rank=rank)
     function(*args)
     distributed.destroy_process_group()
 

@@ -1,9 +1,5 @@
 """Parts over processes: Lightning's DDP trains on every node once an epoch, with the mean of the parts' gradients."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -38,7 +34,7 @@ def loss_of(model: nn.Module, batch: Data) -> Tensor:
 class Trained(pl.LightningModule):
     """Every process writes down which nodes came in which epoch, and its weights in the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder) -> None:
         super().__init__()
         with seeded(0):
             self.model = DIFFormer(5, 8, 3).double()
@@ -56,7 +52,7 @@ class Trained(pl.LightningModule):
 
 
 @pytest.mark.slow
-def test_lightning_shares_the_parts_of_an_epoch(tmp_path: Path) -> None:
+def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
     module = Trained(tmp_path)
     alone, optimizer = module.model, SGD(module.parameters(), RATE)
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "strategy": "ddp_spawn"}

@@ -1,9 +1,6 @@
 """DistributedDataParallel trains every model, with edges and without: each parameter has the mean of the gradients."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,6 @@ NEED_EDGES = ("gatedgcn", "gcn", "sgc", "gin", "gat", "appnp", "gcnii", "sfi-for
 
 
 def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """Of a loss, and zero where it does not depend on a parameter."""
     model.zero_grad()
     model(**inputs).square().mean().backward()
     named = model.named_parameters()
@@ -31,7 +27,6 @@ def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def compare(case: Case, edges: bool) -> None:
-    """A second step fails where a gradient of the first one has not come."""
     every = [case.inputs(size) for size in (12, 23)]
     every = [{name: part for name, part in inputs.items() if edges or name not in OF_EDGES} for inputs in every]
     together = DistributedDataParallel(case.model().double())
@@ -62,5 +57,5 @@ def train_all() -> None:
 
 
 @pytest.mark.exhaustive
-def test_all_models_train_in_two_processes(tmp_path: Path) -> None:
+def test_all_models_train_in_two_processes(tmp_path) -> None:
     on_ranks(train_all, 2, tmp_path, seconds=120)

@@ -1,12 +1,8 @@
 """Nodes over ranks: loss, logits and all gradients are those of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +18,7 @@ from reading_features import ReadsInputs
 NODES, FEATURES, CLASSES = 1500, 6, 3  # more nodes than a run of Gumbel noise
 SIZES = FEATURES, 8, CLASSES
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS = {
     "DIFFormer-s": lambda: dm.DIFFormer(
         *SIZES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
     ),
@@ -37,7 +33,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 CERTIFIED = {"heads": 2, "constraint": "sphere", "centre": True, "lam": 1.0, "mu": 10.0, "encoder_layers": 2}
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
-ON_BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
+ON_BOTH_WAYS = {
     "certified": lambda: dm.CertifiedDIFFormer(*SIZES, 3, graph=dm.AdjacencyDiffusivity("sym"), **CERTIFIED),
     "certified, projections": lambda: dm.CertifiedDIFFormer(
         *SIZES, 2, projection="tied", lam=0.01, graph=dm.AdjacencyDiffusivity("sum")
@@ -50,7 +46,6 @@ MODELS |= ON_BOTH_WAYS
 
 
 def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A directed weighted graph with loops, parallel edges and nodes nobody sends to; few labels, none at the end."""
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(NODES - 9, (2, 4 * NODES), generator=generator)
     edge_index[1, :40] = edge_index[0, :40]
@@ -61,7 +56,7 @@ def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return x, edge_index, weight, torch.randint(CLASSES, (NODES,), generator=generator), mask
 
 
-def build(make: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
+def build(make, dtype: torch.dtype, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)  # in a process of the test, not of pytest
     return make().to(dtype)
 
@@ -111,9 +106,8 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
             if dtype == torch.float64:
                 assert all(error(ours, theirs) < limit for ours, theirs in pairs), where
             else:
-                # The gradient of some parameters (queries, keys, λ, μ) is a small difference of large numbers, which
-                # rounding moves by more than the limit, differently on every machine. From what double says, ranks must
-                # not be farther than one process is. The whole gradient is held to the limit below.
+                # Some gradients (queries, keys, λ, μ) are small differences of large numbers, which rounding moves by
+                # more than the limit: ranks must not be farther from double than one process is.
                 exact_loss = loss_of(exact, exact(x.double(), exact_graph), y, mask, mask.sum())
                 truth = torch.autograd.grad(exact_loss, list(exact.parameters()), allow_unused=True)
                 errors = [
@@ -129,14 +123,13 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
 
 @pytest.mark.parametrize("bounds", [[0, 1100, NODES], [0, 30, 1490, NODES]], ids=["two", "three"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
-def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dtype, tmp_path: Path) -> None:
+def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dtype, tmp_path) -> None:
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
     on_ranks(same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names)
 
 
 def certified(constraint: str) -> nn.Module:
-    """Attention of a state on a sphere or in a ball, and the graph, in one certified step."""
     attention = dm.SimpleDiffusivity(
         normalize=None, measure="distance", row_stochastic=False, constraint=dm.energies.get_constraint(constraint)
     )
@@ -148,7 +141,7 @@ def certified(constraint: str) -> nn.Module:
 def certified_as_one_process() -> None:
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
     sums = all_merged(dm.couplings.Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None)
-    assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # type: ignore[union-attr]  # e^−100 and 1, no overflow
+    assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # e^−100 and 1, no overflow
     x, edge_index, weight, *_ = data(torch.float64)
     both, weights = torch.cat([edge_index, edge_index.flip(0)], 1), torch.cat([weight, weight])
     graph, whole = ShardedGraph(both, NODES, weights), dm.Graph(NODES, both, weights)
@@ -174,12 +167,11 @@ def certified_as_one_process() -> None:
     assert not dm.AdjacencyDiffusivity("sum")(x[graph.rows], ShardedGraph(both, NODES, near)).symmetric
 
 
-def test_a_certified_step_over_ranks(tmp_path: Path) -> None:
+def test_a_certified_step_over_ranks(tmp_path) -> None:
     on_ranks(certified_as_one_process, 2, tmp_path)
 
 
-def left_by_one(folder: Path) -> None:
-    """The last rank is killed in the second step; the others say so, each in a file."""
+def left_by_one(folder) -> None:
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     x, edge_index, _, y, mask = data(torch.float32)
     graph = ShardedGraph(edge_index, NODES)
@@ -196,7 +188,7 @@ def left_by_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path: Path) -> None:
+def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path) -> None:
     processes = started(left_by_one, ranks, tmp_path, tmp_path, seconds=8)
     for process in processes:
         process.join(60)
@@ -209,8 +201,7 @@ def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path: Pat
         assert "start all of them again from the last checkpoint" in said
 
 
-def stuck(folder: Path) -> None:
-    """The last rank comes to the sum only after everybody's patience is over."""
+def stuck(folder) -> None:
     if distributed.get_rank() == 1:
         time.sleep(6)
         return
@@ -220,7 +211,7 @@ def stuck(folder: Path) -> None:
     (folder / "waited").write_text(str(time.monotonic() - begun))
 
 
-def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path: Path) -> None:
+def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path) -> None:
     on_ranks(stuck, 2, tmp_path, tmp_path, seconds=2)
     assert float((tmp_path / "waited").read_text()) < 5
 

@@ -1,10 +1,6 @@
 """What a part of a graph can not know, and what is no part of one, is refused in a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,31 +15,27 @@ EDGES, X = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(4, 3)
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """This process alone."""
+def group(tmp_path) -> Iterator[None]:
     distributed.init_process_group("gloo", f"file://{tmp_path / 'meet'}", world_size=1, rank=0)
     yield
     distributed.destroy_process_group()
 
 
-def sharded(**options: Any) -> ShardedGraph:
+def sharded(**options) -> ShardedGraph:
     return ShardedGraph(EDGES, 4, **options)
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: sharded(bounds=[0, 2, 4]), r"rise from 0 to num_nodes = 4"),
-        (lambda: sharded(bounds=[0, 3]), r"got \[0, 3\]"),
-        (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
-        (lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()), "can not be taken over .*Use DIFFormer-s"),
-        (lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()), "Make the graph undirected .* before it"),
-        (lambda: AdjacencyDiffusivity()(X, sharded()).T, "transpose of a coupling over several ranks is not"),
-        (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
-        (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
-        (lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES), "Export attention in one"),
-    ],
-)
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: sharded(bounds=[0, 2, 4]), r"rise from 0 to num_nodes = 4"),
+    (lambda: sharded(bounds=[0, 3]), r"got \[0, 3\]"),
+    (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
+    (lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()), "can not be taken over .*Use DIFFormer-s"),
+    (lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()), "Make the graph undirected .* before it"),
+    (lambda: AdjacencyDiffusivity()(X, sharded()).T, "transpose of a coupling over several ranks is not"),
+    (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
+    (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
+    (lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES), "Export attention in one"),
+])  # fmt: skip
 @pytest.mark.usefixtures("group", "no_typecheck")
 def test_operations_that_a_rank_cannot_do_are_refused(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=sentence):

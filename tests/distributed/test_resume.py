@@ -1,9 +1,5 @@
 """A run over ranks goes on from what one of them saved."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from ranks import on_ranks
@@ -13,7 +9,7 @@ from torch import distributed
 from diffusion_mp.distributed import ShardedGraph, node_parallel
 
 
-def trained(folder: Path, begun: Path | None, steps: range) -> None:
+def trained(folder, begun, steps: range) -> None:
     """Steps of NodeFormer with noise and Adam, from the first or from a checkpoint; rank 0 writes one after each."""
     x, edge_index, weight, y, mask = data(torch.float64)
     graph = ShardedGraph(edge_index, NODES, weight, bounds=[0, 1100, NODES])
@@ -34,8 +30,7 @@ def trained(folder: Path, begun: Path | None, steps: range) -> None:
 
 
 @pytest.mark.slow
-def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path: Path) -> None:
-    """Weights, moments and noise: the second step is the one of a run that was not interrupted."""
+def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for folder, begun, steps in ((whole, None, range(2)), (resumed, whole / "0.pt", range(1, 2))):
         folder.mkdir()

@@ -1,9 +1,5 @@
 """Random states and symmetric graphs for the energy tests, all in double."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from energy_cases import from_dense
@@ -13,7 +9,7 @@ from diffusion_mp.couplings import SparseCoupling
 
 
 @pytest.fixture
-def ball(generator: torch.Generator) -> Callable[..., Tensor]:
+def ball(generator: torch.Generator):
     """States drawn uniformly from a ball of the given radius, [n, d]."""
 
     def draw(n: int, d: int, radius: float = 1.0) -> Tensor:
@@ -25,9 +21,7 @@ def ball(generator: torch.Generator) -> Callable[..., Tensor]:
 
 
 @pytest.fixture
-def uniform(generator: torch.Generator) -> Callable[[float, float], float]:
-    """A number between low and high."""
-
+def uniform(generator: torch.Generator):
     def draw(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand(1, generator=generator))
 
@@ -35,9 +29,7 @@ def uniform(generator: torch.Generator) -> Callable[[float, float], float]:
 
 
 @pytest.fixture
-def size(generator: torch.Generator) -> Callable[[int, int], int]:
-    """An integer between low and high, both included."""
-
+def size(generator: torch.Generator):
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (1,), generator=generator))
 
@@ -45,7 +37,7 @@ def size(generator: torch.Generator) -> Callable[[int, int], int]:
 
 
 @pytest.fixture
-def symmetric_graph(generator: torch.Generator) -> Callable[..., SparseCoupling]:
+def symmetric_graph(generator: torch.Generator):
     """A random symmetric non-negative coupling, connected by a cycle unless ``density`` alone shall decide."""
 
     def draw(n: int, density: float = 0.3, *, cycle: bool = True) -> SparseCoupling:

@@ -1,31 +1,47 @@
 """What tests of energies share: a list of penalties, distances, and couplings of a matrix."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import (
-    GaussianPenalty,
-    MixturePenalty,
-    QuadraticPenalty,
-    SigmoidPenalty,
-    SimplePenalty,
-    SoftmaxPenalty,
-)
+import diffusion_mp as dm
+from diffusion_mp.couplings import Score, SparseCoupling
 from diffusion_mp.graph import Graph
 
-PENALTIES = [
-    QuadraticPenalty(),
-    SimplePenalty(),
-    SigmoidPenalty(),
-    SoftmaxPenalty(3),
-    GaussianPenalty(0.4),
-    MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
-]
+PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
+PENALTIES += [dm.GaussianPenalty(0.4), dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+
+
+class Negative(dm.Penalty):
+    """f = 2.5 − z²/2, negative beyond z² = 5, though its domain has no end."""
+
+    score = Score("linear", scale=1.0, offset=2.5)
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return z2 * (2.5 - z2 / 4)
+
+
+class NotItsSlope(dm.GaussianPenalty):
+    """f is not δ′."""
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return z2.log1p()
+
+
+class LearnedSlope(nn.Module):
+    """f = 1/(1 + a z²), which decreases as long as a has not become negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(()))
+
+    def forward(self, z2: Tensor) -> Tensor:
+        return (1 + self.a.to(z2.dtype) * z2).reciprocal()
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def squares(x: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Proposition 4 with the smallest non-zero eigenvalue (corrected): both rates hold, and the upper one is useful."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 
@@ -22,7 +20,6 @@ dense_or_lanczos = pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczo
 @pytest.mark.parametrize("reach", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("cycle", [True, False])
 def test_bounds_hold(reach: float, cycle: bool, symmetric_graph, ball, uniform, size) -> None:
-    """For connected and broken graphs, any λ, within 1/λ₁ and up to 2/λ₁."""
     for _ in range(30):
         s = symmetric_graph(size(3, 15), 0.15 if not cycle else 0.3, cycle=cycle)
         probe = energy_bounds(s, 1e-3)
@@ -58,7 +55,6 @@ def test_bounds_are_reached(symmetric_graph) -> None:
 
 
 def test_lanczos_finds_the_same_ends(symmetric_graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a kernel of several dimensions too, one for every component."""
     s = symmetric_graph(40, 0.02, cycle=False)
     dense = energy_bounds(s, 0.01)
     monkeypatch.setattr(spectrum, "DENSE_NODES", 5)
@@ -68,7 +64,6 @@ def test_lanczos_finds_the_same_ends(symmetric_graph, monkeypatch: pytest.Monkey
 
 
 def cliques(bridge: float, size: int = 6) -> Tensor:
-    """Two complete graphs, joined by one weak edge or not at all."""
     weight = torch.block_diag(*2 * [1 - torch.eye(size, dtype=torch.double)])
     weight[0, -1] = weight[-1, 0] = bridge
     return weight
@@ -82,19 +77,13 @@ def reached(weight: Tensor, tau: float, components: int) -> float:
 
 @dense_or_lanczos
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("weight", "components"),
-    [
-        (path_problem(20).matrix, 1),
-        (cliques(1e-7), 1),
-        (cliques(0.0), 2),
-        (torch.block_diag(path_problem(20).matrix, torch.zeros(3, 3), cliques(1e-5)), 5),
-    ],
-    ids=["path", "bridge", "no bridge", "five components"],
-)
-def test_slow_modes_are_no_kernel(
-    weight: Tensor, components: int, dtype: torch.dtype, dense_nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("weight", "components"), [
+    (path_problem(20).matrix, 1),
+    (cliques(1e-7), 1),
+    (cliques(0.0), 2),
+    (torch.block_diag(path_problem(20).matrix, torch.zeros(3, 3), cliques(1e-5)), 5),
+], ids=["path", "bridge", "no bridge", "five components"])  # fmt: skip
+def test_slow_modes_are_no_kernel(weight, components, dtype, dense_nodes, monkeypatch) -> None:
     """What does not decay at all is known by counting components; a threshold would take slow modes for it."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
     weight = weight.to(dtype).double()

@@ -1,11 +1,7 @@
 """`certify` against random models, energies and states, the adversarial ones included.
 
-Whatever is certified must not rise, neither in the steps from that state nor where a few steps of ascent on the rise
-lead, in double. Whatever is refused must break the very premise that the sentence names, looked at in another way: by
-dense matrices, by a fine grid of distances, by the numbers themselves.
+What is certified must not rise, even after ascent on the rise; what is refused must break the premise that is named.
 """
-
-from __future__ import annotations
 
 import copy
 import math
@@ -19,44 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from energy_cases import LearnedSlope, Negative, NotItsSlope
 from torch import Tensor, nn
 
-from diffusion_mp import (
-    AdjacencyDiffusivity,
-    CertifiedDIFFormer,
-    Diffusivity,
-    EdgeDiffusivity,
-    FunctionPenalty,
-    GaussianDiffusivity,
-    Graph,
-    IdentityDiffusivity,
-    MixturePenalty,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SymmetricDiffusivity,
-    UniformDiffusivity,
-)
-from diffusion_mp.couplings import (
-    Coupling,
-    LowRankCoupling,
-    ProjectedCoupling,
-    ScaledCoupling,
-    Score,
-    SparseCoupling,
-    SumCoupling,
-)
+import diffusion_mp as dm
 from diffusion_mp.couplings.weighted import averaged
-from diffusion_mp.energies import (
-    Ball,
-    Constraint,
-    GaussianPenalty,
-    JointEnergy,
-    Penalty,
-    certification,
-    certify_step,
-    get_constraint,
-    get_penalty,
-)
+from diffusion_mp.energies import Ball, Constraint, certification, get_constraint, get_penalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.updates import CertifiedStep
 
@@ -65,36 +29,7 @@ CHANNELS = 4
 RISE = 1e-12
 
 
-class Negative(Penalty):
-    """f = 2.5 − z²/2, negative beyond z² = 5, though its domain has no end."""
-
-    score = Score("linear", scale=1.0, offset=2.5)
-
-    def delta(self, z2: Tensor) -> Tensor:
-        return z2 * (2.5 - z2 / 4)
-
-
-class Another(GaussianPenalty):
-    """An f that is not δ′."""
-
-    def delta(self, z2: Tensor) -> Tensor:
-        return z2.log1p()
-
-
-class Learned(nn.Module):
-    """f = 1/(1 + a z²)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Parameter(torch.ones(()))
-
-    def forward(self, z2: Tensor) -> Tensor:
-        return (1 + self.a.to(z2.dtype) * z2).reciprocal()
-
-
 class OnHalfSpace(Constraint):
-    """A constraint of somebody's own: the first entry is at most ½."""
-
     def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
         return torch.cat([y[..., :1].clamp(max=0.5), y[..., 1:]], -1)
 
@@ -107,20 +42,16 @@ Step = Callable[[Tensor, Tensor], Tensor]  # of a state and a source
 
 @dataclass
 class Case:
-    """Something to be certified, and the same in double to be attacked."""
-
     ask: Callable[[], Any]
-    energy: Callable[[], JointEnergy]
+    energy: Callable[[], dm.JointEnergy]
     model: nn.Module | None
     state: Callable[[], Tensor]
     moved: Callable[[], Tensor]
-    attacked: Callable[[], tuple[Step, Callable[[Tensor], JointEnergy], Tensor, Tensor]]
-    given: Coupling | None = None
+    attacked: Callable[[], tuple[Step, Callable[[Tensor], dm.JointEnergy], Tensor, Tensor]]
+    given: dm.Coupling | None = None
 
 
 class Draws(random.Random):
-    """Random parts of models and energies."""
-
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.generator = torch.Generator().manual_seed(seed)
@@ -132,14 +63,12 @@ class Draws(random.Random):
         return 10 ** self.uniform(low, high)
 
     def nodes(self) -> tuple[int, Tensor | None]:
-        """How many nodes, and the bounds of their graphs, empty ones among them."""
         size = self.randint(1, 9)
         if self.random() < 0.6:
             return size, None
         return size, torch.tensor([0, *sorted(self.choices(range(size + 1), k=self.randint(0, 3))), size])
 
     def edges(self, size: int, ptr: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Edges within graphs, one way or both, and their weights."""
         if self.random() < 0.15:
             return None, None
         edges = torch.randint(size, (2, self.randint(0, 3 * size)), generator=self.generator)
@@ -152,27 +81,21 @@ class Draws(random.Random):
             weight = None if weight is None else weight.repeat(2)
         return edges, weight
 
-    def penalty(self) -> Penalty | None:
+    def penalty(self) -> dm.Penalty | None:
         names = ["simple", "simple", "sigmoid", "quadratic", "softmax", "gaussian", "mixture", "own", "own", None]
         kind = self.choice(names)
         if kind == "softmax":
             return get_penalty(kind, dim=self.randint(1, 9))
         if kind == "gaussian":
-            return GaussianPenalty(self.decades(-1, 1.5))
+            return dm.GaussianPenalty(self.decades(-1, 1.5))
         if kind == "mixture":
             widths = [self.decades(-1, 2) for _ in range(self.randint(1, 3))]
-            return MixturePenalty(widths, [self.decades(-2, 2) for _ in widths])
+            return dm.MixturePenalty(widths, [self.decades(-2, 2) for _ in widths])
         if kind == "own":
-            return self.choice(
-                [
-                    FunctionPenalty(Learned()),
-                    FunctionPenalty(lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * ((1 + z2).sqrt() - 1)),
-                    FunctionPenalty(lambda z2: 3 - z2, lambda z2: z2 * (3 - z2 / 2), domain=(0.0, 3.0)),
-                    Negative(),
-                    Negative(),
-                    Another(1.0),
-                ]
-            )
+            root = dm.FunctionPenalty(lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * ((1 + z2).sqrt() - 1))
+            line = dm.FunctionPenalty(lambda z2: 3 - z2, lambda z2: z2 * (3 - z2 / 2), domain=(0.0, 3.0))
+            learned = dm.FunctionPenalty(LearnedSlope())
+            return self.choice([learned, root, line, Negative(), Negative(), NotItsSlope(1.0)])
         return None if kind is None else get_penalty(kind)
 
     def constraint(self) -> Constraint:
@@ -180,32 +103,20 @@ class Draws(random.Random):
         name = self.choice([None, "nonnegative", "ball", "ball", "sphere", "sphere", "own"])
         return OnHalfSpace() if name == "own" else get_constraint(name, radius)
 
-    def diffusivity(self) -> Diffusivity:
-        """A graph term or one of the features: fixed, or a reader of states."""
+    def diffusivity(self) -> dm.Diffusivity:
         distance = {"normalize": None, "measure": "distance", "row_stochastic": False}
-        adjacency = AdjacencyDiffusivity(
+        adjacency = dm.AdjacencyDiffusivity(
             self.choice(["sym", "sym", "sum", "row"]),
             direction=self.choice(["undirected", "undirected", "directed", "pyg"]),
             self_loops=self.choice(["keep", "add", "remaining", "remove"]),
         )
-        kernel = GaussianDiffusivity(**distance)
-        return self.choice(
-            [
-                adjacency,
-                adjacency,
-                kernel,
-                SigmoidDiffusivity(**distance),
-                SigmoidDiffusivity(),
-                SimpleDiffusivity(row_stochastic=False),
-                SimpleDiffusivity(**distance),
-                EdgeDiffusivity("gaussian", row_stochastic=self.random() < 0.3),
-                SymmetricDiffusivity(kernel, diagonal=self.random() < 0.5),
-                adjacency + kernel,
-                self.choice([-1.0, 2.0]) * adjacency,
-                UniformDiffusivity(),
-                IdentityDiffusivity(),
-            ]
-        )
+        kernel = dm.GaussianDiffusivity(**distance)
+        others = [dm.SigmoidDiffusivity(**distance), dm.SigmoidDiffusivity()]
+        others.append(dm.SimpleDiffusivity(row_stochastic=False))
+        others += [dm.SimpleDiffusivity(**distance), dm.EdgeDiffusivity("gaussian", row_stochastic=self.random() < 0.3)]
+        others += [dm.SymmetricDiffusivity(kernel, diagonal=self.random() < 0.5), adjacency + kernel]
+        others += [self.choice([-1.0, 2.0]) * adjacency, dm.UniformDiffusivity(), dm.IdentityDiffusivity()]
+        return self.choice([adjacency, adjacency, kernel, *others])
 
 
 def of_a_model(d: Draws) -> Case:
@@ -219,20 +130,11 @@ def of_a_model(d: Draws) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(d.randint(0, 1 << 30))
         layers = d.randint(1, 4)
-        options = {
-            "penalty": penalty,
-            "heads": heads,
-            "projection": d.choice([None, "tied"]),
-            "constraint": d.constraint(),
-            "beta": d.decades(-3, 2),
-            "lam": d.decades(-3, 3),
-            "mu": d.decades(-3, 3),
-            "graph": d.choice([True, True, False, d.diffusivity(), d.diffusivity()]),
-            "inputs": features,
-            "centre": d.random() < 0.2,
-            "dropout": d.choice([0.0, 0.3]),
-        }
-        model = CertifiedDIFFormer(3, CHANNELS, 2, num_layers=layers, **options)
+        options = {"penalty": penalty, "heads": heads, "inputs": features, "projection": d.choice([None, "tied"])}
+        options |= {"constraint": d.constraint(), "beta": d.decades(-3, 2), "lam": d.decades(-3, 3)}
+        options |= {"mu": d.decades(-3, 3), "graph": d.choice([True, True, False, d.diffusivity(), d.diffusivity()])}
+        options |= {"centre": d.random() < 0.2, "dropout": d.choice([0.0, 0.3])}
+        model = dm.CertifiedDIFFormer(3, CHANNELS, 2, num_layers=layers, **options)
     model.train(d.random() < 0.5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -247,7 +149,7 @@ def of_a_model(d: Draws) -> Case:
     dtype = d.choice([DOUBLE, DOUBLE, torch.float32, torch.bfloat16])
     model = model.to(dtype)
     x = (d.decades(-1, 1) * d.randn(size, 3)).to(dtype)
-    graph = Graph(size, edges, None if weight is None else weight.float(), ptr=ptr)
+    graph = dm.Graph(size, edges, None if weight is None else weight.float(), ptr=ptr)
     if penalty is not None and d.random() < 0.02:
         nn.init.constant_(model.conv.lam.raw, 3e38)  # finite, and too large to be multiplied in single precision
 
@@ -256,10 +158,10 @@ def of_a_model(d: Draws) -> Case:
             torch.manual_seed(0)
             return call()
 
-    def inputs() -> tuple[Tensor, Coupling | None]:
+    def inputs() -> tuple[Tensor, dm.Coupling | None]:
         return seeded(lambda: model._terms(x, graph))
 
-    def attacked() -> tuple[Step, Callable[[Tensor], JointEnergy], Tensor, Tensor]:
+    def attacked() -> tuple[Step, Callable[[Tensor], dm.JointEnergy], Tensor, Tensor]:
         double = copy.deepcopy(model).double().requires_grad_(False)
         conv = double.conv
         source, beside = seeded(lambda: double._terms(x.double(), graph))
@@ -270,7 +172,7 @@ def of_a_model(d: Draws) -> Case:
 
         return step, lambda h: conv.energy(graph, h, beside), state, source
 
-    def energy() -> JointEnergy:
+    def energy() -> dm.JointEnergy:
         return model.conv.energy(graph, *inputs())
 
     def state() -> Tensor:
@@ -296,24 +198,22 @@ def of_an_energy(d: Draws) -> Case:
         projection = projection / norms * d.choice([1.0, 1 + 1e-15, 0.5, 1.3, 0.0])
         projection = d.choice([projection, projection.float()])
     edges, weight = d.edges(size, ptr)
-    graph_term: Coupling | None = None
+    graph_term: dm.Coupling | None = None
     if edges is not None:
         weight = torch.ones(edges.size(1), dtype=DOUBLE) if weight is None else weight
         if d.random() < 0.1:
             weight = weight * d.randn(len(weight)).sign()
         promised = d.choice([None, None, None, True])
-        graph_term = SparseCoupling(Graph(size, edges, ptr=ptr), weight, symmetric=promised, nonnegative=True)
+        graph_term = dm.SparseCoupling(dm.Graph(size, edges, ptr=ptr), weight, symmetric=promised, nonnegative=True)
     if d.random() < 0.15:
         q = d.randn(size, 1, 2).abs() if d.random() < 0.5 else d.randn(size, 1, 2)
-        graph_term = LowRankCoupling(q, q, ptr, symmetric=True, nonnegative=True)
+        graph_term = dm.LowRankCoupling(q, q, ptr, symmetric=True, nonnegative=True)
     lam, mu, beta = (torch.tensor(d.decades(-3, 3), dtype=DOUBLE) for _ in range(3))
     metric = 10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
     x = constraint.project(d.decades(-1, 1) * d.randn(*shape))
     source = d.decades(-1, 1) * d.randn(*shape)
-    given = {"mu": mu, "beta": beta, "graph_term": graph_term, "source": source, "metric": metric}
-    energy = JointEnergy(
-        penalty, lam, **given, constraint=constraint, projection=projection, ptr=ptr, mean=d.random() < 0.5
-    )
+    given = {"mu": mu, "beta": beta, "graph_term": graph_term, "source": source, "metric": metric, "ptr": ptr}
+    energy = dm.JointEnergy(penalty, lam, **given, constraint=constraint, projection=projection, mean=d.random() < 0.5)
     for value in (lam, mu, beta):
         if d.random() < 0.02:
             value.fill_(d.choice([math.nan, math.inf, -1.0]))
@@ -328,11 +228,11 @@ def of_an_energy(d: Draws) -> Case:
         given = d.choice([w_of(energy, x), w_of(energy, x.flip(0)), 2.0 * w_of(energy, x), float(mu) * graph_term])
     if d.random() > 0.96:
         eye = torch.eye(size, dtype=DOUBLE).unsqueeze(1)
-        energy.graph_term = LowRankCoupling(eye.flip(0), eye, symmetric=True, nonnegative=True)
+        energy.graph_term = dm.LowRankCoupling(eye.flip(0), eye, symmetric=True, nonnegative=True)
         energy.graph_term.positive_semidefinite = True
 
-    def attacked() -> tuple[Step, Callable[[Tensor], JointEnergy], Tensor, Tensor]:
-        def at(h: Tensor) -> JointEnergy:
+    def attacked() -> tuple[Step, Callable[[Tensor], dm.JointEnergy], Tensor, Tensor]:
+        def at(h: Tensor) -> dm.JointEnergy:
             other = copy.copy(energy)
             other.source = h
             return other
@@ -346,11 +246,10 @@ def of_an_energy(d: Draws) -> Case:
     def moved() -> Tensor:
         return attacked()[0](x, source)
 
-    return Case(lambda: certify_step(energy, given, x), lambda: energy, None, lambda: x, moved, attacked, given)
+    return Case(lambda: dm.certify_step(energy, given, x), lambda: energy, None, lambda: x, moved, attacked, given)
 
 
-def w_of(energy: JointEnergy, z: Tensor) -> Coupling:
-    """W at a state, by the formula."""
+def w_of(energy: dm.JointEnergy, z: Tensor) -> dm.Coupling:
     terms = []
     if energy.penalty is not None:
         within = energy.constraint
@@ -362,17 +261,14 @@ def w_of(energy: JointEnergy, z: Tensor) -> Coupling:
                 within = Ball(norm * min(within.diameter, 1e300) / 2 * (1 - 1e-6) + 1e-300)
         pairs = energy.penalty.coupling(seen, energy.ptr, constraint=within)
         pairs = averaged(pairs) if energy.mean else pairs
-        pairs = pairs if energy.projection is None else ProjectedCoupling(pairs, energy.projection.double())
-        terms.append(ScaledCoupling(float(energy.lam), pairs))
+        pairs = pairs if energy.projection is None else dm.ProjectedCoupling(pairs, energy.projection.double())
+        terms.append(dm.ScaledCoupling(float(energy.lam), pairs))
     if energy.graph_term is not None:
-        terms.append(ScaledCoupling(float(energy.mu), energy.graph_term))
-    return SumCoupling(terms) if terms else 0.0 * UniformDiffusivity()(z.flatten(1))
+        terms.append(dm.ScaledCoupling(float(energy.mu), energy.graph_term))
+    return dm.SumCoupling(terms) if terms else 0.0 * dm.UniformDiffusivity()(z.flatten(1))
 
 
-# --------------------------------------------------------------------------------------------------------------- yes
-
-
-def rounding(energy: JointEnergy, z: Tensor) -> Tensor:
+def rounding(energy: dm.JointEnergy, z: Tensor) -> Tensor:
     """The size of the terms of F, which may cancel, and of what they are made of."""
     with torch.no_grad():
         squares = z.square().sum(2)
@@ -413,11 +309,7 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
     return max(found)
 
 
-# ---------------------------------------------------------------------------------------------------------------- no
-
-
 def promises_too_little(case: Case, whose: str) -> bool:
-    """A step with W raises the error of a coupling that does not promise what a step needs."""
     w = case.given if whose == "step's" else None
     try:
         (w_of(case.energy(), case.state().double()) if w is None else w).majorant(True)
@@ -458,31 +350,20 @@ def not_finite(value: Tensor) -> bool:
 
 
 def too_large(case: Case) -> bool:
-    """The step gives no numbers in its dtype."""
     return not_finite(case.moved())
 
 
 def entries(case: Case) -> Tensor:
-    """A [H, N, N] by products with unit vectors."""
     coupling = case.energy().graph_term
     return coupling.matmul(torch.eye(coupling.num_nodes, dtype=DOUBLE).unsqueeze(1)).permute(1, 0, 2)
 
 
 #: The sentence of a refusal, and whether the premise that it names is broken indeed.
 PREMISES: list[tuple[str, Callable[..., bool]]] = [
-    (
-        r"the parameter (\S+) has entries that are not finite",
-        lambda case, name: not_finite(case.model.get_parameter(name)),
-    ),
-    (
-        r"(lam|mu|beta) must be finite and >= 0",
-        lambda case, name: not 0 <= float(getattr(case.energy(), name)) < math.inf,
-    ),
+    (r"the parameter (\S+) has entries that are not finite", lambda c, name: not_finite(c.model.get_parameter(name))),
+    (r"(lam|mu|beta) must be finite and >= 0", lambda c, name: not 0 <= float(getattr(c.energy(), name)) < math.inf),
     (r"the state has entries that are not finite", lambda case: not_finite(case.state())),
-    (
-        r"the (source|metric|projection) has entries that are not",
-        lambda case, name: not_finite(getattr(case.energy(), name)),
-    ),
+    (r"the (source|metric|projection) has entries that are not", lambda c, name: not_finite(getattr(c.energy(), name))),
     (r"the metric must be positive", lambda case: bool((case.energy().metric <= 0).any())),
     (r"the state leaves", outside),
     (r"is no penalty on", no_penalty),
@@ -533,13 +414,10 @@ def no_warnings() -> Any:
         yield
 
 
-@pytest.mark.parametrize(
-    ("seeds", "certified", "premises"),
-    [(200, 80, len(PREMISES) - 2), pytest.param(10_000, 4_000, len(PREMISES) + 1, marks=pytest.mark.slow)],
-)
-def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_named(
-    seeds: int, certified: int, premises: int
-) -> None:
+@pytest.mark.parametrize(("seeds", "certified", "premises"), [
+    (200, 80, len(PREMISES) - 2), pytest.param(10_000, 4_000, len(PREMISES) + 1, marks=pytest.mark.slow)
+])  # fmt: skip
+def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_named(seeds, certified, premises):
     said, worst = search(range(seeds))
     print(f"{dict(said)}, largest relative rise {worst:.3g}")
     assert said["certified"] >= certified, said
@@ -547,13 +425,10 @@ def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_
     assert abs(worst) < RISE
 
 
-@pytest.mark.parametrize(
-    ("premise", "seed"),
-    [("_not_finite", 38), ("_outside", 37), ("_no_penalty", 409), ("_not_as_declared", 68), ("_not_equal", 362)],
-)
-def test_without_one_of_the_premises_the_search_finds_a_rise(
-    premise: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("premise", "seed"), [
+    ("_not_finite", 38), ("_outside", 37), ("_no_penalty", 409), ("_not_as_declared", 68), ("_not_equal", 362)
+])  # fmt: skip
+def test_without_one_of_the_premises_the_search_finds_a_rise(premise: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     search(range(seed, seed + 1))
     monkeypatch.setattr(certification, premise, lambda *_: None)
     with pytest.raises(AssertionError, match="covers the step"):

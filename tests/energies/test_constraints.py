@@ -1,7 +1,5 @@
 """Constraints: projections are nearest points, keep what is inside, and have finite gradients everywhere."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -19,9 +17,7 @@ def rows(generator: torch.Generator) -> Tensor:
 
 
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
-def test_the_projection_is_inside_nearest_and_final(
-    constraint: Constraint, rows: Tensor, generator: torch.Generator
-) -> None:
+def test_the_projection_is_inside_nearest_and_final(constraint: Constraint, rows: Tensor, generator: torch.Generator):
     nearest = constraint.project(rows)
     assert constraint.holds(nearest)
     torch.testing.assert_close(constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15)
@@ -32,9 +28,7 @@ def test_the_projection_is_inside_nearest_and_final(
 
 @pytest.mark.parametrize(("dtype", "far"), [(torch.float64, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)])
 @pytest.mark.parametrize("constraint", ALL[1:], ids=repr)
-def test_one_row_outside_is_seen_beyond_rounding(
-    constraint: Constraint, rows: Tensor, dtype: torch.dtype, far: float
-) -> None:
+def test_one_row_outside_is_seen_beyond_rounding(constraint: Constraint, rows: Tensor, dtype: torch.dtype, far: float):
     inside = constraint.project(rows.to(dtype))
     assert constraint.holds(inside)
     assert constraint.holds(constraint.project(rows).float().double()), "a state that was once in single precision"
@@ -72,7 +66,7 @@ def test_getting_one_by_name(no_typecheck: None) -> None:
     with pytest.raises(ValueError, match="constraint must be one of None, 'nonnegative', 'ball', 'sphere'; got 'cone'"):
         get_constraint("cone")
     with pytest.raises(TypeError, match="radius must be a number"):
-        Ball("wide")  # type: ignore[arg-type]
+        Ball("wide")
     for constraint in ALL[1:]:
         with pytest.raises(TypeError, match="x must be floating point"):
             constraint.holds(torch.ones(2, 3, dtype=torch.long))

@@ -1,11 +1,10 @@
 """``JointEnergy`` against its definition, term by term over pairs written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
+from energy_cases import randn
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
@@ -15,10 +14,6 @@ from diffusion_mp.graph import Graph
 PENALTIES = ["simple", "sigmoid", "gaussian", "quadratic", SoftmaxPenalty(3)]
 PTR = torch.tensor([0, 4, 4, 9])
 EDGES = torch.tensor([[0, 1, 2, 1, 5, 6, 7, 5], [1, 0, 1, 2, 6, 5, 5, 7]])
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def edges(heads: int) -> SparseCoupling:
@@ -33,7 +28,7 @@ def plain(penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: T
     same = member.unsqueeze(1) == member
     total = 3 * (m.unsqueeze(2) * (x - h).square()).sum()
     squares = (seen.unsqueeze(1) - seen.unsqueeze(0)).square().sum(3)
-    total = total + get_penalty(penalty).delta(squares)[same].sum()  # type: ignore[arg-type]
+    total = total + get_penalty(penalty).delta(squares)[same].sum()
     squares = (x.unsqueeze(1) - x.unsqueeze(0)).square().sum(3)
     return total + 2.5 * (edges(x.size(1)).to_dense().permute(1, 2, 0) * squares).sum()
 
@@ -44,7 +39,7 @@ def plain(penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: T
 def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor | None) -> None:
     x, h, m = randn(9, 2, 3).requires_grad_(), randn(9, 2, 3, seed=1), randn(9, 2, seed=2).exp()
     options = {"graph_term": edges(2), "source": h, "metric": m, "ptr": ptr}
-    energy = JointEnergy(penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options)  # type: ignore[arg-type]
+    energy = JointEnergy(penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options)
     got, expected = energy(x, x + 1), plain(penalty, x, x, h, m, ptr)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     gradients = (torch.autograd.grad(value, x)[0] for value in (got, expected))
@@ -56,17 +51,17 @@ def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor
 def test_projected_heads_see_one_state(penalty: object) -> None:
     x, h, w = randn(9, 1, 4), randn(9, 1, 4, seed=1), randn(2, 3, 4, seed=2)
     options = {"graph_term": edges(1), "mu": 5.0, "beta": 3.0, "projection": w}
-    got = JointEnergy(penalty, 2.0, source=h, **options)(x)  # type: ignore[arg-type]
+    got = JointEnergy(penalty, 2.0, source=h, **options)(x)
     seen = torch.einsum("hdc,nkc->nhd", w, x)
     expected = plain(penalty, x, seen, h, torch.ones(9, 1, dtype=x.dtype), None)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-    assert JointEnergy(penalty, 2.0, source=h[:, 0], **options)(x[:, 0]) == got  # type: ignore[arg-type]
+    assert JointEnergy(penalty, 2.0, source=h[:, 0], **options)(x[:, 0]) == got
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 def test_the_surrogate_touches_from_above(penalty: object) -> None:
     at, h = get_constraint("ball").project(randn(9, 2, 3)), randn(9, 2, 3, seed=1)
-    energy = JointEnergy(penalty, 2.0, graph_term=edges(2), mu=5.0, source=h, beta=3.0, ptr=PTR)  # type: ignore[arg-type]
+    energy = JointEnergy(penalty, 2.0, graph_term=edges(2), mu=5.0, source=h, beta=3.0, ptr=PTR)
     torch.testing.assert_close(energy.surrogate(at, at), energy(at), rtol=1e-13, atol=1e-13)
     for seed in range(5):
         x = get_constraint("ball").project(at + 0.5 * randn(9, 2, 3, seed=seed))
@@ -112,11 +107,7 @@ def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
         ({"lam": torch.ones(2)}, ValueError, "lam must be a number or a 0-dimensional tensor; got a float32 tensor"),
         ({"graph_term": EDGES}, TypeError, "graph_term must be a Coupling or None"),
         ({"projection": x}, ValueError, r"projection must be \[heads, head_channels, channels\]"),
-        (
-            {"projection": randn(2, 3, 4)},
-            ValueError,
-            "x must have one head and the 4 channels that the projection reads",
-        ),
+        ({"projection": randn(2, 3, 4)}, ValueError, "x must have one head and the 4 channels that the projection"),
         ({"source": randn(9, 4)}, ValueError, r"source must have the shape \[9, 3\] of the state"),
         ({"source": x, "metric": torch.ones(8)}, ValueError, r"metric must be \[9\] or \[9, heads\]"),
         ({"source": x, "metric": torch.ones(9, 2)}, ValueError, r"metric must be \[9\] or \[9, heads\]"),

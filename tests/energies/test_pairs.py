@@ -1,7 +1,5 @@
 """Sums over all pairs: the O(N d²) polynomials and the tiles against plain N × N matrices."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -16,13 +14,11 @@ from diffusion_mp.energies import Penalty, SimplePenalty, pairs
 
 
 def dense_total(penalty: Penalty, x: Tensor) -> Tensor:
-    """Σ_ij δ(‖x_i − x_j‖²)."""
     return penalty.delta(squares(x)).sum()
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a small state crosses many tiles and chunks, of uneven size."""
     monkeypatch.setattr(pairs, "TILE_ENTRIES", 50)
     monkeypatch.setattr(pairs, "CHUNK_ROWS", 7)
 
@@ -54,7 +50,6 @@ def test_total_is_dense_total(penalty: Penalty, n: int, ball, small_tiles: None)
 
 @every_penalty
 def test_ragged_batches_and_heads_add_up(penalty: Penalty, ball, small_tiles: None) -> None:
-    """Pairs stay within their graph and head; empty graphs count nothing."""
     x = ball(34, 3).view(17, 2, 3)
     ptr = torch.tensor([0, 5, 5, 6, 17])
     alone = sum(dense_total(penalty, x[a:b, head]) for a, b in [(0, 5), (5, 6), (6, 17)] for head in range(2))

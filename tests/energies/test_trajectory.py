@@ -1,7 +1,5 @@
 """Theorem T2: one λ, certified at the first state, for all steps of a run; the λ of that state alone fails later."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -9,22 +7,12 @@ import torch
 from energy_cases import every_penalty
 from torch import Tensor
 
-from diffusion_mp.energies import (
-    Energy,
-    GaussianPenalty,
-    Penalty,
-    QuadraticPenalty,
-    SigmoidPenalty,
-    SimplePenalty,
-    certify,
-    certify_trajectory,
-)
+import diffusion_mp as dm
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 
-def run(penalty: Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None) -> list[Tensor]:
-    """x and the states after it."""
+def run(penalty: dm.Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None) -> list[Tensor]:
     states = [x]
     for _ in range(steps):
         x = states[-1]
@@ -33,37 +21,34 @@ def run(penalty: Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None 
     return states
 
 
-def rises(penalty: Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None) -> int:
+def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None) -> int:
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
-    energy = Energy(penalty, lam, ptr=ptr)
+    energy = dm.Energy(penalty, lam, ptr=ptr)
     values = [energy(new, old) for old, new in pairwise(states)]
     rest = [energy(state) for state in states[1:]]  # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both
-    return sum(
-        bool(after > min(before, still) + 1e-12 * abs(before) + 1e-13)
-        for before, still, after in zip(values, rest, values[1:], strict=False)
-    )
+    steps = zip(values, rest, values[1:], strict=False)
+    return sum(bool(new > min(old, still) + 1e-12 * abs(old) + 1e-13) for old, still, new in steps)
 
 
 @every_penalty
-def test_one_lambda_holds_at_every_step(penalty: Penalty, ball, uniform, size) -> None:
-    """And for every larger one."""
+def test_one_lambda_holds_at_every_step(penalty: dm.Penalty, ball, uniform, size) -> None:
     for _ in range(10):
         x, tau = ball(size(1, 12), size(1, 4)), uniform(0.02, 1.0)
-        certificate = certify_trajectory(penalty, x, tau)
+        certificate = dm.certify_trajectory(penalty, x, tau)
         assert certificate
         states = run(penalty, x, tau, 15)
         for factor in (1.0, 10.0):
             assert rises(penalty, factor * certificate.lam, states) == 0
-        assert all(certificate.lam >= certify(penalty, state, tau).lam * (1 - 1e-12) for state in states)
+        assert all(certificate.lam >= dm.certify(penalty, state, tau).lam * (1 - 1e-12) for state in states)
 
 
 def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None:
     """Nodes that leave a neighbour behind lower its degree, and then a larger λ is needed than at the start."""
-    penalty, outgrown, risen = GaussianPenalty(0.2), 0, 0
+    penalty, outgrown, risen = dm.GaussianPenalty(0.2), 0, 0
     for _ in range(30):
         x = ball(6, 2)
-        states, whole = run(penalty, x, 1.0, 12), certify_trajectory(penalty, x, 1.0).lam
-        later = [certify(penalty, state, 1.0).lam for state in states]
+        states, whole = run(penalty, x, 1.0, 12), dm.certify_trajectory(penalty, x, 1.0).lam
+        later = [dm.certify(penalty, state, 1.0).lam for state in states]
         outgrown += max(later) > 1.01 * later[0]
         assert max(later) <= whole
         risen += rises(penalty, 0.1 * whole, states) > 0
@@ -72,39 +57,36 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None
 
 
 def test_every_graph_counts_for_itself(ball) -> None:
-    """The worst of a batch, heads among it."""
-    penalty, ptr = GaussianPenalty(0.4), torch.tensor([0, 3, 3, 12])
+    penalty, ptr = dm.GaussianPenalty(0.4), torch.tensor([0, 3, 3, 12])
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
-    certificate = certify_trajectory(penalty, x, 0.7, ptr=ptr)
-    alone = [certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
+    certificate = dm.certify_trajectory(penalty, x, 0.7, ptr=ptr)
+    alone = [dm.certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
     assert certificate.lam == pytest.approx(0.7 / (2 * 1.0 * (2 - 0.7 * 2 * (1 - 1 / 9))), rel=0.5)
     assert certificate.lam >= max(each.lam for each in alone)
     assert rises(penalty, certificate.lam, run(penalty, x, 0.7, 10, ptr), ptr) == 0
     heads = torch.stack([ball(5, 2), 3 * ball(5, 2)], 1)
-    assert certify_trajectory(penalty, heads, 0.7).lam == certify_trajectory(penalty, heads[:, 1], 0.7).lam
+    assert dm.certify_trajectory(penalty, heads, 0.7).lam == dm.certify_trajectory(penalty, heads[:, 1], 0.7).lam
 
 
 def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None:
-    penalty, x, tau = GaussianPenalty(0.5), (1e3 + ball(5, 2)).float(), 0.7
+    penalty, x, tau = dm.GaussianPenalty(0.5), (1e3 + ball(5, 2)).float(), 0.7
     wide = x.double()
     across = 4 * (wide - wide.mean(0)).square().sum(1).max()
     degree = 1 + 4 * float(penalty.f(across))
     wanted = tau / (2 * degree * (2 - tau * 2 * (1 - 1 / 5)))
-    assert certify_trajectory(penalty, x, tau).lam == pytest.approx(wanted, rel=1e-12)
+    assert dm.certify_trajectory(penalty, x, tau).lam == pytest.approx(wanted, rel=1e-12)
 
 
 def test_refusals(ball) -> None:
-    certificate = certify_trajectory(SigmoidPenalty(), ball(5, 2), 1.01)
+    certificate = dm.certify_trajectory(dm.SigmoidPenalty(), ball(5, 2), 1.01)
     assert not certificate
     assert certificate.tau_max == 1
     assert str(certificate).startswith("Theorem T2 does not cover τ = 1.01: above τ = 1")
     unit = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1)
-    assert certify_trajectory(SimplePenalty(), unit, 1.0)
-    assert "beyond the domain of SimplePenalty()" in certify_trajectory(SimplePenalty(), 1.01 * unit, 0.5).reason
-    assert certify_trajectory(QuadraticPenalty(), torch.zeros(0, 2), 1.0)
-    for penalty, tau, sentence in [
-        ("simple", 0.5, "penalty must be a Penalty"),
-        (SimplePenalty(), 0.0, "tau must be finite and > 0"),
-    ]:
-        with pytest.raises((TypeError, ValueError), match=sentence):
-            certify_trajectory(penalty, unit, tau)
+    assert dm.certify_trajectory(dm.SimplePenalty(), unit, 1.0)
+    assert "beyond the domain of SimplePenalty()" in dm.certify_trajectory(dm.SimplePenalty(), 1.01 * unit, 0.5).reason
+    assert dm.certify_trajectory(dm.QuadraticPenalty(), torch.zeros(0, 2), 1.0)
+    with pytest.raises(TypeError, match="penalty must be a Penalty"):
+        dm.certify_trajectory("simple", unit, 0.5)
+    with pytest.raises(ValueError, match="tau must be finite and > 0"):
+        dm.certify_trajectory(dm.SimplePenalty(), unit, 0.0)

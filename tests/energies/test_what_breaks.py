@@ -1,9 +1,5 @@
 """Theorem T1 of docs/certified.md needs what it says: each premise left out, and an energy that rises."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,18 +14,13 @@ PENALTY = SigmoidPenalty()
 
 
 def edges(num_nodes: int, ends: list[tuple[int, int]], both: bool = True) -> Coupling:
-    """Weight one on every listed edge source → target, and back."""
     index = torch.tensor(ends).T
     index = torch.cat([index, index.flip(0)], 1) if both else index
     return SparseCoupling(Graph(num_nodes, index), torch.ones(index.size(1), 1, dtype=DOUBLE), nonnegative=True)
 
 
 def column(*values: float) -> Tensor:
-    """A state of one head and one channel."""
     return torch.tensor(values, dtype=DOUBLE).reshape(-1, 1, 1)
-
-
-# ------------------------------------------------------------------------------------------ the denominator is sharp
 
 
 def moved(x: Tensor, coupling: Coupling, source: Tensor, beta: float, p: float) -> Tensor:
@@ -55,9 +46,6 @@ def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
     assert torch.equal(CertifiedStep(constraint="sphere")(x, coupling, source=source), x)
 
 
-# ----------------------------------------------------------------------------------- what people put between the steps
-
-
 def test_a_directed_graph_has_no_energy() -> None:
     """Three nodes hear a fourth, which hears a fifth: what the fifth says raises the energy of three edges."""
     x, ends = column(0, 0, 0, 0, 1), [(3, 0), (3, 1), (3, 2), (4, 3)]
@@ -68,7 +56,6 @@ def test_a_directed_graph_has_no_energy() -> None:
 
 
 def setting() -> tuple[Tensor, Tensor, Coupling]:
-    """The state at which F is least, its source and a ring of six nodes."""
     source = torch.randn(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
     ring = edges(6, [(i, (i + 1) % 6) for i in range(6)])
     x = source
@@ -78,7 +65,6 @@ def setting() -> tuple[Tensor, Tensor, Coupling]:
 
 
 def average(w: Tensor, x: Tensor, source: Tensor) -> Tensor:
-    """(h + W v) / (1 + w) for a dense W [N, N], one head."""
     return (source + (w @ x.squeeze(1)).unsqueeze(1)) / (1 + w.sum(1)).reshape(-1, 1, 1)
 
 
@@ -96,7 +82,7 @@ def separate_denominators(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     return x + 0.1 * (source - x - pairs.laplacian(x) / pairs.degree().unsqueeze(2) - ring.laplacian(x) / 2)
 
 
-LAYERS: dict[str, Callable[[Tensor, Tensor, Coupling], Tensor]] = {
+LAYERS = {
     "certified": certified,
     "layer norm": lambda *given: torch.nn.functional.layer_norm(certified(*given), (4,)),
     "tanh": lambda *given: certified(*given).tanh(),
@@ -121,9 +107,7 @@ def test_a_ball_or_an_orthant_that_holds_the_source_never_acts() -> None:
     """A certified step is a weighted mean of source and states, so where these lie in a convex C it does, too."""
     source = torch.rand(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) / 2
     coupling = PENALTY.coupling(source) + edges(6, [(0, 1), (1, 2)])
-    free, confined, ball = (
-        CertifiedStep(constraint=name)(source.flip(0), coupling, source=source)
-        for name in (None, "nonnegative", "ball")
-    )
+    steps = (CertifiedStep(constraint=name) for name in (None, "nonnegative", "ball"))
+    free, confined, ball = (step(source.flip(0), coupling, source=source) for step in steps)
     assert torch.equal(free, confined)
     assert torch.equal(free, ball)

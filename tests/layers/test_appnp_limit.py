@@ -1,7 +1,5 @@
 """APPNP without end: a readout that spreads what any model says, and the model is trained through it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

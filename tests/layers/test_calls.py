@@ -1,10 +1,6 @@
-"""The overhead of a forward pass: calls of functions of the package, and moves between its files.
-
-It dominates the time of small graphs, and a reader of the code has to follow every move.
-"""
+"""The overhead of a forward pass, which dominates on small graphs: calls of functions, and moves between files."""
 
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +14,7 @@ PACKAGE = str(Path(mp.__file__).parent)
 
 
 @contextmanager
-def calls() -> Iterator[list[str]]:
-    """The file of every call of a function of the package, in order."""
+def calls():
     files: list[str] = []
     before = sys.getprofile()
 
@@ -35,15 +30,11 @@ def calls() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize(
-    ("module", "most_calls", "most_files", "most_moves"),
-    [
-        (mp.DIFFormerConv(16, 16), 86, 20, 45),
-        (mp.CertifiedConv(16), 87, 23, 56),
-        (mp.NodeFormer(16, 16, 4, num_layers=2).eval(), 364, 28, 177),
-    ],
-    ids=["DIFFormerConv", "CertifiedConv", "NodeFormer of two layers"],
-)
+@pytest.mark.parametrize(("module", "most_calls", "most_files", "most_moves"), [
+    (mp.DIFFormerConv(16, 16), 86, 20, 45),
+    (mp.CertifiedConv(16), 87, 23, 56),
+    (mp.NodeFormer(16, 16, 4, num_layers=2).eval(), 364, 28, 177),
+], ids=["DIFFormerConv", "CertifiedConv", "NodeFormer of two layers"])  # fmt: skip
 def test_a_forward_pass_takes_few_calls(module, most_calls, most_files, most_moves, train, no_typecheck):
     graph, x = mp.Graph(50, torch.randint(50, (2, 200))), 0.1 * torch.randn(50, 16)
     with torch.set_grad_enabled(train):

@@ -1,19 +1,17 @@
 """The GraphGPS block: its two branches, with and without edges."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
 
 from diffusion_mp.layers import GatedGCNConv, GCNConv, GPSBlock, MLPConv, SFiConv
+from diffusion_mp.testing.laws import seeded
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])
 
 
 def build(local: bool = True, attention: bool = True, dropout: float = 0.0) -> GPSBlock:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         first = GatedGCNConv(4) if local else None
         second = SFiConv(4, 4, 2, residual=False) if attention else None
         return GPSBlock(4, first, second, dropout=dropout).double().eval()
@@ -21,7 +19,7 @@ def build(local: bool = True, attention: bool = True, dropout: float = 0.0) -> G
 
 def states() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return tuple(torch.randn(5, 4, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore
+    return tuple(torch.randn(5, 4, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
 def test_the_branches_meet_before_the_feed_forward_network() -> None:
@@ -31,11 +29,7 @@ def test_the_branches_meet_before_the_feed_forward_network() -> None:
     got, got_edges = block(x, EDGES, edge_attr=e)
     torch.testing.assert_close(got, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(got_edges, edges, rtol=1e-10, atol=1e-10)
-
-
-def test_without_edges_the_attention_is_alone() -> None:
-    block, (x, _) = build(), states()
-    total = block.attention_norm(x + block.attention(x))
+    total = block.attention_norm(x + block.attention(x))  # without edges the attention is alone
     torch.testing.assert_close(block(x), block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
 
 
@@ -52,24 +46,20 @@ def test_either_branch_may_be_missing() -> None:
         local(x)
     with pytest.raises(ValueError, match="needs local or attention, or both; got neither"):
         GPSBlock(4)
+    with pytest.raises(ValueError, match="attention must map 4 channels to 4; got 4 to 3"):
+        GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3))
+    with pytest.raises(ValueError, match="local must map 4 channels to 4; got 3 to 3"):
+        GPSBlock(4, GatedGCNConv(3))
 
 
 def test_a_layer_without_a_residual_of_its_own_gets_one() -> None:
     x, e = states()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         block = GPSBlock(4, GCNConv(4, 4), norm="layer").double().eval()
     total = block.local_norm(x + block.local(x, EDGES))
     out, edges = block(x, EDGES, edge_attr=e)
     torch.testing.assert_close(out, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
     assert torch.equal(edges, e)
-
-
-def test_layers_of_other_widths_are_refused() -> None:
-    with pytest.raises(ValueError, match="attention must map 4 channels to 4; got 4 to 3"):
-        GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3))
-    with pytest.raises(ValueError, match="local must map 4 channels to 4; got 3 to 3"):
-        GPSBlock(4, GatedGCNConv(3))
 
 
 @pytest.mark.parametrize("attention", [True, False])
@@ -79,8 +69,7 @@ def test_dropout_acts_on_what_a_branch_adds(attention: bool) -> None:
     block = GPSBlock(4, *((None, branch) if attention else (branch, None)), norm=None, dropout=0.5).double()
     block.ffn = torch.nn.Identity()  # the output is twice the sum of the branches
     change = branch(x)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         added = block(x, EDGES) / 2 - x
     kept = added != 0
     assert 0 < kept.sum() < kept.numel()

@@ -1,9 +1,6 @@
 """One diffusion step along a sequence: the equation, padding that never leaks, α under its budget, what it costs."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler
 
 DOUBLE = torch.float64
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "default": {},
     "strides": {"strides": (1, 2, 4, 9)},
     "heads": {"strides": (1, 3), "heads": 2, "per": "head"},
@@ -88,7 +85,6 @@ def test_a_sequence_alone_stacked_and_ragged_is_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("mask", masks().values(), ids=masks())
 def test_padding_never_leaks(name: str, mask: Tensor) -> None:
-    """Tokens are one sequence wherever the padding stands, and padding keeps what it has, NaN included."""
     layer, x = build(name), random(4, 10, 4)
     x[~mask] = math.nan
     got = layer(x, mask)
@@ -104,7 +100,6 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
 
 
 def test_the_mask_of_padding_and_the_order_of_dimensions_may_be_those_of_pytorch() -> None:
-    """What its attention takes: padding is true, and the batch comes second."""
     layer, x, mask = build("heads"), random(4, 10, 4), masks()["anywhere"]
     assert torch.equal(layer(x, key_padding_mask=~mask), layer(x, mask))
     second = PDEDiffusion1d(4, **OPTIONS["heads"], batch_first=False).double()
@@ -155,9 +150,6 @@ def test_the_returned_coupling_is_the_step() -> None:
     assert layer(x, return_coupling=True)[1].num_nodes == 10
 
 
-# ------------------------------------------------------------------------------------------------ α
-
-
 @pytest.mark.parametrize("budget", [0.5, 0.25, 3.0])
 def test_alpha_starts_where_asked_and_stays_under_its_budget(budget: float) -> None:
     diffusivity = NeumannDiffusivity(2, strides=(1, 2, 4), alpha=0.1, budget=budget).double()
@@ -192,9 +184,6 @@ def test_a_quarter_never_changes_a_sign_and_a_half_never_expands() -> None:
         assert after.norm() <= highest.norm()
 
 
-# ------------------------------------------------------------------------------------------------ the module
-
-
 def test_the_norm_is_that_of_the_step() -> None:
     bare, normed = PDEDiffusion1d(4, strides=(1, 2)).double(), PDEDiffusion1d(4, strides=(1, 2), norm=True).double()
     x, mask = random(4, 10, 4), masks()["right"]
@@ -212,35 +201,16 @@ def test_no_guarantee_covers_the_norm() -> None:
     assert normed.diff(dim=1).norm() > 10 * x.diff(dim=1).norm()
 
 
-BAD: dict[str, tuple[Any, type[Exception], str]] = {
-    "channels": (lambda x: PDEDiffusion1d(4)(x[..., :3]), ValueError, r"x must be \[batch, length, 4\].*\[2, 5, 3\]"),
-    "integers": (lambda x: PDEDiffusion1d(4)(x.long()), TypeError, r"x must be floating point.*x\.float\(\)"),
-    "mask of floats": (lambda x: PDEDiffusion1d(4)(x, torch.ones(2, 5)), TypeError, r"mask must be a bool tensor"),
-    "the order of dimensions": (
-        lambda x: PDEDiffusion1d(4)(x, torch.ones(5, 2, dtype=torch.bool)),
-        ValueError,
-        r"If x is \[length, batch, channels\], build the layer with batch_first=False",
-    ),
-    "padding of floats": (
-        lambda x: PDEDiffusion1d(4)(x, key_padding_mask=torch.zeros(2, 5)),
-        TypeError,
-        r"key_padding_mask must be a bool tensor, true where there is padding",
-    ),
-    "two masks": (
-        lambda x: PDEDiffusion1d(4)(x, torch.ones(2, 5).bool(), key_padding_mask=torch.zeros(2, 5).bool()),
-        ValueError,
-        r"mask and key_padding_mask say the same thing.*pass one",
-    ),
-    "mask with rows": (
-        lambda x: PDEDiffusion1d(4)(x[0], torch.ones(5).bool()),
-        ValueError,
-        r"mask goes with sequences.*For its rows pass batch",
-    ),
-    "batch with a stack": (
-        lambda x: PDEDiffusion1d(4)(x, batch=torch.zeros(2).long()),
-        ValueError,
-        r"batch goes with rows.*For its padding pass mask",
-    ),
+STEP, TRUE = PDEDiffusion1d(4), torch.ones(2, 5, dtype=torch.bool)
+BAD = {
+    "channels": (lambda x: STEP(x[..., :3]), ValueError, r"x must be \[batch, length, 4\].*\[2, 5, 3\]"),
+    "integers": (lambda x: STEP(x.long()), TypeError, r"x must be floating point.*x\.float\(\)"),
+    "mask of floats": (lambda x: STEP(x, torch.ones(2, 5)), TypeError, r"mask must be a bool tensor"),
+    "order": (lambda x: STEP(x, TRUE.mT), ValueError, r"\[length, batch, channels\], build .* with batch_first=False"),
+    "padding": (lambda x: STEP(x, key_padding_mask=torch.ones(2, 5)), TypeError, "key_padding_mask must be a bool"),
+    "two masks": (lambda x: STEP(x, TRUE, key_padding_mask=~TRUE), ValueError, r"say the same thing.*pass one"),
+    "mask with rows": (lambda x: STEP(x[0], TRUE[0]), ValueError, r"mask goes with sequences.*For its rows pass batch"),
+    "stack": (lambda x: STEP(x, batch=torch.zeros(2).long()), ValueError, r"batch goes with rows.*padding pass mask"),
     "heads": (lambda x: PDEDiffusion1d(4, heads=3), ValueError, r"heads must divide channels=4; got 3"),
     "per": (lambda x: PDEDiffusion1d(4, per="token"), ValueError, r"per must be one of 'layer'"),
     "update": (lambda x: PDEDiffusion1d(4, update="euler"), TypeError, r"update must be a StateUpdate; got 'euler'"),

@@ -1,10 +1,5 @@
 """What PyG's layers take, ours take with the same result, or refuse with the way out."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -38,7 +33,7 @@ def loaded(ours: nn.Module, theirs: nn.Module) -> nn.Module:
     return ours
 
 
-def assert_same(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], *leaves: Tensor) -> None:
+def assert_same(ours, theirs, *leaves: Tensor) -> None:
     """Equal values and gradients; of leaves that one of the two does not read the gradient is zero."""
     leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
     got, expected = ours(*leaves), theirs(*leaves)
@@ -54,7 +49,7 @@ def mlp() -> nn.Module:
 
 
 # Arguments of the class of this name, ours and PyG's.
-WEIGHTED: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+WEIGHTED = {
     "GCNConv": ("GCNConv", (C, 4), {}),
     "GCNConv, no bias": ("GCNConv", (C, 4), {"bias": False}),
     "GCNConv, A": ("GCNConv", (C, 4), {"normalize": False}),
@@ -65,7 +60,7 @@ WEIGHTED: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "SGConv, loops as they are": ("SGConv", (C, 4, 2), {"add_self_loops": False}),
 }
 
-WITH_FEATURES: dict[str, dict[str, Any]] = {
+WITH_FEATURES = {
     "plain": {},
     "heads": {"heads": 3, "negative_slope": 0.1},
     "mean of heads": {"heads": 2, "concat": False, "bias": False},
@@ -87,17 +82,17 @@ def test_weights_of_pyg_give_its_outputs(name: str, weighted: bool) -> None:
     assert_same(lambda x, *w: ours(x, EDGES, *w), lambda x, *w: theirs(x, EDGES, *w), draw(N, C), *weight)
 
 
+def with_features(layer: nn.Module, edges: Tensor):
+    return lambda x, *f: layer(x, edges, **({"edge_attr": f[0]} if f else {}))
+
+
 @pytest.mark.parametrize("name", WITH_FEATURES)
 def test_attention_of_pyg_gives_its_outputs(name: str) -> None:
     options = WITH_FEATURES[name]
     theirs = drawn(pyg.GATConv(C, 4, **options))
     ours = loaded(mp.GATConv(C, 4, **options), theirs)
     features = [draw(E, 3, seed=2)] if "edge_dim" in options else []
-
-    def given(layer: nn.Module) -> Callable[..., Tensor]:
-        return lambda x, *f: layer(x, EDGES, **({"edge_attr": f[0]} if f else {}))
-
-    assert_same(given(ours), given(theirs), draw(N, C), *features)
+    assert_same(with_features(ours, EDGES), with_features(theirs, EDGES), draw(N, C), *features)
 
 
 def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
@@ -109,12 +104,8 @@ def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
     weight[2:4] = 2
     torch.testing.assert_close(layer(x, EDGES, weight, edge_attr=f), twice)
     layer = drawn(mp.GATConv(C, 4, 2, edge_dim=3))
-    both = layer(
-        torch.cat([x, x + 1]),
-        torch.cat([EDGES, EDGES + N], 1),
-        batch=torch.arange(2).repeat_interleave(N),
-        edge_attr=torch.cat([f, f.neg()]),
-    )
+    graphs = torch.cat([x, x + 1]), torch.cat([EDGES, EDGES + N], 1)
+    both = layer(*graphs, batch=torch.arange(2).repeat_interleave(N), edge_attr=torch.cat([f, -f]))
     alone = torch.cat([layer(x, EDGES, edge_attr=f), layer(x + 1, EDGES, edge_attr=-f)])
     torch.testing.assert_close(both, alone)
 
@@ -129,15 +120,10 @@ def test_a_gin_of_pyg_gives_its_outputs(train_eps: bool) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"theta": 0.5, "layer": 3}, {"normalize": False}, {"add_self_loops": False}])
-def test_a_gcn2_of_pyg_gives_its_outputs(options: dict[str, Any]) -> None:
+def test_a_gcn2_of_pyg_gives_its_outputs(options) -> None:
     theirs = drawn(pyg.GCN2Conv(C, 0.2, **options))
     ours = loaded(mp.GCNIIConv(C, 0.2, **options), theirs)
-    assert_same(
-        lambda x, start: ours(x, EDGES, source=start),
-        lambda x, start: theirs(x, start, EDGES),
-        draw(N, C),
-        draw(N, C, seed=1),
-    )
+    assert_same(lambda x, h: ours(x, EDGES, source=h), lambda x, h: theirs(x, h, EDGES), draw(N, C), draw(N, C, seed=1))
 
 
 def test_weights_that_have_no_place_are_refused() -> None:
@@ -162,32 +148,29 @@ def test_weights_that_have_no_place_are_refused() -> None:
     assert torch.equal(mp.from_pyg(ours, theirs.state_dict())["weight"], theirs.weight1)
 
 
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (lambda: mp.GCNConv(C, 4, improved=True), r"GCNConv takes no improved\. For loops of weight 2"),
-        (lambda: mp.GCNConv(C, 4, flow="target_to_source"), r"flow\. .*edge_index\.flip\(0\)"),
-        (lambda: mp.GCNConv(C, 4, aggr="mean"), r"GCNConv takes no aggr\. .*AdjacencyDiffusivity\('row'\)"),
-        (lambda: mp.GCNConv(C, 4, residual=True), r"residual\. Add the state yourself"),
-        (lambda: mp.GATConv(C, 4, fill_value=0.0), r"GATConv takes no fill_value"),
-        (lambda: mp.APPNPConv(C, add_self_loops=False), r"APPNPConv takes no add_self_loops.*diffusivity="),
-        (lambda: mp.GCNIIConv(C, shared_weights=False), r"GCNIIConv takes no shared_weights"),
-        (lambda: mp.GINConv(nn=mlp()), r"GINConv takes no nn\. It is called mlp"),
-        (lambda: mp.CertifiedConv(C, residual=True), r"CertifiedConv takes no residual"),
-        (lambda: mp.DIFFormer(C, 4, 3, jk="cat"), r"DIFFormer takes no jk"),
-        (lambda: mp.LabelPropagation(3, 0.9, normalize=True), r"LabelPropagation takes no normalize"),
-        (lambda: mp.GCNConv(C, 4, colour="red"), r"GCNConv takes no colour\. It takes in_channels, out_channels, norm"),
-        (lambda: mp.GATConv(C, 4, colour="red"), r"GATConv takes no colour\. It takes .* and the options its doc"),
-        (lambda: mp.GCNConv(C, 4, add_self_loops="yes"), r"add_self_loops must be True or False"),
-        (lambda: mp.GCNConv(C, 4, add_self_loops=True, self_loops="add"), r"say the same thing"),
-        (lambda: mp.GINConv(mlp()), r"GINConv needs in_channels before its module"),
-        (lambda: mp.GATConv((C, C), 4), r"in_channels must be one integer.*Put a Linear before"),
-        (lambda: mp.DiffusionGNN(C, 4, 3, conv="sgc", norm="batch"), r"norm goes with conv='mlp', 'gcn'"),
-        (lambda: mp.DiffusionGNN(C, 4, 3, edge_dim=2), r"edge_dim goes with conv='gat'"),
-    ],
-)
+@pytest.mark.parametrize(("build", "sentence"), [
+    (lambda: mp.GCNConv(C, 4, improved=True), r"GCNConv takes no improved\. For loops of weight 2"),
+    (lambda: mp.GCNConv(C, 4, flow="target_to_source"), r"flow\. .*edge_index\.flip\(0\)"),
+    (lambda: mp.GCNConv(C, 4, aggr="mean"), r"GCNConv takes no aggr\. .*AdjacencyDiffusivity\('row'\)"),
+    (lambda: mp.GCNConv(C, 4, residual=True), r"residual\. Add the state yourself"),
+    (lambda: mp.GATConv(C, 4, fill_value=0.0), r"GATConv takes no fill_value"),
+    (lambda: mp.APPNPConv(C, add_self_loops=False), r"APPNPConv takes no add_self_loops.*diffusivity="),
+    (lambda: mp.GCNIIConv(C, shared_weights=False), r"GCNIIConv takes no shared_weights"),
+    (lambda: mp.GINConv(nn=mlp()), r"GINConv takes no nn\. It is called mlp"),
+    (lambda: mp.CertifiedConv(C, residual=True), r"CertifiedConv takes no residual"),
+    (lambda: mp.DIFFormer(C, 4, 3, jk="cat"), r"DIFFormer takes no jk"),
+    (lambda: mp.LabelPropagation(3, 0.9, normalize=True), r"LabelPropagation takes no normalize"),
+    (lambda: mp.GCNConv(C, 4, colour="red"), r"GCNConv takes no colour\. It takes in_channels, out_channels, norm"),
+    (lambda: mp.GATConv(C, 4, colour="red"), r"GATConv takes no colour\. It takes .* and the options its doc"),
+    (lambda: mp.GCNConv(C, 4, add_self_loops="yes"), r"add_self_loops must be True or False"),
+    (lambda: mp.GCNConv(C, 4, add_self_loops=True, self_loops="add"), r"say the same thing"),
+    (lambda: mp.GINConv(mlp()), r"GINConv needs in_channels before its module"),
+    (lambda: mp.GATConv((C, C), 4), r"in_channels must be one integer.*Put a Linear before"),
+    (lambda: mp.DiffusionGNN(C, 4, 3, conv="sgc", norm="batch"), r"norm goes with conv='mlp', 'gcn'"),
+    (lambda: mp.DiffusionGNN(C, 4, 3, edge_dim=2), r"edge_dim goes with conv='gat'"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
-def test_options_of_pyg_are_refused_with_the_way_out(build: Callable[[], nn.Module], sentence: str) -> None:
+def test_options_of_pyg_are_refused_with_the_way_out(build, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
         build()
     assert "unexpected keyword" not in str(caught.value)
@@ -196,38 +179,32 @@ def test_options_of_pyg_are_refused_with_the_way_out(build: Callable[[], nn.Modu
 X = torch.randn(N, C)
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"AdjacencyDiffusivity reads none"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, size=(N, N)), r"GCNConv takes no size\. Pass the states of both ends"),
-        (lambda: mp.GCNIIConv(C)(X, EDGES, x_0=X), r"takes no x_0\. It is called source"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, colour="red"), r"takes no colour\. It takes x, edge_index"),
-        (
-            lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, edge_attr=torch.rand(E, 2)),
-            r"DIFFormer takes no edge_attr\. GATConv",
-        ),
-        (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, return_attention_weights=True), r"return_coupling=True"),
-        (lambda: mp.CertifiedConv(C)(X, EDGES, size=(N, N)), r"CertifiedConv takes no size"),
-        (lambda: mp.LabelPropagation()(X, EDGES, post_step=torch.relu), r"post_step\. Labels are clamped"),
-        (lambda: mp.GATConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"GATDiffusivity reads none"),
-        (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(E, 3)), r"edge_attr must have 2 channels"),
-        (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(3, 2)), r"one row for each of 13 edges"),
-        (lambda: mp.GATConv(C, 4, edge_dim=1)(X, EDGES, torch.rand(E)), r"edge_weight came without edge_attr.*by name"),
-        (lambda: mp.GATConv(C, 4, edge_dim=1)(X, edge_attr=torch.rand(E)), r"works on observed edges"),
-        (lambda: mp.GATConv(C, 4)(X, EDGES, torch.rand(E, 2)), r"Edge features belong to edge_attr"),
-        # the third place
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.zeros(N).long()), r"looks like a batch. Pass it by name, batch="),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes.*out\[mask\]"),
-        (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, None, torch.ones(N).bool()), r"batch got .*looks like a mask"),
-        (lambda: mp.LabelPropagation()(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes. Pass it by name"),
-        (lambda: mp.LabelPropagation()(X, EDGES, None, torch.ones(E)), r"order here is \(y, edge_index, edge_weight"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(E).long()), r"Convert it with edge_weight\.float"),
-        (lambda: mp.GCNConv(C, 4)(X, EDGES, [torch.zeros(N).long()]), r"got \[a int64 tensor of shape \[10\]\]"),
-    ],
-)
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"AdjacencyDiffusivity reads none"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, size=(N, N)), r"GCNConv takes no size\. Pass the states of both ends"),
+    (lambda: mp.GCNIIConv(C)(X, EDGES, x_0=X), r"takes no x_0\. It is called source"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, colour="red"), r"takes no colour\. It takes x, edge_index"),
+    (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, edge_attr=torch.rand(E, 2)), r"takes no edge_attr\. GATConv"),
+    (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, return_attention_weights=True), r"return_coupling=True"),
+    (lambda: mp.CertifiedConv(C)(X, EDGES, size=(N, N)), r"CertifiedConv takes no size"),
+    (lambda: mp.LabelPropagation()(X, EDGES, post_step=torch.relu), r"post_step\. Labels are clamped"),
+    (lambda: mp.GATConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"GATDiffusivity reads none"),
+    (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(E, 3)), r"edge_attr must have 2 channels"),
+    (lambda: mp.GATConv(C, 4, edge_dim=2)(X, EDGES, edge_attr=torch.rand(3, 2)), r"one row for each of 13 edges"),
+    (lambda: mp.GATConv(C, 4, edge_dim=1)(X, EDGES, torch.rand(E)), r"edge_weight came without edge_attr.*by name"),
+    (lambda: mp.GATConv(C, 4, edge_dim=1)(X, edge_attr=torch.rand(E)), r"works on observed edges"),
+    (lambda: mp.GATConv(C, 4)(X, EDGES, torch.rand(E, 2)), r"Edge features belong to edge_attr"),
+    # the third place
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.zeros(N).long()), r"looks like a batch. Pass it by name, batch="),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes.*out\[mask\]"),
+    (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, None, torch.ones(N).bool()), r"batch got .*looks like a mask"),
+    (lambda: mp.LabelPropagation()(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes. Pass it by name"),
+    (lambda: mp.LabelPropagation()(X, EDGES, None, torch.ones(E)), r"order here is \(y, edge_index, edge_weight"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(E).long()), r"Convert it with edge_weight\.float"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, [torch.zeros(N).long()]), r"got \[a int64 tensor of shape \[10\]\]"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
-def test_inputs_of_pyg_are_refused_with_the_way_out(call: Callable[[], Tensor], sentence: str) -> None:
+def test_inputs_of_pyg_are_refused_with_the_way_out(call, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
         call()
     assert "unexpected keyword" not in str(caught.value)
@@ -257,7 +234,7 @@ def test_dropout_of_attention_drops_entries() -> None:
 
 
 @pytest.mark.parametrize("build", [mp.GATConv, mp.GCNConv], ids=["gat", "gcn"])
-def test_attention_weights_are_the_entries(build: Any) -> None:
+def test_attention_weights_are_the_entries(build) -> None:
     layer = build(C, 4).double()
     x = draw(N, C)
     out, (edges, entries) = layer(x, EDGES, return_attention_weights=True)
@@ -268,36 +245,26 @@ def test_attention_weights_are_the_entries(build: Any) -> None:
     torch.testing.assert_close(dense, coupling.to_dense()[0])
 
 
-@pytest.mark.parametrize(
-    "layer", [mp.DIFFormerConv(C, C), mp.GINConv(C, mlp()), mp.SFiConv(C, C)], ids=lambda x: str(x)[:8]
-)
+@pytest.mark.parametrize("layer", [mp.DIFFormerConv(C, C), mp.GINConv(C, mlp()), mp.SFiConv(C, C)])
 def test_operators_that_are_not_written_down_say_so(layer: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"return_attention_weights needs .* S\.at\(edge_index\)"):
         layer(X, EDGES, return_attention_weights=True)
 
-
-# ---------------------------------------------------------------- nodes of two kinds
 
 SENDERS = 7
 BETWEEN = torch.stack([EDGES[0] % SENDERS, EDGES[1]])
 
 
 @pytest.mark.parametrize("options", [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}])
-def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
+def test_attention_between_nodes_of_two_kinds(options) -> None:
     theirs = drawn(pyg.GATConv(C, 4, add_self_loops=False, **options))
     ours = loaded(mp.GATConv(C, 4, add_self_loops=False, **options), theirs)
     features = [draw(E, 3, seed=5)] if "edge_dim" in options else []
-
-    def given(layer: nn.Module) -> Callable[..., Tensor]:
-        return lambda a, b, *f: layer((a, b), BETWEEN, **({"edge_attr": f[0]} if f else {}))
-
-    assert_same(given(ours), given(theirs), draw(SENDERS, C), draw(N, C, seed=1), *features)
-    out, (edges, entries) = ours(
-        (draw(SENDERS, C), draw(N, C)),
-        BETWEEN,
-        return_attention_weights=True,
-        **({"edge_attr": features[0]} if features else {}),
-    )
+    ours_, theirs_ = (with_features(layer, BETWEEN) for layer in (ours, theirs))
+    given = draw(SENDERS, C), draw(N, C, seed=1)
+    assert_same(lambda a, b, *f: ours_((a, b), *f), lambda a, b, *f: theirs_((a, b), *f), *given, *features)
+    attr = {"edge_attr": features[0]} if features else {}
+    out, (edges, entries) = ours(given, BETWEEN, return_attention_weights=True, **attr)
     assert torch.equal(edges, BETWEEN)
     assert out.size(0) == N
     torch.testing.assert_close(
@@ -311,21 +278,15 @@ def test_sums_between_nodes_of_two_kinds() -> None:
     with torch.no_grad():
         theirs.eps.fill_(0.5)
     ours = loaded(mp.GINConv(C, mlp(), 0.5), theirs)
-    assert_same(
-        lambda a, b: ours((a, b), BETWEEN), lambda a, b: theirs((a, b), BETWEEN), draw(SENDERS, C), draw(N, C, seed=1)
-    )
+    assert_same(lambda *x: ours(x, BETWEEN), lambda *x: theirs(x, BETWEEN), draw(SENDERS, C), draw(N, C, seed=1))
 
 
-@pytest.mark.parametrize(
-    ("layer", "sentence"),
-    [
-        (mp.GCNConv(C, 4), r"GCNConv divides by the degrees of both ends"),
-        (mp.GATConv(C, 4), r"GATConv adds self-loops.*self_loops='keep'"),
-        (mp.DIFFormerConv(C, C), r"DIFFormerConv couples all pairs"),
-        (mp.MLPConv(C, 4), r""),
-    ],
-    ids=["gcn", "gat", "difformer", "mlp"],
-)
+@pytest.mark.parametrize(("layer", "sentence"), [
+    (mp.GCNConv(C, 4), r"GCNConv divides by the degrees of both ends"),
+    (mp.GATConv(C, 4), r"GATConv adds self-loops.*self_loops='keep'"),
+    (mp.DIFFormerConv(C, C), r"DIFFormerConv couples all pairs"),
+    (mp.MLPConv(C, 4), r""),
+], ids=["gcn", "gat", "difformer", "mlp"])  # fmt: skip
 def test_layers_that_know_one_kind_of_nodes_say_so(layer: nn.Module, sentence: str) -> None:
     if sentence:
         with pytest.raises(ValueError, match=sentence):
@@ -334,40 +295,31 @@ def test_layers_that_know_one_kind_of_nodes_say_so(layer: nn.Module, sentence: s
         torch.testing.assert_close(layer((X[:SENDERS], X), BETWEEN), layer(X))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (((X,), BETWEEN), r"the pair \(x_src, x_dst\)"),
-        (((X, None), BETWEEN), r"x_dst must be a tensor"),
-        (((X, X[:, :2]), BETWEEN), r"x_dst must have 6 channels"),
-        (((X[:3], X), BETWEEN), r"edge_index\[0\] must lie in \[0, 2\] for 3 nodes"),
-        (((X, X[:3]), BETWEEN), r"edge_index\[1\] must lie in"),
-        (((X, X), None), r"edge_index must be a tensor"),
-        (((X, X), BETWEEN, None, torch.zeros(N).long()), r"batch goes with nodes of one kind"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (((X,), BETWEEN), r"the pair \(x_src, x_dst\)"),
+    (((X, None), BETWEEN), r"x_dst must be a tensor"),
+    (((X, X[:, :2]), BETWEEN), r"x_dst must have 6 channels"),
+    (((X[:3], X), BETWEEN), r"edge_index\[0\] must lie in \[0, 2\] for 3 nodes"),
+    (((X, X[:3]), BETWEEN), r"edge_index\[1\] must lie in"),
+    (((X, X), None), r"edge_index must be a tensor"),
+    (((X, X), BETWEEN, None, torch.zeros(N).long()), r"batch goes with nodes of one kind"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
-def test_what_is_no_pair_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
+def test_what_is_no_pair_is_refused(arguments, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         mp.GINConv(C, mlp())(*arguments)
 
 
-# ---------------------------------------------------------------- channels that are found out
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda c: mp.GCNConv(c, 4),
-        lambda c: mp.GCNConv(c, 4, bias=False),
-        lambda c: mp.SGConv(c, 4),
-        lambda c: mp.MLPConv(c, 4),
-        lambda c: mp.GATConv(c, 4, 2, residual=True),
-        lambda c: mp.GINConv(c, nn.LazyLinear(3)),
-        lambda c: mp.DiffusionConv(c, 4, mp.SimpleDiffusivity()),
-    ],
-)
-def test_channels_of_the_first_call(build: Callable[[int], nn.Module]) -> None:
+@pytest.mark.parametrize("build", [
+    lambda c: mp.GCNConv(c, 4),
+    lambda c: mp.GCNConv(c, 4, bias=False),
+    lambda c: mp.SGConv(c, 4),
+    lambda c: mp.MLPConv(c, 4),
+    lambda c: mp.GATConv(c, 4, 2, residual=True),
+    lambda c: mp.GINConv(c, nn.LazyLinear(3)),
+    lambda c: mp.DiffusionConv(c, 4, mp.SimpleDiffusivity()),
+])  # fmt: skip
+def test_channels_of_the_first_call(build) -> None:
     torch.manual_seed(0)
     lazy = build(-1).double()
     out = lazy(draw(N, C), EDGES)

@@ -1,25 +1,19 @@
-"""SGFormerConv: the slides' equation, PyG's attention on one unpadded graph, and batches, where PyG's differs."""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
+"""SGFormerConv: the slides' equation, PyG's attention on one unpadded graph."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.nn.attention import SGFormerAttention
-from torch_geometric.utils import to_dense_batch
 
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.testing import tolerance
 
 C = 6
-BATCH = torch.tensor([0] * 5 + [1] * 9)
 RTOL, ATOL = tolerance("parity", torch.float64)
 
 
 @pytest.fixture(autouse=True)
-def _double_and_own_randomness() -> Iterator[None]:
+def _double_and_own_randomness():
     """PyG's attention makes a tensor of ones of the default dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -38,12 +32,8 @@ def state(num_nodes: int = 14, seed: int = 1) -> Tensor:
 def twins(heads: int) -> tuple[SGFormerConv, SGFormerAttention, list[tuple[Tensor, Tensor]]]:
     ours = SGFormerConv(C, C, heads, beta=1.0)
     theirs = SGFormerAttention(C, heads, head_channels=C)
-    assert ours.value is not None
-    pairs = [
-        (ours.diffusivity.query.weight, theirs.q.weight),
-        (ours.diffusivity.key.weight, theirs.k.weight),
-        (ours.value.weight, theirs.v.weight),
-    ]
+    layers = (ours.diffusivity.query, theirs.q), (ours.diffusivity.key, theirs.k), (ours.value, theirs.v)
+    pairs = [(mine.weight, other.weight) for mine, other in layers]
     with torch.no_grad():
         for mine, other in pairs:
             other.copy_(mine)
@@ -53,29 +43,20 @@ def twins(heads: int) -> tuple[SGFormerConv, SGFormerAttention, list[tuple[Tenso
 @pytest.mark.parametrize("normalize", ["row", "frobenius"])
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_the_equation_of_the_slides(normalize: str, beta: float) -> None:
-    """Two heads, another Z⁽⁰⁾ than x, one graph: values and the gradient of everything."""
-    conv = SGFormerConv(C, C, 2, beta=beta, normalize=normalize)  # type: ignore[arg-type]
+    conv = SGFormerConv(C, C, 2, beta=beta, normalize=normalize)
     x, initial = state(9).requires_grad_(), state(9, seed=2).requires_grad_()
     got = conv(x, source=initial) if beta < 1 else conv(x)
-
-    q, k, v = (
-        torch.stack((x @ weight.T).chunk(2, dim=1))
-        for weight in (conv.diffusivity.query.weight, conv.diffusivity.key.weight, conv.value.weight)
-    )
+    maps = (conv.diffusivity.query, conv.diffusivity.key, conv.value)
+    q, k, v = (torch.stack((x @ each.weight.T).chunk(2, dim=1)) for each in maps)
     dim = 2 if normalize == "row" else (0, 1, 2)
     q, k = (t / t.square().sum(dim, keepdim=True).sqrt() for t in (q, k))
     d = 1 + (q @ k.transpose(1, 2)).sum(2, keepdim=True) / 9
     mixed = beta * ((v + q @ (k.transpose(1, 2) @ v) / 9) / d).mean(0) + (1 - beta) * initial
-
     torch.testing.assert_close(got, mixed, rtol=RTOL, atol=ATOL)
     leaves = [x, *conv.parameters(), *([initial] if beta < 1 else [])]
     upstream = state(9, seed=3)
-    for ours, theirs in zip(
-        torch.autograd.grad((got * upstream).sum(), leaves),
-        torch.autograd.grad((mixed * upstream).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=RTOL, atol=ATOL)
+    gradients = [torch.autograd.grad((out * upstream).sum(), leaves) for out in (got, mixed)]
+    torch.testing.assert_close(*gradients, rtol=RTOL, atol=ATOL)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -89,19 +70,6 @@ def test_parity_with_pyg_on_one_graph(heads: int) -> None:
     expected.square().sum().backward()
     for a, b in [(mine, other), *pairs]:
         torch.testing.assert_close(a.grad, b.grad, rtol=RTOL, atol=ATOL)
-
-
-@pytest.mark.parametrize("heads", [1, 3])
-def test_batch_mates_change_nothing_here_and_something_in_pyg(heads: int) -> None:
-    ours, theirs, _ = twins(heads)
-    x = state()
-    alone = torch.cat([ours(x[:5]), ours(x[5:])])
-    torch.testing.assert_close(ours(x, batch=BATCH), alone, rtol=RTOL, atol=ATOL)
-
-    padded, mask = to_dense_batch(x, BATCH)
-    theirs_batched = theirs(padded, mask)[mask]
-    torch.testing.assert_close(theirs_batched[5:], alone[5:], rtol=RTOL, atol=ATOL)  # the largest graph has no padding
-    assert (theirs_batched[:5] - alone[:5]).abs().max() > 1e-2  # padded keys and the padded size are in the others
 
 
 def test_the_initial_state_is_x_by_default() -> None:

@@ -1,9 +1,5 @@
 """Self-attention and the pre-norm block: torch's own modules agree, and every site is called once, in its place."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,12 +16,12 @@ def state(*shape: int, seed: int = 0) -> Tensor:
 
 def attention(**options: object) -> SelfAttention:
     with seeded(0):
-        return SelfAttention(6, 3, **options).double().eval()  # type: ignore[arg-type]
+        return SelfAttention(6, 3, **options).double().eval()
 
 
 def block(**options: object) -> TransformerBlock:
     with seeded(0):
-        return TransformerBlock(6, 3, mlp_channels=8, **options).double().eval()  # type: ignore[arg-type]
+        return TransformerBlock(6, 3, mlp_channels=8, **options).double().eval()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -33,24 +29,16 @@ def block(**options: object) -> TransformerBlock:
 def test_it_is_the_attention_of_torch(mask: Tensor | None, causal: bool) -> None:
     ours = attention(causal=causal)
     theirs = nn.MultiheadAttention(6, 3, batch_first=True, dtype=torch.float64)
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": ours.project.weight,
-            "in_proj_bias": ours.project.bias,
-            "out_proj.weight": ours.mix.weight,
-            "out_proj.bias": ours.mix.bias,
-        }
-    )
+    inside = {"in_proj_weight": ours.project.weight, "in_proj_bias": ours.project.bias}
+    theirs.load_state_dict(inside | {"out_proj.weight": ours.mix.weight, "out_proj.bias": ours.mix.bias})
     x = state(3, 5, 6)
     past = torch.ones(5, 5).triu(1).bool() if causal else None
-    expected, weights = theirs(
-        x, x, x, attn_mask=past, key_padding_mask=None if mask is None else ~mask, average_attn_weights=False
-    )
+    padding = None if mask is None else ~mask
+    expected, weights = theirs(x, x, x, attn_mask=past, key_padding_mask=padding, average_attn_weights=False)
     rows = torch.ones(3, 5).bool() if mask is None else mask
     torch.testing.assert_close(ours(x, mask)[rows], expected[rows], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        ours.weights(x, mask).transpose(1, 2)[rows], weights.transpose(1, 2)[rows], rtol=1e-10, atol=1e-10
-    )
+    weights = [each.transpose(1, 2)[rows] for each in (ours.weights(x, mask), weights)]
+    torch.testing.assert_close(*weights, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -71,18 +59,10 @@ def test_the_weights_reproduce_the_output(mask: Tensor | None, causal: bool) -> 
 
 def test_it_is_the_block_of_torch() -> None:
     ours = block()
-    theirs = nn.TransformerEncoderLayer(
-        6, 3, 8, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, dtype=torch.float64
-    )
-    names = {
-        "attention.project.weight": "self_attn.in_proj_weight",
-        "attention.project.bias": "self_attn.in_proj_bias",
-        "attention.mix": "self_attn.out_proj",
-        "attention_norm": "norm1",
-        "mlp_norm": "norm2",
-        "mlp.0": "linear1",
-        "mlp.3": "linear2",
-    }
+    theirs = nn.TransformerEncoderLayer(6, 3, 8, 0.0, "gelu", batch_first=True, norm_first=True).double()
+    names = {f"attention.project.{kind}": f"self_attn.in_proj_{kind}" for kind in ("weight", "bias")}
+    names |= {"attention.mix": "self_attn.out_proj", "attention_norm": "norm1", "mlp_norm": "norm2"}
+    names |= {"mlp.0": "linear1", "mlp.3": "linear2"}
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.copy_(state(*parameter.shape, seed=len(name)))  # also the norms, which begin as the identity
@@ -97,8 +77,6 @@ def test_it_is_the_block_of_torch() -> None:
 
 
 class Recorder(nn.Module):
-    """Stands at a site and writes down what it was called with."""
-
     def __init__(self, site: str, channels: int, seen: list[tuple[str, int, list[int], bool]]) -> None:
         super().__init__()
         self.site, self.channels, self.seen = site, channels, seen
@@ -110,18 +88,10 @@ class Recorder(nn.Module):
 
 def test_every_site_is_called_once_and_in_order() -> None:
     seen: list[tuple[str, int, list[int], bool]] = []
-    place: Callable[[str, int], nn.Module] = lambda site, channels: Recorder(site, channels, seen)  # noqa: E731
-    module = block(place=place)
+    module = block(place=lambda site, channels: Recorder(site, channels, seen))
     module(state(3, 5, 6), MASK)
-    assert seen == [
-        ("norm", 6, [3, 5, 6], True),
-        ("values", 6, [3, 5, 6], True),
-        ("heads", 2, [15, 3, 2], False),
-        ("attention", 6, [3, 5, 6], True),
-        ("norm", 6, [3, 5, 6], True),
-        ("mlp", 6, [3, 5, 6], True),
-        ("block", 6, [3, 5, 6], True),
-    ]
+    sites = [(site, 6, [3, 5, 6], True) for site in ("norm", "values", "attention", "norm", "mlp", "block")]
+    assert seen == [*sites[:2], ("heads", 2, [15, 3, 2], False), *sites[2:]]
 
 
 @pytest.mark.usefixtures("no_typecheck")

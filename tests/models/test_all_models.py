@@ -1,15 +1,11 @@
 """Every model: explainers, threads, sparse features, channels found at the first call, gradients, certificates."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import sys
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -25,22 +21,17 @@ from model_cases import MODELS, Case
 
 READ_FEATURES = [name for name, case in MODELS.items() if {"x", "edge_index"} <= set(case.names)]
 READ_EDGES = [name for name in READ_FEATURES if name != "mlp"]
-LAYOUTS = {
-    "csr": torch.Tensor.to_sparse_csr,
-    "csc": torch.Tensor.to_sparse_csc,
-    "coo": torch.Tensor.to_sparse_coo,
-    "uncoalesced": lambda x: twice(x.to_sparse_coo()),
-}
+LAYOUTS = {kind: getattr(torch.Tensor, f"to_sparse_{kind}") for kind in ("csr", "csc", "coo")}
+LAYOUTS["uncoalesced"] = lambda x: twice(x.to_sparse_coo())
 
 
-def results(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
-    """The output and its gradients."""
+def results(model: nn.Module, inputs) -> list[Tensor]:
     out = model(**inputs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [out.detach(), *torch.autograd.grad(out.square().sum(), parameters, materialize_grads=True)]
 
 
-def explained(model: nn.Module, algorithm: Any, **inputs: Tensor) -> Tensor:
+def explained(model: nn.Module, algorithm, **inputs: Tensor) -> Tensor:
     config = {"mode": "regression", "task_level": "graph", "return_type": "raw"}
     options = {"explanation_type": "model", "edge_mask_type": "object", "model_config": config}
     return Explainer(model, algorithm, **options)(**inputs).edge_mask
@@ -116,7 +107,6 @@ def test_every_parameter_learns(name: str) -> None:
     "name", ["difformer-options", "difformer-sigmoid", "sgformer", "sfi-former", "gat", "pde-transformer"]
 )
 def test_threads_that_share_a_model_do_not_meddle(name: str) -> None:
-    """Every call has the output and the gradients that it has alone."""
     case = MODELS[name]
     model = case.model().train()
     calls = [case.inputs(size) for size in range(12, 22)]
@@ -128,7 +118,7 @@ def test_threads_that_share_a_model_do_not_meddle(name: str) -> None:
 
 
 @pytest.fixture
-def _only_what_the_test_makes() -> Iterator[None]:
+def _only_what_the_test_makes():
     """Objects of other tests are left out of collections, which take half a second each otherwise."""
     gc.freeze()
     yield
@@ -139,11 +129,11 @@ def _only_what_the_test_makes() -> Iterator[None]:
 @pytest.mark.parametrize("name", ["difformer", "nodeformer", "sgformer", "gcn", "sfi-former"])
 def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
     case = MODELS[name]
-    model: Any = case.model()
-    made: list[Any] = []
+    model = case.model()
+    made = []
     alive: list[int] = []
 
-    def watch(module: nn.Module, args: Any, out: Any) -> None:
+    def watch(module: nn.Module, args, out) -> None:
         gc.collect()
         alive.append(sum(coupling() is not None for coupling in made))
         made.append(weakref.ref(out[-1]))
@@ -164,7 +154,6 @@ def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
 
 
 def twice(x: Tensor) -> Tensor:
-    """The same matrix with every entry stored in two halves."""
     indices, values = x.coalesce().indices(), x.coalesce().values()
     halves = torch.cat([indices, indices], 1), torch.cat([values, values]) / 2
     return torch.sparse_coo_tensor(*halves, x.shape, check_invariants=False)
@@ -177,14 +166,11 @@ def test_sparse_features_give_what_dense_ones_give(name: str, layout: str) -> No
     model, inputs = case.model().eval(), case.inputs(12)
     x = inputs["x"].where(inputs["x"] > 0.8, 0.0)
     x[6], x[:, 5] = 0, 0
-    for got, expected in zip(
-        *(results(model, {**inputs, "x": given}) for given in (LAYOUTS[layout](x), x)), strict=True
-    ):
+    for got, expected in zip(*(results(model, {**inputs, "x": each}) for each in (LAYOUTS[layout](x), x)), strict=True):
         torch.testing.assert_close(got, expected)
 
 
 def lazy(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    """The model of a case with in_channels=-1."""
     cls = type(case.model())
     init = cls.__init__
 

@@ -1,9 +1,5 @@
 """``certify`` answers for every model: what is certified of it and of its layers, and why the rest is not."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +8,7 @@ from torch_geometric.data import Data
 import diffusion_mp as dm
 
 EDGES = torch.tensor([[0, 1, 1, 2, 4], [1, 0, 2, 1, 3]])
-BARE: dict[str, Any] = {"transform": False, "bias": False}
+BARE = {"transform": False, "bias": False}
 
 
 def randn(*shape: int) -> Tensor:
@@ -20,11 +16,10 @@ def randn(*shape: int) -> Tensor:
 
 
 def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
-    """Of DIFFormer without LayerNorm, at the states that reach its layers."""
     torch.manual_seed(0)
     model = dm.DIFFormer(4, 6, 3, 2, layer_norm=False, graph=None, tau=0.9).double().train()
     for conv in model.convs:
-        conv.diffusivity = dm.GaussianDiffusivity(measure="distance", normalize=None)  # type: ignore[union-attr]
+        conv.diffusivity = dm.GaussianDiffusivity(measure="distance", normalize=None)
     x = randn(5, 4)
     certificate = dm.certify(model, Data(x=x, edge_index=EDGES))
     assert not certificate
@@ -32,8 +27,8 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     assert list(certificate.layers) == ["convs.0", "convs.1"]
     state = model.encoder(x).relu().detach()
     for conv, layer in zip(model.convs, certificate.layers.values(), strict=True):
-        penalty = conv.diffusivity.penalty  # type: ignore[union-attr]
-        expected = dm.energies.theorem7(penalty.coupling(state), 0.9)  # type: ignore[union-attr,operator]
+        penalty = conv.diffusivity.penalty
+        expected = dm.energies.theorem7(penalty.coupling(state), 0.9)
         assert layer.holds
         assert layer.lam == pytest.approx(expected.lam)
         state = conv(state).detach()
@@ -43,23 +38,14 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     assert "pass them, certify(model, data)" in str(without)
 
 
-@pytest.mark.parametrize(
-    ("layer", "why"),
-    [
-        (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), bias=False), "transforms what it propagates"),
-        (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False), "adds a bias"),
-        (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), dm.ImplicitEuler(1.0), **BARE),
-            "moves the state by ImplicitEuler",
-        ),
-        (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), **BARE),
-            "SimpleDiffusivity: f does not read the state",
-        ),
-        (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(heads=2), heads=1, **BARE), "takes the mean of 2 heads"),
-    ],
-)
-def test_why_a_layer_is_not_known_is_said_without_data(layer: Any, why: str) -> None:
+@pytest.mark.parametrize(("layer", "why"), [
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), bias=False), "transforms what it propagates"),
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False), "adds a bias"),
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), dm.ImplicitEuler(1.0), **BARE), "by ImplicitEuler"),
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), **BARE), "SimpleDiffusivity: f does not read the state"),
+    (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(heads=2), heads=1, **BARE), "takes the mean of 2 heads"),
+])  # fmt: skip
+def test_why_a_layer_is_not_known_is_said_without_data(layer, why: str) -> None:
     certificate = dm.certify(nn.Sequential(layer()))
     assert not certificate
     assert why in certificate.layers["0"].reason

@@ -1,10 +1,7 @@
 """CertifiedDIFFormer: its energy falls at every layer, in training and after, whatever its parameters have become."""
 
-from __future__ import annotations
-
 import copy
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
+import diffusion_mp as dm
 from diffusion_mp import EnergyTrace, GaussianDiffusivity, Graph, certify
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    EdgeDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SymmetricDiffusivity,
-)
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.testing.laws import seeded
@@ -31,9 +22,11 @@ PENALTIES = (None, "simple", "gaussian", "sigmoid", "softmax", "quadratic")
 CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
 FITTING = [(p, c) for p, c in product(PENALTIES, CONSTRAINTS) if p != "simple" or c in ("ball", "sphere")]
 QUICK = {(None, "nonnegative"), ("simple", "sphere"), ("gaussian", "ball")}
+CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING]
+TIED = pytest.param({"heads": 2, "projection": "tied"}, id="projections", marks=pytest.mark.exhaustive)
 
 
-def build(*, dtype: torch.dtype = torch.float64, **options: Any) -> CertifiedDIFFormer:
+def build(*, dtype: torch.dtype = torch.float64, **options) -> CertifiedDIFFormer:
     with seeded(0):
         return CertifiedDIFFormer(5, 8, 3, **{"num_layers": 4} | options).to(dtype)
 
@@ -46,12 +39,12 @@ def nodes(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return x, edges[:, BATCH[edges[0]] == BATCH[edges[1]]], torch.randint(3, (NODES,), generator=generator)
 
 
-def largest_rise(model: CertifiedDIFFormer, *inputs: Any) -> float:
+def largest_rise(model: CertifiedDIFFormer, *inputs) -> float:
     energies = model.energies(*inputs)
     return float((energies.diff() / energies[:-1].abs().clamp(min=1e-300)).max())  # an energy may be zero
 
 
-def train(model: nn.Module, steps: int, rate: float = 0.03) -> Any:
+def train(model: nn.Module, steps: int, rate: float = 0.03):
     """Adam, with edges, without, with a batch of graphs and with a batch of mere nodes in turn; yields the inputs."""
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     x, edges, y = nodes(next(model.parameters()).dtype)
@@ -63,19 +56,9 @@ def train(model: nn.Module, steps: int, rate: float = 0.03) -> Any:
         yield inputs
 
 
-@pytest.mark.parametrize(
-    ("penalty", "constraint"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING],
-)
-@pytest.mark.parametrize(
-    "options",
-    [{"heads": 2}, pytest.param({"heads": 2, "projection": "tied"}, marks=pytest.mark.exhaustive)],
-    ids=["heads", "projections"],
-)
-def test_the_energy_never_rises_while_training(
-    penalty: str | None, constraint: str | None, options: dict[str, Any]
-) -> None:
-    """At every layer after every step, in both modes in turn; in double not at all, up to its rounding."""
+@pytest.mark.parametrize(("penalty", "constraint"), CASES)
+@pytest.mark.parametrize("options", [pytest.param({"heads": 2}, id="heads"), TIED])
+def test_the_energy_never_rises_while_training(penalty: str | None, constraint: str | None, options):
     for dtype, limit in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
         model = build(penalty=penalty, constraint=constraint, lam=0.3, dropout=0.3, dtype=dtype, **options)
         before = copy.deepcopy(model.state_dict())
@@ -183,7 +166,7 @@ def test_without_num_layers_it_is_where_many_layers_end(penalty: str | None, con
 def test_inputs_stand_beside_the_graph() -> None:
     """What reads the features is a fixed term: with the graph as a diffusivity of its own it is the graph again."""
     x, edges, _ = nodes()
-    edge_diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
+    edge_diffusivity = dm.AdjacencyDiffusivity("sym", direction="undirected")
     once, twice = build(mu=6.0), build(mu=3.0, inputs=edge_diffusivity)
     alone = build(mu=6.0, inputs=edge_diffusivity, graph=False)
     torch.testing.assert_close(twice(x, edges), once(x, edges))
@@ -194,11 +177,11 @@ def test_inputs_stand_beside_the_graph() -> None:
 
 
 READERS = {
-    "sigmoid": lambda: SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
-    "simple": lambda: SimpleDiffusivity(row_stochastic=False),
-    "edges": lambda: EdgeDiffusivity("gaussian", row_stochastic=False),
-    "symmetric": lambda: SymmetricDiffusivity(READERS["sigmoid"]()),
-    "sum": lambda: AdjacencyDiffusivity("sym", direction="undirected") + READERS["sigmoid"](),
+    "sigmoid": lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "simple": lambda: dm.SimpleDiffusivity(row_stochastic=False),
+    "edges": lambda: dm.EdgeDiffusivity("gaussian", row_stochastic=False),
+    "symmetric": lambda: dm.SymmetricDiffusivity(READERS["sigmoid"]()),
+    "sum": lambda: dm.AdjacencyDiffusivity("sym", direction="undirected") + READERS["sigmoid"](),
 }
 
 
@@ -248,7 +231,7 @@ def test_an_energy_trace_watches_its_layers() -> None:
 
 
 def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None) -> None:
-    (x, edges, _), directed = nodes(), AdjacencyDiffusivity("row")
+    (x, edges, _), directed = nodes(), dm.AdjacencyDiffusivity("row")
     data = Data(x=x, edge_index=edges)
     heads = {"penalty": "gaussian", "constraint": None, "projection": "tied", "heads": 2}
     for options in ({}, {"constraint": "sphere", "heads": 2}, heads, {"penalty": None, "num_layers": None}):
@@ -286,26 +269,20 @@ def test_autocast_keeps_the_energy_falling() -> None:
 NEAR = r"squared distances up to 4.*Pass constraint='ball' or 'sphere' with radius"
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: CertifiedConv(8, constraint=None), NEAR),
-        (lambda: CertifiedConv(8, constraint="nonnegative"), NEAR),
-        (lambda: CertifiedConv(8, constraint="ball", radius=2.0), "lets states be 16 apart"),
-        (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
-        (lambda: build(projection="separate"), r"projection must be one of.*'separate'"),
-        (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
-        (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
-        (lambda: build(penalty=3), "penalty must be a Penalty"),
-        (lambda: build(encoder_layers=0), "encoder_layers must be at least 1"),
-        (lambda: build(num_layers=0), "num_layers must be at least 1"),
-        (lambda: build(graph=AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
-        (
-            lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]),
-            "source must have 8 channels",
-        ),
-    ],
-)
-def test_an_option_or_input_that_does_not_fit_is_refused(call: Any, sentence: str, no_typecheck: None) -> None:
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: CertifiedConv(8, constraint=None), NEAR),
+    (lambda: CertifiedConv(8, constraint="nonnegative"), NEAR),
+    (lambda: CertifiedConv(8, constraint="ball", radius=2.0), "lets states be 16 apart"),
+    (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
+    (lambda: build(projection="separate"), r"projection must be one of.*'separate'"),
+    (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
+    (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
+    (lambda: build(penalty=3), "penalty must be a Penalty"),
+    (lambda: build(encoder_layers=0), "encoder_layers must be at least 1"),
+    (lambda: build(num_layers=0), "num_layers must be at least 1"),
+    (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
+    (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
+])  # fmt: skip
+def test_an_option_or_input_that_does_not_fit_is_refused(call, sentence: str, no_typecheck: None) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()

@@ -1,11 +1,6 @@
 """What a model is without options: its state survives any depth, its losses have the task's size, it scores well."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +16,6 @@ from diffusion_mp_experiments.graphs import load_planetoid
 
 
 def communities(num_nodes: int = 120, channels: int = 24) -> tuple[Tensor, Tensor]:
-    """Four groups of nodes with features of their own, and edges that mostly stay within them."""
     generator = torch.Generator().manual_seed(0)
     group = torch.arange(num_nodes) % 4
     x = torch.randn(4, channels, generator=generator)[group] + torch.randn(num_nodes, channels, generator=generator)
@@ -74,15 +68,12 @@ def test_the_layer_alone_is_the_layer_of_the_model() -> None:
     assert DIFFormerConv(24, 12, 2, concat=True)(x, edge_index).shape == (120, 24)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        *((kind, {}) for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer, DiffusionGNN)),
-        (DIFFormer, {"num_layers": 16}),
-        (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
-    ],
-)
-def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("kind", "options"), [
+    *((kind, {}) for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer, DiffusionGNN)),
+    (DIFFormer, {"num_layers": 16}),
+    (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
+])  # fmt: skip
+def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options) -> None:
     x, edge_index = communities()
     random = torch.randint(120, (2, 200), generator=torch.Generator().manual_seed(1))
     target = (torch.arange(400) < 200).float()
@@ -113,8 +104,7 @@ def test_the_edge_loss_of_nodeformer_is_small_beside_that_of_the_task(num_nodes:
     assert 0 < auxiliary_loss(model) < 0.2 * task
 
 
-def score(build: Callable[[], nn.Module], data: Data, seed: int) -> float:
-    """Test accuracy in % at the best of 200 epochs on validation."""
+def score(build, data: Data, seed: int) -> float:
     with seeded(seed):
         model = build()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
@@ -142,8 +132,7 @@ def mean_score(kind: str, data: Data, **depth: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def cora(data_root: Path) -> Data:
-    """Cora as its authors published it, with features as they are."""
+def cora(data_root) -> Data:
     data = load_planetoid(data_root / "Planetoid", "Cora", normalize_features=False)
     data.x = data.x.to_sparse_csr()
     return data

@@ -1,7 +1,5 @@
 """torch.export, compilation for changing sizes and tracing of every model, in a process of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 from subrun import RUNS, run_tests

@@ -1,9 +1,6 @@
 """Inference on a whole graph by blocks: the numbers of one forward pass, and the model untouched."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ from reading_features import ReadsInputs
 
 NODES, FEATURES = 57, 5
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS = {
     "DIFFormer-s": lambda: dm.DIFFormer(FEATURES, 8, 3, 3),
     "DIFFormer-s, projections, W_V, two heads": lambda: dm.DIFFormer(
         FEATURES, 8, 3, heads=2, projection="separate", transform=True, source=True, leak=0.1
@@ -43,7 +40,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def data(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """A directed weighted graph with loops, parallel edges and nodes nobody sends to."""
     edge_index = torch.randint(NODES - 2, (2, 240), generator=generator)
     weight = torch.rand(240, generator=generator, dtype=dtype)
     return torch.randn(NODES, FEATURES, generator=generator, dtype=dtype), edge_index, weight

@@ -1,9 +1,6 @@
 """PDETransformer: the seven placements, padding, causality, tasks, and what every model promises."""
 
-from __future__ import annotations
-
 from itertools import combinations
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ LENGTH, CHANNELS, HEADS = 7, 6, 3
 DOUBLE = torch.float64
 
 
-def build(placement: str | None = None, **options: Any) -> PDETransformer:
+def build(placement: str | None = None, **options) -> PDETransformer:
     options = {"in_channels": [11], "num_layers": 2, "heads": HEADS, "max_length": 20} | options
     if placement is not None:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
@@ -61,7 +58,6 @@ def smoothing(length: int) -> Tensor:
 
 
 def along(matrix: Tensor, x: Tensor) -> Tensor:
-    """A matrix over the positions of x [B, L, C]."""
     return torch.einsum("ij,bjc->bic", matrix, x)
 
 
@@ -282,25 +278,22 @@ def test_dropout_papers_and_repr() -> None:
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: build("P8"), r"placement must be one of 'P1', 'P2', .*; got 'P8'"),
-        (lambda: build(None, diffusion={}), "diffusion belongs to a placement"),
-        (lambda: build(pooling="max"), "pooling must be one of 'mean', 'first', 'last'"),
-        (lambda: build(task="node"), "task must be one of"),
-        (lambda: build(heads=4), "heads must divide the channels"),
-        (lambda: build()(sequences(21)), r"x must not be longer than max_length=20; got a int64 tensor"),
-        (lambda: build()(sequences()[0]), r"x must be \[batch, length\], as in_channels says"),
-        (lambda: build(in_channels=2)(numbers(3, 7)), r"x must be \[batch, length, 2\], as in_channels says"),
-        (lambda: build()(numbers(3, 7)), "x must hold categories"),
-        (lambda: build()(sequences() + 20), r"column 0 of x must lie in 0\.\.10"),
-        (lambda: build()(sequences(9), RIGHT.long()), "mask must be a bool tensor"),
-        (lambda: build(task="retrieve")(sequences()), "other must be passed with task='retrieve'"),
-        (lambda: build()(sequences(), None, sequences()), "other must be passed with task='retrieve'"),
-    ],
-)
-def test_it_says_what_it_needs(call: Any, sentence: str) -> None:
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: build("P8"), r"placement must be one of 'P1', 'P2', .*; got 'P8'"),
+    (lambda: build(None, diffusion={}), "diffusion belongs to a placement"),
+    (lambda: build(pooling="max"), "pooling must be one of 'mean', 'first', 'last'"),
+    (lambda: build(task="node"), "task must be one of"),
+    (lambda: build(heads=4), "heads must divide the channels"),
+    (lambda: build()(sequences(21)), r"x must not be longer than max_length=20; got a int64 tensor"),
+    (lambda: build()(sequences()[0]), r"x must be \[batch, length\], as in_channels says"),
+    (lambda: build(in_channels=2)(numbers(3, 7)), r"x must be \[batch, length, 2\], as in_channels says"),
+    (lambda: build()(numbers(3, 7)), "x must hold categories"),
+    (lambda: build()(sequences() + 20), r"column 0 of x must lie in 0\.\.10"),
+    (lambda: build()(sequences(9), RIGHT.long()), "mask must be a bool tensor"),
+    (lambda: build(task="retrieve")(sequences()), "other must be passed with task='retrieve'"),
+    (lambda: build()(sequences(), None, sequences()), "other must be passed with task='retrieve'"),
+])  # fmt: skip
+def test_it_says_what_it_needs(call, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()
 

@@ -1,10 +1,6 @@
 """PyG's models and tools for nodes of several kinds, with layers and weights of both libraries."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -19,28 +15,22 @@ KINDS = (["user", "item"], [("user", "rates", "item"), ("item", "rated_by", "use
 
 
 def of_several_kinds() -> tuple[dict[str, Tensor], dict[tuple[str, str, str], Tensor]]:
-    """Users and items, and edges among them."""
     x = {kind: torch.randn(n, 8) for kind, n in (("user", 5), ("item", 7))}
-    edges = {
-        kind: torch.stack([torch.randint(len(x[kind[0]]), (11,)), torch.randint(len(x[kind[2]]), (11,))])
-        for kind in KINDS[1]
-    }
+    edges = {k: torch.stack([torch.randint(len(x[end]), (11,)) for end in k[::2]]) for k in KINDS[1]}
     return x, edges
 
 
 class Messages(MessagePassing):
-    """A layer of ours by the class that PyG's to_hetero knows layers by."""
-
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+    def forward(self, x, edge_index: Tensor) -> Tensor:
         return self.layer(x, edge_index)
 
 
 class TwoLayers(nn.Module):
-    def __init__(self, lib: Any, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    def __init__(self, lib, wrap) -> None:
         super().__init__()
         self.first = wrap(lib.GATConv(8, 6, 2, add_self_loops=False))
         self.second = wrap(lib.GATConv(12, 3, add_self_loops=False))
@@ -51,7 +41,6 @@ class TwoLayers(nn.Module):
 
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_layers_and_networks_between_nodes_of_several_kinds(rewritten: bool) -> None:
-    """In PyG's HeteroConv, and in a network that to_hetero rewrites."""
     x, edges = of_several_kinds()
     if rewritten:
         theirs = to_hetero(TwoLayers(torch_geometric.nn, lambda layer: layer), KINDS)
@@ -74,16 +63,11 @@ OF_PYG = [
     ({"gcn": GCN, "gat": GAT}[kind], kind, 4, {"jk": jk, "norm": norm} | own, 8)
     for kind, own in (("gcn", {}), ("gat", {}), ("gat", {"edge_dim": 2}))
     for norm, jk in product(["batch", None], ["last", "cat", "max", None])
-] + [
-    (GIN, "gin", out, {"jk": jk}, in_channels)
-    for (jk, out), in_channels in product([("last", 4), ("cat", 4), (None, 6)], [8, -1])
-]
+] + [(GIN, "gin", out, {"jk": jk}, size) for (jk, out), size in product([("last", 4), ("cat", 4), (None, 6)], [8, -1])]
 
 
 @pytest.mark.parametrize(("cls", "kind", "out", "options", "in_channels"), OF_PYG)
-def test_a_model_of_pyg_gives_its_outputs(
-    cls: Any, kind: Any, out: int, options: dict[str, Any], in_channels: int
-) -> None:
+def test_a_model_of_pyg_gives_its_outputs(cls, kind, out: int, options, in_channels: int):
     torch.manual_seed(0)
     own = {"eps": 0.3, "train_eps": True} if kind == "gin" else {}
     theirs = cls(8, 6, 3, out, act="elu", **options, **own).double()

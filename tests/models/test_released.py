@@ -1,11 +1,8 @@
 """The released forms of DIFFormer, NodeFormer and SGFormer: textbook formulas of named tensors, and PyG's own class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +28,6 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def linears(names: dict[str, tuple[int, int]]) -> Tensors:
-    """Random weights [out, in] and biases."""
     made: Tensors = {}
     for seed, (name, (wide, narrow)) in enumerate(names.items()):
         made[f"{name}.weight"] = random(wide, narrow, seed=seed) / narrow**0.5
@@ -75,12 +71,10 @@ def linear(p: Tensors, name: str, x: Tensor) -> Tensor:
 
 
 def by_head(p: Tensors, name: str, x: Tensor, heads: int) -> Tensor:
-    """[H, N, D]."""
     return linear(p, name, x).reshape(len(x), heads, -1).transpose(0, 1)
 
 
 def normed(p: Tensors, name: str, x: Tensor) -> Tensor:
-    """LayerNorm, or nothing where there is none."""
     if f"{name}.weight" not in p:
         return x
     centred = x - x.mean(1, keepdim=True)
@@ -92,7 +86,7 @@ def gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
 
 
-def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call: Any, expected: Any) -> None:
+def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call, expected) -> None:
     """``expected(tensors, **inputs)`` is what ``model`` computes with them; with all gradients."""
     model.double()
     learned = {name: tensor for name, tensor in released.items() if "running" not in name and "num_" not in name}
@@ -147,41 +141,21 @@ def difformer(
     return linear(p, "fcs.1", z)
 
 
-RELEASED: dict[str, Any] = {
-    "tau": 0.5,
-    "projection": "separate",
-    "transform": True,
-    "qkv_bias": True,
-    "graph": "sum",
-    "self_loops": "keep",
-}
-RELEASED |= {
-    "direction": "pyg",
-    "degrees": "count",
-    "dropout_on": "state",
-    "layer_norm": True,
-    "activation": None,
-    "source": False,
-}
+RELEASED = {"tau": 0.5, "projection": "separate", "transform": True, "qkv_bias": True, "graph": "sum"}
+RELEASED |= {"self_loops": "keep", "direction": "pyg", "degrees": "count", "dropout_on": "state"}
+RELEASED |= {"layer_norm": True, "activation": None, "source": False}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kernel": "simple", "heads": 1},
-        {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
-        {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
-        {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
-        {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
-        {"kernel": "simple", "heads": 2, "dropout": 0.4},
-    ],
-)
-def test_difformer(options: dict[str, Any]) -> None:
-    """Biases, one norm for all or none, degrees that count edges, on a directed graph with weights.
-
-    Without W_V, norm and graph: ``use_weight=False, use_bn=False, use_graph=False`` of the released code. In training
-    dropout acts after the input layer and after every layer, so that attention reads a state with dropout.
-    """
+@pytest.mark.parametrize("options", [
+    {"kernel": "simple", "heads": 1},
+    {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
+    {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
+    {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
+    {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
+    {"kernel": "simple", "heads": 2, "dropout": 0.4},
+])  # fmt: skip
+def test_difformer(options) -> None:
+    """On a directed weighted graph; the fifth has ``use_weight=False, use_bn=False, use_graph=False``."""
     normalize, rate = "frobenius" if options["kernel"] == "simple" else None, options.get("dropout", 0.0)
     model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, normalize=normalize, **(RELEASED | options)).train(rate > 0)
     received = matrix(EDGES).sum(1)
@@ -224,12 +198,10 @@ def nodeformer(
     return linear(p, "fcs.1", torch.cat(states, 1) if jk else z)
 
 
-@pytest.mark.parametrize(
-    ("order", "heads", "gate", "jk"),
-    [(1, 1, "sigmoid", False), (2, 3, "sigmoid", True), (3, 2, "identity", False), (0, 2, "sigmoid", True)],
-)
+@pytest.mark.parametrize(("order", "heads", "gate", "jk"), [
+    (1, 1, "sigmoid", False), (2, 3, "sigmoid", True), (3, 2, "identity", False), (0, 2, "sigmoid", True)
+])  # fmt: skip
 def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
-    """Biases, the stabiliser, and edges as reachability in 1, 2 and 4 steps."""
     tau, layers = 0.25, 2
     names = {"fcs.0": (HIDDEN, CHANNELS), "fcs.1": (CLASSES, HIDDEN * (layers + 1 if jk else 1))}
     for k in range(layers):
@@ -237,7 +209,7 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
         names[f"convs.{k}.Wo"] = (HIDDEN, heads * HIDDEN)
     tensors = linears(names) | norms("bns.0", "bns.1", "bns.2")
     tensors |= {f"convs.{k}.b": random(order, heads, seed=60 + k) for k in range(layers if order else 0)}
-    options: dict[str, Any] = {"heads": heads, "tau": tau, "num_features": 7, "powers": "reach", "stabilizer": 1e-6}
+    options = {"heads": heads, "tau": tau, "num_features": 7, "powers": "reach", "stabilizer": 1e-6}
     options |= {"relational_bias": "sym" if order else None, "hops": order or 1, "jump": "cat" if jk else None}
     options |= {"gate": None if gate == "identity" else "sigmoid", "qkv_bias": True, "projection": "separate"}
     options |= {"logits": "scaled_dot", "normalize": None, "residual": True, "layer_norm": True, "activation": None}
@@ -254,12 +226,11 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
 
 
-PYG: dict[str, Any] = {"gnn": "residual", "activation": "relu", "dropout_on": "state"}
+PYG = {"gnn": "residual", "activation": "relu", "dropout_on": "state"}
 PYG |= {"layer_norm": True, "beta": 0.5, "projection": "separate", "transform": True}
 
 
 def statistics(tensors: Tensors) -> Tensors:
-    """Of BatchNorm, other than at the start."""
     return {
         name: random(*tensor.shape, seed=seed).abs() + 0.5 if "running" in name else tensor
         for seed, (name, tensor) in enumerate(tensors.items())
@@ -279,21 +250,11 @@ def in_double() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("layers", "heads", "gnn_layers", "aggregate", "weight"), [(1, 1, 3, "add", 0.8), (3, 2, 1, "cat", 0.5)]
 )
-def test_sgformer_of_pyg(
-    layers: int,
-    heads: int,
-    gnn_layers: int,
-    aggregate: Any,
-    weight: float,
-    training: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training, monkeypatch) -> None:
     """PyG's class itself by PyG's names of arguments; in training with torch's dropout, which draws other numbers."""
     for module in ("sgformer", "gnn"):
-        monkeypatch.setattr(
-            f"diffusion_mp.models.{module}.dropout", lambda x, rate, active=True: torch_dropout(x, rate, active)
-        )
-    options: dict[str, Any] = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}
+        monkeypatch.setattr(f"diffusion_mp.models.{module}.dropout", torch_dropout)
+    options = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}
     options |= {"gnn_num_layers": gnn_layers, "gnn_dropout": 0.2, "graph_weight": weight, "aggregate": aggregate}
     theirs = PyGSGFormer(CHANNELS, WIDE, CLASSES, **options).double().train(training)
     model = SGFormer(CHANNELS, WIDE, CLASSES, normalize="row", **options, **PYG).train(training)
@@ -321,7 +282,7 @@ def test_sgformer_of_pyg(
 
 
 @pytest.mark.parametrize(("heads", "aggregate"), [(1, "add"), (2, "cat")])
-def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate: Any) -> None:
+def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> None:
     """The released code for large graphs: Frobenius norm, biases, ``W`` where PyG has ``lin``."""
     options = {"trans_num_layers": 2, "trans_num_heads": heads, "gnn_num_layers": 2, "graph_weight": 0.7}
     options |= {"aggregate": aggregate, "normalize": "frobenius", "qkv_bias": True}
@@ -364,27 +325,24 @@ def test_states_side_by_side_need_edges() -> None:
         model(random(NODES, CHANNELS, seed=1))
 
 
-def small(**options: Any) -> DIFFormer:
+def small(**options) -> DIFFormer:
     options = {"heads": 2, "normalize": "frobenius"} | RELEASED | options
     return DIFFormer(CHANNELS, HIDDEN, CLASSES, options.pop("num_layers", 2), **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
-        ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
-        ({"projection": None, "normalize": None}, r"'convs\.0\.Wq\.weight', .* with projection='separate'\."),
-        ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
-        ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
-        ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
-        ({"heads": 3}, r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it"),
-        (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
-        ("Wv.weight", r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\."),
-        ("bns.2.bias", r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\."),
-    ],
-)
-def test_an_option_that_does_not_fit_the_checkpoint_is_named(options: dict[str, Any] | str, sentence: str) -> None:
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
+    ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
+    ({"projection": None, "normalize": None}, r"'convs\.0\.Wq\.weight', .* with projection='separate'\."),
+    ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
+    ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
+    ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
+    ({"heads": 3}, r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it"),
+    (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
+    ("Wv.weight", r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\."),
+    ("bns.2.bias", r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\."),
+])  # fmt: skip
+def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, sentence: str) -> None:
     """An option of the model that differs; or the end of the names of tensors that the checkpoint lacks."""
     lacking, options = (options, {}) if isinstance(options, str) else ("nothing", options)
     tensors = {name: tensor for name, tensor in difformer_tensors(2, 2).items() if not name.endswith(lacking)}
@@ -397,22 +355,15 @@ SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in ST
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("model", "released", "sentence"),
-    [
-        (
-            DIFFormer,
-            difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)},
-            r"'gate\.weight', which no .* Leave it out",
-        ),
-        (SGFormer, STATE, r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"),
-        (SGFormer, SMALL_GRAPHS, r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"),
-        (DiffusionGNN, {}, r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
-        (DIFFormer, "model.pkl", r"released must be a dict of tensors, as torch\.load"),
-        (DIFFormer, {"epoch": 3}, r"released\['epoch'\] must be a tensor; got 3"),
-    ],
-)
-def test_other_names_models_and_files_are_refused(model: Any, released: Any, sentence: str) -> None:
+@pytest.mark.parametrize(("model", "released", "sentence"), [
+    (DIFFormer, difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}, r"'gate\.weight', which no .* Leave"),
+    (SGFormer, STATE, r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"),
+    (SGFormer, SMALL_GRAPHS, r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"),
+    (DiffusionGNN, {}, r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
+    (DIFFormer, "model.pkl", r"released must be a dict of tensors, as torch\.load"),
+    (DIFFormer, {"epoch": 3}, r"released\['epoch'\] must be a tensor; got 3"),
+])  # fmt: skip
+def test_other_names_models_and_files_are_refused(model, released, sentence: str) -> None:
     options = {"trans_num_layers": 1, "gnn": "gcn"} if model is SGFormer else {}
     built = small() if model is DIFFormer else model(CHANNELS, HIDDEN, CLASSES, **options)
     with pytest.raises((TypeError, ValueError), match=sentence):
@@ -439,7 +390,7 @@ def test_the_page_on_released_checkpoints_runs(tmp_path: Path, monkeypatch: pyte
     page = Path(__file__).parents[2] / "docs" / "released.md"
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    scope: dict[str, Any] = {}
+    scope = {}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), scope)
     assert float(scope["difference"].detach().abs().max()) < 1e-5

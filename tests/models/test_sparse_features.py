@@ -27,7 +27,6 @@ DENSE = {
 
 
 def features(n: int = 17) -> torch.Tensor:
-    """Mostly zeros; a row and a column of nothing else."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 13, dtype=torch.float64, generator=generator)
     x = x * (torch.rand(n, 13, generator=generator) < 0.2)
@@ -78,17 +77,13 @@ def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
     assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("x", "error", "sentence"),
-    [
-        (lambda x: x[:, :9].to_sparse_csr(), ValueError, r"x must be a sparse matrix \[num_nodes, 13\].*\[17, 9\]"),
-        (lambda x: x.to_sparse(1), ValueError, r"x must be a sparse matrix \[num_nodes, 13\]"),
-        (lambda x: x.long().to_sparse_csr(), TypeError, r"x must be floating point.*x\.to\(torch\.float32\)"),
-        (lambda x: x.to_sparse_csr().requires_grad_(), ValueError, r"x must not require a gradient.*x\.detach\(\)"),
-        (lambda x: x.float().to_sparse_coo(), TypeError, r"x must be float64.*float32 sparse_coo"),
-    ],
-    ids=["columns", "hybrid", "integers", "gradient", "dtype"],
-)
+@pytest.mark.parametrize(("x", "error", "sentence"), [
+    (lambda x: x[:, :9].to_sparse_csr(), ValueError, r"x must be a sparse matrix \[num_nodes, 13\].*\[17, 9\]"),
+    (lambda x: x.to_sparse(1), ValueError, r"x must be a sparse matrix \[num_nodes, 13\]"),
+    (lambda x: x.long().to_sparse_csr(), TypeError, r"x must be floating point.*x\.to\(torch\.float32\)"),
+    (lambda x: x.to_sparse_csr().requires_grad_(), ValueError, r"x must not require a gradient.*x\.detach\(\)"),
+    (lambda x: x.float().to_sparse_coo(), TypeError, r"x must be float64.*float32 sparse_coo"),
+], ids=["columns", "hybrid", "integers", "gradient", "dtype"])  # fmt: skip
 @pytest.mark.parametrize("cls", [DIFFormer, DiffusionGNN, CertifiedDIFFormer, GPS])
 def test_features_that_do_not_fit_are_refused_in_a_sentence(cls, x, error, sentence):
     with pytest.raises(error, match=sentence):

@@ -1,7 +1,5 @@
 """Every update by matrices of the coupling's entries, and the random states that tests of updates share."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.linalg import expm
@@ -25,7 +23,7 @@ def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Ten
     """Return the next state by dense solves and exponentials, [N, H, D]."""
     s = coupling.to_dense().expand(x.size(1), -1, -1)
     eye = torch.eye(s.size(1), dtype=s.dtype).expand_as(s)
-    laplacian = (torch.diag_embed(s.sum(2)) if update.form == "conservative" else eye) - s  # type: ignore[attr-defined]
+    laplacian = (torch.diag_embed(s.sum(2)) if update.form == "conservative" else eye) - s
     v = x.transpose(0, 1)
     if isinstance(update, HeatKernel):
         power = -update.t * laplacian
@@ -34,10 +32,10 @@ def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Ten
         exact = torch.from_numpy(np.stack([expm(head.numpy()) for head in power]))
         return (exact @ v).transpose(0, 1)
     drive = 0.0 if source is None else update.beta * source.transpose(0, 1)
-    laplacian = laplacian + update.leak * eye  # type: ignore[attr-defined]
+    laplacian = laplacian + update.leak * eye
     if isinstance(update, Equilibrium):
         return torch.linalg.solve(laplacian, drive).transpose(0, 1)
     theta = {ImplicitEuler: 1.0, CrankNicolson: 0.5}.get(type(update), 0.0)
-    tau = update.tau  # type: ignore[attr-defined]
+    tau = update.tau
     right = v - (1 - theta) * tau * (laplacian @ v) + tau * drive
     return torch.linalg.solve(eye + theta * tau * laplacian, right).transpose(0, 1)

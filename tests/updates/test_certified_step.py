@@ -1,9 +1,5 @@
 """``CertifiedStep`` against its formula, dense and in double; and zeros, half precision, refusals."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from dense_updates import random
@@ -20,8 +16,7 @@ from diffusion_mp.updates.certified_step import _rounded
 
 PTR = torch.tensor([0, 4, 4, 5, 11])
 PENALTIES = {name: get_penalty(name) for name in ("simple", "sigmoid", "gaussian", "quadratic")}
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
-PROJECT: dict[str | None, Callable[[Tensor], Tensor]] = {
+PROJECT = {
     None: lambda y: y,
     "nonnegative": lambda y: y.clamp(min=0),
     "ball": lambda y: y / y.norm(dim=-1, keepdim=True).clamp(min=1),
@@ -67,12 +62,11 @@ def ours(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Ten
     parts = (("lam", omega), ("mu", entries(graph, weight)))
     terms = [ScaledCoupling(free[name], term, nonnegative=True) for name, term in parts]
     step = CertifiedStep(Positive(), constraint=constraint)
-    step.weight.forward = lambda: free["beta"]  # type: ignore[method-assign]
+    step.weight.forward = lambda: free["beta"]
     return step(free["x"], terms[0] + terms[1], source=free["h"], metric=free["m"])
 
 
 def plain(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Tensor | None) -> Tensor:
-    """The theorem's formula with every matrix written out."""
     x, nodes = free["x"], len(free["x"])
     bounds = torch.tensor([0, nodes]) if ptr is None else ptr
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
@@ -95,11 +89,9 @@ def plain(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Te
 
 
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("constraint", PROJECT)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_step_is_its_formula_in_value_and_all_gradients(
-    penalty: str, constraint: str | None, ptr: Tensor | None
-) -> None:
+def test_the_step_is_its_formula_in_value_and_all_gradients(penalty: str, constraint: str | None, ptr: Tensor | None):
     free = leaves(2, constraint)
     got, expected = (formula(free, penalty, constraint, ptr) for formula in (ours, plain))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
@@ -119,16 +111,15 @@ def test_projected_heads_move_one_state_together() -> None:
     """Against Σ_h W_hᵀ L_h W_h written out, and F with its projections falls."""
     x, h, w = random(9, 1, 4), random(9, 1, 4, seed=1), random(3, 2, 4, seed=2).requires_grad_()
     penalty, graph = get_penalty("gaussian"), undirected(9)
-    graph_term = entries(graph, torch.ones(graph.num_edges, 1, dtype=x.dtype))
+    edges = entries(graph, torch.ones(graph.num_edges, 1, dtype=x.dtype))
     seen = torch.einsum("hdc,nc->nhd", w, x[:, 0])
     omega = penalty.coupling(seen)
     step = CertifiedStep(0.3, constraint="sphere")
     x = step.constraint.project(x)
-    got = step(x, 2.0 * ProjectedCoupling(omega, w) + 0.5 * graph_term, source=h)
-
+    got = step(x, 2.0 * ProjectedCoupling(omega, w) + 0.5 * edges, source=h)
     dense = omega.to_dense()
     laplacians = torch.diag_embed(dense.sum(2)) - dense
-    adjacency = graph_term.to_dense()[0]
+    adjacency = edges.to_dense()[0]
     pull = 2.0 * torch.einsum("hdc,hnm,hde,me->nc", w, laplacians, w, x[:, 0])
     pull = pull + 0.5 * (adjacency.sum(1, keepdim=True) * x[:, 0] - adjacency @ x[:, 0])
     p = 2.0 * (dense.sum(2) * torch.linalg.matrix_norm(w, 2).square().unsqueeze(1)).sum(0) + adjacency.sum(1)
@@ -138,18 +129,15 @@ def test_projected_heads_move_one_state_together() -> None:
     (gradient,) = torch.autograd.grad((got * h).sum(), w, retain_graph=True)
     (expected_gradient,) = torch.autograd.grad((expected * h[:, 0]).sum(), w)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-11)
-
-    energy = JointEnergy(
-        penalty, 2.0, graph_term=graph_term, mu=0.5, source=h, beta=0.3, constraint="sphere", projection=w
-    )
+    energy = JointEnergy(penalty, 2.0, graph_term=edges, mu=0.5, source=h, beta=0.3, constraint="sphere", projection=w)
     for _ in range(20):
         omega = penalty.coupling(torch.einsum("hdc,nc->nhd", w, x[:, 0]))
-        moved = step(x, 2.0 * ProjectedCoupling(omega, w) + 0.5 * graph_term, source=h)
+        moved = step(x, 2.0 * ProjectedCoupling(omega, w) + 0.5 * edges, source=h)
         assert energy(moved) <= energy(x) * (1 + 1e-14)
         x = moved
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("constraint", PROJECT)
 def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(constraint: str | None) -> None:
     coupling = entries(Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64))
     step = CertifiedStep(0.0, constraint=constraint)
@@ -187,11 +175,8 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
 
 def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     x, one, step = torch.ones(5, 1, 2), torch.ones(5, 1, 1), CertifiedStep()
-    for promises, missing in [
-        ({"nonnegative": True}, "symmetric"),
-        ({"symmetric": True}, "nonnegative"),
-        ({}, "symmetric or nonnegative"),
-    ]:
+    for missing in ("symmetric", "nonnegative", "symmetric or nonnegative"):
+        promises = {name: True for name in ("symmetric", "nonnegative") if name not in missing}
         sentence = rf"does not promise to be {missing}\. Take row_stochastic=False"
         with pytest.raises(CouplingMismatchError, match=sentence):
             step(x, LowRankCoupling(one, one.clone(), **promises), source=x)
@@ -218,9 +203,8 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
         inside = get_constraint(constraint)
         state = inside.project(x)
         assert simple.coupling(state, constraint=inside).nonnegative is nonnegative
-        found = SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=inside)(
-            state[:, 0]
-        )
+        reader = SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=inside)
+        found = reader(state[:, 0])
         assert found.nonnegative is nonnegative
         assert found.positive_semidefinite is (constraint == "sphere")
         torch.testing.assert_close(found.to_dense(), simple.coupling(state).to_dense())

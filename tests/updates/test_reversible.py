@@ -1,32 +1,18 @@
 """Reversible couplings: solved in their own metric, preconditioned, against dense algebra in values and gradients."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from dense_updates import DOUBLE, dense_update, random, source_for
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    SumCoupling,
-    distance_features,
-    row_normalized,
-)
+import diffusion_mp as dm
+from diffusion_mp.couplings import distance_features, row_normalized
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SimpleDiffusivity
 from diffusion_mp.energies.spectrum import laplacian_extremes
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_coupling
+from diffusion_mp.testing.problems import random_problem
 from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate, implicit
 from diffusion_mp.updates.implicit import precondition
 
@@ -35,27 +21,26 @@ X = random(N, 2, 3, seed=7)
 
 
 def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
-    """An undirected graph whose last node is alone; weights over a decade."""
     pairs = torch.randint(num_nodes - 1, (2, per_node * num_nodes), generator=torch.Generator().manual_seed(3))
     weight = random(pairs.size(1), seed=4).exp()
     return Graph(num_nodes, torch.cat([pairs, pairs.flip(0)], 1), weight.repeat(2))
 
 
-def symmetric_graph(num_nodes: int = N) -> SparseCoupling:
-    return SparseCoupling(edges(num_nodes), nonnegative=True)
+def symmetric_graph(num_nodes: int = N) -> dm.SparseCoupling:
+    return dm.SparseCoupling(edges(num_nodes), nonnegative=True)
 
 
-def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> LowRankCoupling:
+def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> dm.LowRankCoupling:
     feature = random(num_nodes, heads, 4, seed=5).abs()
-    return LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
+    return dm.LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
 
 
-def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **options: bool) -> PairwiseCoupling:
+def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **more: bool) -> dm.PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
-    return PairwiseCoupling(query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **options)
+    return dm.PairwiseCoupling(query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **more)
 
 
-KINDS: dict[str, Callable[[], Coupling]] = {
+KINDS = {
     "rows-of-a-graph": lambda: row_normalized(symmetric_graph()),
     "adjacency": lambda: AdjacencyDiffusivity("row")(X[:, 0], edges()),
     "attention-and-graph": lambda: row_normalized(0.5 * attention() + 2.0 * symmetric_graph()),
@@ -64,23 +49,18 @@ KINDS: dict[str, Callable[[], Coupling]] = {
     "gaussian-ragged": lambda: gaussian(ptr=PTR),
     "gaussian-others": lambda: gaussian(ptr=PTR, loops=False),
     "gaussian-and-graph": lambda: row_normalized(gaussian(normalize=False) + symmetric_graph()),
-    "softmax": lambda: PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)]),
-    "polynomial": lambda: PolynomialCoupling(
+    "softmax": lambda: dm.PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)]),
+    "polynomial": lambda: dm.PolynomialCoupling(
         row_normalized(symmetric_graph()), torch.tensor([0.5, 0.5], dtype=DOUBLE), nonnegative=True
     ),
-    "half-lazy": lambda: 0.5 * row_normalized(symmetric_graph()) + 0.5 * IdentityCoupling(N, dtype=DOUBLE),
-    "rescaled": lambda: ReweightedCoupling(
+    "half-lazy": lambda: 0.5 * row_normalized(symmetric_graph()) + 0.5 * dm.IdentityCoupling(N, dtype=DOUBLE),
+    "rescaled": lambda: dm.ReweightedCoupling(
         symmetric_graph(), random(N, 2).exp(), random(N, 1, seed=1).exp(), nonnegative=True, positive=True
     ),
 }  # fmt: skip
-UPDATES = [
-    HeatKernel(2.0),
-    HeatKernel(2.0, "residual"),
-    ImplicitEuler(5.0, beta=0.3, leak=0.1),
-    CrankNicolson(1.0, "residual", leak=0.1),
-    Equilibrium(leak=0.05),
-    Equilibrium("residual", beta=0.5, leak=0.05),
-]
+UPDATES = [HeatKernel(2.0), HeatKernel(2.0, "residual"), ImplicitEuler(5.0, beta=0.3, leak=0.1)]
+UPDATES += [CrankNicolson(1.0, "residual", leak=0.1), Equilibrium(leak=0.05)]
+UPDATES.append(Equilibrium("residual", beta=0.5, leak=0.05))
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
@@ -89,7 +69,7 @@ def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
     coupling = KINDS[kind]()
     assert coupling.reversible
     assert not coupling.symmetric
-    if kind == "rescaled" and update.form == "residual":  # type: ignore[attr-defined]
+    if kind == "rescaled" and update.form == "residual":
         return  # its row sums are far above one
     source = X if isinstance(update, Equilibrium) and update.beta == 1 else source_for(update, X)
     expected = dense_update(update, coupling, X, source)
@@ -104,46 +84,40 @@ def test_keeps_the_laws(kind: str) -> None:
 @pytest.mark.parametrize("update", [UPDATES[2], UPDATES[5], HeatKernel(0.5)], ids=repr)
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
 def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
-    """In the state, the source, the edge weights and the features."""
-    graph, positive = edges(), (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
-    weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()  # type: ignore[index]
+    graph, size = edges(), (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
+    weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()
     x, source = X.clone().requires_grad_(), X.cos().requires_grad_()
-    sparse = SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
+    sparse = dm.SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
     pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
-        "both": lambda: row_normalized(LowRankCoupling(positive, positive, symmetric=True, nonnegative=True) + sparse),
-        "gaussian": lambda: PairwiseCoupling(*distance_features(feature), reversible=True),
-        "label-spreading": lambda: PairwiseCoupling(*distance_features(feature), **pairs),
+        "both": lambda: row_normalized(dm.LowRankCoupling(size, size, symmetric=True, nonnegative=True) + sparse),
+        "gaussian": lambda: dm.PairwiseCoupling(*distance_features(feature), reversible=True),
+        "label-spreading": lambda: dm.PairwiseCoupling(*distance_features(feature), **pairs),
     }[kind]()
     got = update(x, coupling, source=source if update.beta else None)
     expected = dense_update(update, coupling, x, source)
     cotangent, leaves = random(*got.shape, seed=9), (x, source, weight, feature)
     options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    mine, theirs = (torch.autograd.grad((out * cotangent).sum(), leaves, **options) for out in (got, expected))  # type: ignore
+    mine, theirs = (torch.autograd.grad((out * cotangent).sum(), leaves, **options) for out in (got, expected))
     torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
 def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
-    """Its spectrum is that of its symmetric form, dense or by Lanczos."""
     rows = row_normalized(symmetric_graph(num_nodes))
-    x = random(num_nodes, 1, 2)
-    update = Equilibrium("residual")
-    expected = dense_update(update, 0.9 * rows, x, x)
-    torch.testing.assert_close(update(x, 0.9 * rows), expected, rtol=1e-8, atol=1e-8)
+    x, update = random(num_nodes, 1, 2), Equilibrium("residual")
+    for damped in (0.9 * rows, 0.9 * random_problem(num_nodes, "residual").coupling):
+        torch.testing.assert_close(update(x, damped), dense_update(update, damped, x, x), rtol=1e-8, atol=1e-8)
     with pytest.raises(SingularSystemError, match="smallest eigenvalue"):
         update(x, rows)
     for form in ("conservative", "residual"):
-        low, high = laplacian_extremes(0.9 * rows, form)  # type: ignore[arg-type]
+        low, high = laplacian_extremes(0.9 * rows, form)
         dense = 0.9 * rows.to_dense()[0]
         rates = (dense.sum(1).diag() if form == "conservative" else torch.eye(num_nodes, dtype=DOUBLE)) - dense
         exact = torch.linalg.eigvals(rates).real
         assert low == pytest.approx(float(exact.min()), abs=1e-7)
         assert high == pytest.approx(float(exact.max()), abs=1e-7)
-
-
-# ---------------------------------------------------------------- what is known, and what is not
 
 
 def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
@@ -167,13 +141,13 @@ def test_attention_is_reversible_where_queries_are_keys(kind: type, measure: str
 def test_nothing_is_promised_that_may_be_false() -> None:
     rows, query = row_normalized(symmetric_graph()), random(N, 1, 3)
     for coupling in (
-        LinearAttentionCoupling(query, query),  # row sums may be negative
-        LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
-        row_normalized(SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2), nonnegative=True)),
-        row_normalized(LowRankCoupling(query, query, symmetric=True)),
-        SumCoupling([rows, symmetric_graph()]),
-        SumCoupling([rows, row_normalized(attention(heads=1))]),
-        ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
+        dm.LinearAttentionCoupling(query, query),  # row sums may be negative
+        dm.LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
+        row_normalized(dm.SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2), nonnegative=True)),
+        row_normalized(dm.LowRankCoupling(query, query, symmetric=True)),
+        dm.SumCoupling([rows, symmetric_graph()]),
+        dm.SumCoupling([rows, row_normalized(attention(heads=1))]),
+        dm.ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
         AdjacencyDiffusivity("row")(X[:, 0], Graph(N, torch.tensor([[0, 1], [1, 2]]))),
     ):
         assert not coupling.reversible
@@ -184,16 +158,11 @@ def test_nothing_is_promised_that_may_be_false() -> None:
 def test_a_false_metric_is_found() -> None:
     query = random(N, 1, 3).abs()
     with pytest.raises(AssertionError, match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose"):
-        check_coupling(LinearAttentionCoupling(query, query.flip(0), nonnegative=True, reversible=True))
+        check_coupling(dm.LinearAttentionCoupling(query, query.flip(0), nonnegative=True, reversible=True))
 
 
-# ---------------------------------------------------------------- conjugate gradients
-
-
-class Counted(Coupling):
-    """Counts the products of another coupling."""
-
-    def __init__(self, coupling: Coupling) -> None:
+class Counted(dm.Coupling):
+    def __init__(self, coupling: dm.Coupling) -> None:
         super().__init__(
             coupling.num_nodes, coupling.heads, coupling, symmetric=lambda: coupling.symmetric,
             nonnegative=lambda: coupling.nonnegative, row_stochastic=lambda: coupling.row_stochastic,
@@ -205,7 +174,7 @@ class Counted(Coupling):
         self.products += 1
         return self.coupling.matmul(v)
 
-    def _transpose(self) -> Coupling:
+    def _transpose(self) -> dm.Coupling:
         return Counted(self.coupling.T)
 
     def degree(self) -> Tensor:
@@ -214,11 +183,11 @@ class Counted(Coupling):
     def to_dense(self) -> Tensor:
         return self.coupling.to_dense()
 
-    def low_rank_form(self, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    def low_rank_form(self, dtype: torch.dtype):
         return self.coupling.low_rank_form(dtype)
 
 
-def products(update: StateUpdate, coupling: Coupling, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+def products(update: StateUpdate, coupling: dm.Coupling, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """How many products of S a solve takes, preconditioned and not; the answers agree."""
     counted, plain = Counted(coupling), Counted(coupling)
     first = update(x, counted)
@@ -228,24 +197,18 @@ def products(update: StateUpdate, coupling: Coupling, x: Tensor, monkeypatch: py
     return counted.products, plain.products
 
 
-@pytest.mark.parametrize(
-    ("update", "normalize", "share"),
-    [
-        (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
-        (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
-        # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
-        (Equilibrium("residual", leak=0.01), True, 1.0),
-        (ImplicitEuler(100.0), True, 1.0),
-    ],
-    ids=repr,
-)
-def test_features_beside_edges_are_the_preconditioner(
-    update: StateUpdate, normalize: bool, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("update", "normalize", "share"), [
+    (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
+    (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
+    # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
+    (Equilibrium("residual", leak=0.01), True, 1.0),
+    (ImplicitEuler(100.0), True, 1.0),
+], ids=repr)  # fmt: skip
+def test_features_beside_edges_are_the_preconditioner(update, normalize, share, monkeypatch) -> None:
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     size = 500
     feature = random(size, 1, 8, seed=5).abs() * (2 * random(size, 1, 1, seed=6)).exp()
-    both = 0.05 * LowRankCoupling(feature, feature, symmetric=True, nonnegative=True) + symmetric_graph(size)
+    both = 0.05 * dm.LowRankCoupling(feature, feature, symmetric=True, nonnegative=True) + symmetric_graph(size)
     coupling = row_normalized(both) if normalize else both
     with_it, without = products(update, coupling, random(size, 1, 3), monkeypatch)
     assert with_it <= share * without
@@ -286,7 +249,7 @@ def test_the_backward_pass_is_preconditioned_too() -> None:
 
 def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:
     query = random(N, 1, 3)
-    coupling = PairwiseCoupling(query, query, normalize=False, symmetric=True)
+    coupling = dm.PairwiseCoupling(query, query, normalize=False, symmetric=True)
     assert precondition(coupling, 1.0, None, None, False) is None
     with pytest.raises(ConvergenceError, match="not positive definite"):
         Equilibrium("residual", leak=0.1)(random(N, 1, 2), coupling)

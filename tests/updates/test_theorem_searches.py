@@ -1,13 +1,6 @@
-"""Theorems T2, T4, T5 and T6 of docs/certified.md against gradient ascent on what they say cannot be.
-
-As in test_certified_search.py many problems are one batch. Every search has a counterpart, with a number beyond the
-theorem's, that finds what it looks for.
-"""
-
-from __future__ import annotations
+"""Theorems T2, T4, T5 and T6 of docs/certified.md against gradient ascent, which finds rises beyond their numbers."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -15,26 +8,18 @@ import torch
 from test_certified_search import CONSTRAINTS, Problems, certified, climb
 from torch import Tensor
 
+import diffusion_mp as dm
 from diffusion_mp.diagnostics import smoothing_floor
-from diffusion_mp.energies import (
-    GaussianPenalty,
-    MixturePenalty,
-    Penalty,
-    QuadraticPenalty,
-    SigmoidPenalty,
-    SimplePenalty,
-    certify_trajectory,
-    get_constraint,
-)
+from diffusion_mp.energies import get_constraint
 from diffusion_mp.updates import MomentumStep
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
-PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), GaussianPenalty(0.3)]
+PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.GaussianPenalty(0.3)]
 Free = dict[str, Tensor]
 
 
-def ascend(rise: Callable[[Free], Tensor], free: Free, iterations: int) -> Tensor:
+def ascend(rise, free: Free, iterations: int) -> Tensor:
     """The largest rise of every problem on the way up; a rise is a share of what it is a rise of."""
     free = {name: value.clone().requires_grad_() for name, value in free.items()}
     ascent = torch.optim.Adam(free.values(), lr=0.05, maximize=True)
@@ -60,12 +45,11 @@ def states(count: int, n: int, seed: int, names: str) -> Free:
     }
 
 
-def within(penalty: Penalty, x: Tensor) -> Tensor:
-    """A state in the domain of the penalty."""
+def within(penalty: dm.Penalty, x: Tensor) -> Tensor:
     return x / (1 + x.norm(dim=2, keepdim=True)) if math.isfinite(penalty.domain[1]) else x
 
 
-def pairs(penalty: Penalty, x: Tensor) -> Tensor:
+def pairs(penalty: dm.Penalty, x: Tensor) -> Tensor:
     """Σ_ij δ(‖x_i − x_j‖²) of every problem, from δ(0) on."""
     s = (x.unsqueeze(1) - x.unsqueeze(2)).square().sum(3)
     return (penalty.delta(s) - penalty.delta(torch.zeros_like(s))).sum((1, 2))
@@ -81,20 +65,13 @@ def square(x: Tensor) -> Tensor:
 
 
 def bounds(x: Tensor) -> Tensor:
-    """Every problem is a graph of the batch."""
     return torch.arange(0, x.size(0) * x.size(1) + 1, x.size(1))
 
 
-# ---------------------------------------------------------------- T2
-
-
-def trajectory_rise(free: Free, penalty: Penalty, tau: float, steps: int, share: float) -> Tensor:
-    """The largest E(Z_{k+1}, k) − E(Z_k, k) of a run, as a share of E(Z_0, 0), with a share of the certified λ.
-
-    E(Z_k, k) ≤ E(Z_k, k − 1), so this is more than the theorem's own rise.
-    """
+def trajectory_rise(free: Free, penalty: dm.Penalty, tau: float, steps: int, share: float) -> Tensor:
+    """The largest E(Z_{k+1}, k) − E(Z_k, k), at least the theorem's rise, over E(Z_0, 0), at a share of its λ."""
     x = within(penalty, free["x"])
-    lam = x.new_tensor([certify_trajectory(penalty, part, tau).lam for part in x.detach()]) * share
+    lam = x.new_tensor([dm.certify_trajectory(penalty, part, tau).lam for part in x.detach()]) * share
     risen, moved, whole = [], x, lam * pairs(penalty, x)
     for _ in range(steps):
         coupling = penalty.coupling(moved.flatten(0, 1), bounds(x), normalize=True)
@@ -105,10 +82,7 @@ def trajectory_rise(free: Free, penalty: Penalty, tau: float, steps: int, share:
     return torch.stack(risen).amax(0)
 
 
-def search(
-    rise: Callable[..., Tensor], cases: list[tuple[int, dict]], names: str, count: int, iterations: int
-) -> float:
-    """The largest rise over penalties and cases, each a number of nodes and options of ``rise``."""
+def search(rise, cases: list[tuple[int, dict]], names: str, count: int, iterations: int):
     return max(
         float(ascend(partial(rise, penalty=penalty, **options), states(count, n, seed, names), iterations).max())
         for seed, penalty in enumerate(PENALTIES)
@@ -121,10 +95,7 @@ def search_trajectories(share: float, count: int, iterations: int) -> float:
     return search(trajectory_rise, cases, "x", count, iterations)
 
 
-# ---------------------------------------------------------------- T4
-
-
-def momentum_rise(free: Free, penalty: Penalty, momentum: float, factor: float) -> Tensor:
+def momentum_rise(free: Free, penalty: dm.Penalty, momentum: float, factor: float) -> Tensor:
     """The rise of P(z) + (2m/τ)‖z − z₋‖² in a step of the library, at the largest τ or a multiple of it."""
     x, previous = within(penalty, free["x"]), within(penalty, free["y"])
     n = x.size(1)
@@ -143,10 +114,7 @@ def search_momentum(factor: float, count: int, iterations: int) -> float:
     return search(momentum_rise, cases, "x y", count, iterations)
 
 
-# ---------------------------------------------------------------- T6
-
-
-def floor_rise(free: Free, penalty: Penalty, room: float) -> Tensor:
+def floor_rise(free: Free, penalty: dm.Penalty, room: float) -> Tensor:
     """How far the floor β/(2 + κ) ‖ΠH‖ (times ``room``) is above ‖ΠZ‖, as a share of that."""
     y, h = within(penalty, free["y"]), free["h"]
     leak = 10 ** (3 * torch.tanh(free["leak"]))
@@ -181,7 +149,7 @@ def test_beyond_the_theorem_the_search_finds_some(theorem: str, number: float) -
 
 def test_the_floor_of_the_search_is_the_diagnostic_s() -> None:
     free = states(1, 5, 0, "y h") | {"leak": torch.zeros(1, dtype=torch.float64)}
-    penalty, h = SigmoidPenalty(), free["h"][0]
+    penalty, h = dm.SigmoidPenalty(), free["h"][0]
     omega = penalty.coupling(free["y"][0])
     dense = omega.to_dense()[0]
     z = torch.linalg.solve(2 * torch.eye(5, dtype=h.dtype) - dense / dense.sum(1, keepdim=True), h)
@@ -189,25 +157,19 @@ def test_the_floor_of_the_search_is_the_diagnostic_s() -> None:
     assert float(floor_rise(free, penalty, 1.0)) == pytest.approx((found.floor / found.spread) ** 2 - 1, rel=1e-9)
 
 
-# ---------------------------------------------------------------- T5
-
-
-def mixture(seed: int) -> MixturePenalty:
-    """Widths over four decades, weights over six."""
+def mixture(seed: int) -> dm.MixturePenalty:
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.rand(2, 1 + seed % 4, generator=generator, dtype=torch.float64) - 0.5
     widths, weights = (10 ** (exponents * torch.tensor([[4.0], [6.0]]))).tolist()
-    return MixturePenalty(widths, weights).double().requires_grad_(False)
+    return dm.MixturePenalty(widths, weights).double().requires_grad_(False)
 
 
 def search_mixtures(mixtures: int, count: int, iterations: int) -> float:
-    """The largest relative rise of F in a certified step, for mixtures × constraints × graph on or off."""
     worst = -math.inf
     for seed in range(mixtures):
         for k, name in enumerate(CONSTRAINTS):
-            attack = partial(
-                certified, penalty=mixture(seed), constraint=get_constraint(name), graph=(seed + k) % 2 > 0
-            )
+            graph = (seed + k) % 2 > 0
+            attack = partial(certified, penalty=mixture(seed), constraint=get_constraint(name), graph=graph)
             problems = Problems(count, 10 * seed + k, range(2, 8, 2))
             worst = max(worst, float(climb(problems, attack, iterations).max()))
     return worst
@@ -218,7 +180,7 @@ def test_no_mixture_makes_the_energy_rise(starts: tuple[int, int, int]) -> None:
     assert search_mixtures(*starts) <= 1e-12
 
 
-class NotMonotone(MixturePenalty):
+class NotMonotone(dm.MixturePenalty):
     """A mixture with a negative weight, which is not concave."""
 
     @property

@@ -1,11 +1,9 @@
 """Every refusal has a type and a sentence that says what came, what was expected, and the way out."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from diffusion_mp.couplings import Coupling, LowRankCoupling, SparseCoupling
+from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.distributed.couplings import SummedCoupling
 from diffusion_mp.energies import QuadraticPenalty, SigmoidPenalty
 from diffusion_mp.errors import CouplingMismatchError
@@ -33,107 +31,81 @@ solvers = pytest.mark.parametrize("update", SOLVERS, ids=lambda update: type(upd
 @pytest.mark.parametrize(
     "build", [ExplicitEuler, ImplicitEuler, CrankNicolson, HeatKernel, lambda t: Backtracking(QuadraticPenalty(), t)]
 )
-def test_step_out_of_range(build: Callable[[float], StateUpdate], tau: float) -> None:
+def test_step_out_of_range(build, tau: float) -> None:
     with pytest.raises(ValueError, match=rf"^t(au)? must be finite and > 0; got {tau}"):
         build(tau)
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "sentence"),
-    [
-        (lambda: ExplicitEuler("large"), TypeError, "tau must be a number"),
-        (lambda: ExplicitEuler(1.0, "laplacian"), ValueError, "form must be one of 'conservative', 'residual'"),
-        (lambda: ExplicitEuler(1.0, leak=-0.1), ValueError, "leak must be finite and >= 0; got -0.1"),
-        (lambda: ExplicitEuler(1.0, beta=NAN), ValueError, "beta must be a finite number; got nan"),
-        (lambda: Equilibrium(leak=INF), ValueError, "leak must be finite"),
-        (lambda: Equilibrium(leak=0.1, tol=0.0), ValueError, "tol must be finite and > 0"),
-        (lambda: ImplicitEuler(1.0, max_iter=0), ValueError, "max_iter must be at least 1"),
-        (lambda: ImplicitEuler(1.0, max_iter=2.5), TypeError, "max_iter must be an integer"),
-        (lambda: HeatKernel(1.0, tol=NAN), ValueError, "tol must be finite and > 0"),
-        (lambda: MomentumStep(0.1, 1.0), ValueError, r"momentum must lie in \[0, 1\).*got 1"),
-        (lambda: MomentumStep(0.1, -0.1), ValueError, "momentum must be finite and >= 0"),
-        (lambda: MomentumStep(0.1, 0.5, 0), ValueError, "steps must be at least 1"),
-        (lambda: Backtracking(QuadraticPenalty(), shrink=1.0), ValueError, r"shrink must lie in \(0, 1\).*got 1.0"),
-        (lambda: Backtracking(QuadraticPenalty(), shrink=0.0), ValueError, "shrink must be finite and > 0"),
-        (lambda: Backtracking(QuadraticPenalty(), max_steps=0), ValueError, "max_steps must be at least 1"),
-        (lambda: Backtracking("quadratic"), TypeError, "penalty must be a Penalty or a function of the state"),
-        (
-            lambda: Backtracking(SigmoidPenalty(), exact=True),
-            ValueError,
-            r"exact=True needs Simple.*got SigmoidPenalty",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("build", "error", "sentence"), [
+    (lambda: ExplicitEuler("large"), TypeError, "tau must be a number"),
+    (lambda: ExplicitEuler(1.0, "laplacian"), ValueError, "form must be one of 'conservative', 'residual'"),
+    (lambda: ExplicitEuler(1.0, leak=-0.1), ValueError, "leak must be finite and >= 0; got -0.1"),
+    (lambda: ExplicitEuler(1.0, beta=NAN), ValueError, "beta must be a finite number; got nan"),
+    (lambda: Equilibrium(leak=INF), ValueError, "leak must be finite"),
+    (lambda: Equilibrium(leak=0.1, tol=0.0), ValueError, "tol must be finite and > 0"),
+    (lambda: ImplicitEuler(1.0, max_iter=0), ValueError, "max_iter must be at least 1"),
+    (lambda: ImplicitEuler(1.0, max_iter=2.5), TypeError, "max_iter must be an integer"),
+    (lambda: HeatKernel(1.0, tol=NAN), ValueError, "tol must be finite and > 0"),
+    (lambda: MomentumStep(0.1, 1.0), ValueError, r"momentum must lie in \[0, 1\).*got 1"),
+    (lambda: MomentumStep(0.1, -0.1), ValueError, "momentum must be finite and >= 0"),
+    (lambda: MomentumStep(0.1, 0.5, 0), ValueError, "steps must be at least 1"),
+    (lambda: Backtracking(QuadraticPenalty(), shrink=1.0), ValueError, r"shrink must lie in \(0, 1\).*got 1.0"),
+    (lambda: Backtracking(QuadraticPenalty(), shrink=0.0), ValueError, "shrink must be finite and > 0"),
+    (lambda: Backtracking(QuadraticPenalty(), max_steps=0), ValueError, "max_steps must be at least 1"),
+    (lambda: Backtracking("quadratic"), TypeError, "penalty must be a Penalty or a function of the state"),
+    (lambda: Backtracking(SigmoidPenalty(), exact=True), ValueError, r"exact=True needs Simple.*got Sigmoid"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
-def test_bad_options(build: Callable[[], StateUpdate], error: type[Exception], sentence: str) -> None:
+def test_bad_options(build, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         build()
 
 
-@solvers
-def test_asymmetric_coupling(update: StateUpdate) -> None:
-    directed = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
-    x = torch.zeros(3, 1, 1)
-    sentence = (
-        "needs a reversible coupling.*got a SparseCoupling that declares symmetric=False and knows no metric. Use"
-    )
-    with pytest.raises(CouplingMismatchError, match=f"{type(update).__name__} {sentence} Adja"):
-        update(x, directed)
-    with pytest.raises(CouplingMismatchError):
-        update.check(directed)
-    assert ExplicitEuler(0.1)(x, directed).shape == x.shape
-
-
-class Untouchable(Coupling):
-    """An asymmetric coupling that must not be multiplied with."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 1, torch.empty(0))
+class Untouchable(SparseCoupling):
+    """A coupling that must not be multiplied with."""
 
     def _product(self, v: torch.Tensor) -> torch.Tensor:
         raise AssertionError("arithmetic before the check")
 
-    degree = _transpose = _product  # type: ignore[assignment]
+    degree = _transpose = _product
 
 
 @solvers
-def test_mismatch_is_found_before_any_arithmetic(update: StateUpdate) -> None:
+def test_an_asymmetric_coupling_is_found_before_any_arithmetic(update: StateUpdate) -> None:
+    directed = Untouchable(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
+    x = torch.zeros(3, 1, 1)
+    sentence = r"needs a reversible coupling.*got a \w+ that declares symmetric=False and knows no metric."
+    with pytest.raises(CouplingMismatchError, match=f"{type(update).__name__} {sentence} Use Adja"):
+        update(x, directed)
     with pytest.raises(CouplingMismatchError):
-        update(torch.zeros(3, 1, 1), Untouchable())
+        update.check(directed)
+    with pytest.raises(AssertionError, match="arithmetic before"):  # a step that takes any coupling
+        ExplicitEuler(0.1)(x, directed)
 
 
-@pytest.mark.parametrize(
-    "update", [ExplicitEuler(0.1, beta=0.5), ImplicitEuler(0.1, beta=0.5), CrankNicolson(0.1, beta=0.5)], ids=repr
-)
-def test_weight_without_a_source(update: StateUpdate) -> None:
+def test_a_weight_and_a_source_come_together() -> None:
     problem = path_problem()
-    with pytest.raises(ValueError, match=r"beta=0.5 weighs a source, but none came; pass source="):
-        update(problem.state, problem.coupling)
-
-
-@pytest.mark.parametrize("update", [HeatKernel(0.1), Backtracking(QuadraticPenalty())], ids=lambda u: type(u).__name__)
-def test_source_where_there_is_no_source_term(update: StateUpdate) -> None:
-    problem = path_problem()
-    with pytest.raises(ValueError, match=f"{type(update).__name__} has no source term; got a source of shape"):
-        update(problem.state, problem.coupling, source=problem.state)
+    for step in (ExplicitEuler, ImplicitEuler, CrankNicolson):
+        with pytest.raises(ValueError, match=r"beta=0.5 weighs a source, but none came; pass source="):
+            step(0.1, beta=0.5)(problem.state, problem.coupling)
+    for update in (HeatKernel(0.1), Backtracking(QuadraticPenalty())):
+        with pytest.raises(ValueError, match=f"{type(update).__name__} has no source term; got a source of shape"):
+            update(problem.state, problem.coupling, source=problem.state)
 
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("update", [ExplicitEuler(0.1, beta=1.0), Equilibrium(leak=0.1)], ids=repr)
-@pytest.mark.parametrize(
-    ("change", "error", "sentence"),
-    [
-        ({"x": torch.zeros(12)}, ValueError, "x must have three dimensions"),
-        ({"x": torch.zeros(12, 2, 3, dtype=torch.long)}, TypeError, "x must be floating point"),
-        ({"x": torch.zeros(11, 2, 3)}, ValueError, "x must have 12 rows"),
-        ({"x": None}, TypeError, "x must be a tensor"),
-        ({"values": torch.zeros(12, 2, 4)}, ValueError, r"values must match the state x of shape \[12, 2, 3\]"),
-        ({"values": torch.zeros(12, 3, 3)}, ValueError, r"values must match .*got shape \[12, 3, 3\]"),
-        ({"source": torch.zeros(12, 2, 4)}, ValueError, "source must match the state"),
-        ({"source": torch.zeros(10, 2, 3)}, ValueError, "source must have 12 rows"),
-        ({"source": torch.zeros(12, 2)}, ValueError, "source must have three dimensions"),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "sentence"), [
+    ({"x": torch.zeros(12)}, ValueError, "x must have three dimensions"),
+    ({"x": torch.zeros(12, 2, 3, dtype=torch.long)}, TypeError, "x must be floating point"),
+    ({"x": torch.zeros(11, 2, 3)}, ValueError, "x must have 12 rows"),
+    ({"x": None}, TypeError, "x must be a tensor"),
+    ({"values": torch.zeros(12, 2, 4)}, ValueError, r"values must match the state x of shape \[12, 2, 3\]"),
+    ({"values": torch.zeros(12, 3, 3)}, ValueError, r"values must match .*got shape \[12, 3, 3\]"),
+    ({"source": torch.zeros(12, 2, 4)}, ValueError, "source must match the state"),
+    ({"source": torch.zeros(10, 2, 3)}, ValueError, "source must have 12 rows"),
+    ({"source": torch.zeros(12, 2)}, ValueError, "source must have three dimensions"),
+])  # fmt: skip
 def test_shapes(update: StateUpdate, change: dict[str, object], error: type[Exception], sentence: str) -> None:
     problem = path_problem()
     arguments = {"x": problem.state, "values": problem.state, "source": problem.state} | change
@@ -156,7 +128,5 @@ def test_rows_of_one_rank_are_not_all_rows(update: StateUpdate) -> None:
     feature = torch.rand(3, 1, 2)
     part = SummedCoupling(LowRankCoupling(feature, feature, symmetric=True, nonnegative=True), lambda v: v, None)
     for coupling in (part, 0.5 * part, part + part):
-        with pytest.raises(
-            CouplingMismatchError, match=r"solves for all rows at once; got a .* with the rows of one rank"
-        ):
+        with pytest.raises(CouplingMismatchError, match=r"solves for all rows at once; got .* rows of one rank"):
             update(torch.ones(3, 1, 1), coupling)
