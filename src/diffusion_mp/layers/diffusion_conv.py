@@ -11,23 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.inits import reset
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Certificate, certify
 from diffusion_mp.energies.certification import broken_parameter
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_device,
-    check_finite,
-    check_flags,
-    check_kind,
-    check_probability,
-    check_rows,
-    check_state,
-    describe,
-    found_later,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
@@ -56,8 +44,8 @@ class GraphLayer(KnowsPyGNames, nn.Module):
         if others:
             refuse_inputs(self, others)
         if type(return_coupling) is not bool:
-            check_flags(return_coupling=return_coupling)
-        (check_input if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
+            errors.check_flags(return_coupling=return_coupling)
+        (check_input if self.sparse_features else errors.check_state)(x, channels=self.in_channels, module=self)
         if (
             type(edge_index) is Graph
             and edge_weight is None
@@ -164,18 +152,19 @@ class DiffusionConv(CertifiableLayer):
         super().__init__()
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
-                f"in_channels must be one integer, got {describe(in_channels)}: states of two kinds of nodes pass "
-                f"through the same W_V, and have the same channels. Put a Linear before the layer where they have not."
+                f"in_channels must be one integer, got {errors.describe(in_channels)}: states of two kinds of nodes "
+                f"pass through the same W_V, and have the same channels. Put a Linear before the layer where they have "
+                f"not."
             )
-        lazy = found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
-        check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
-        check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
-        check_choice(keep, "keep", ["values", "state"])
-        check_choice(reads, "reads", ["state", "values", "features"])
-        check_probability(dropout, "dropout")
-        check_flags(concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias)
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        lazy = errors.found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
+        errors.check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
+        errors.check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
+        errors.check_choice(keep, "keep", ["values", "state"])
+        errors.check_choice(reads, "reads", ["state", "values", "features"])
+        errors.check_probability(dropout, "dropout")
+        errors.check_flags(concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias)
+        errors.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}.")
         total = out_channels * max(heads, diffusivity.heads) if concat else out_channels
@@ -227,7 +216,7 @@ class DiffusionConv(CertifiableLayer):
         self-loops; an observed self-loop that was replaced has entry 0.
         """
         if return_attention_weights is not None:
-            check_flags(return_attention_weights=return_attention_weights)
+            errors.check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
             given = {"batch": batch, "source": source, "features": features, "previous": previous}
             given["edge_attr"] = edge_attr
@@ -239,7 +228,7 @@ class DiffusionConv(CertifiableLayer):
             check_edge_order(edge_index, edge_attr)
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if self.validate:
-            check_finite(x, "x")
+            errors.check_finite(x, "x")
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
         before = None if previous is None else self._previous(previous)
@@ -273,7 +262,7 @@ class DiffusionConv(CertifiableLayer):
             )
         if features is None:
             return values.flatten(1) if self.reads == "values" or x.layout is not torch.strided else x
-        check_rows(features, "features", x, module=self)
+        errors.check_rows(features, "features", x, module=self)
         return features
 
     def _previous(self, previous: Tensor) -> Tensor:
@@ -283,7 +272,7 @@ class DiffusionConv(CertifiableLayer):
                 f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
                 f"MomentumStep(..., steps=1)."
             )
-        check_state(previous, "previous", self.in_channels, module=self)
+        errors.check_state(previous, "previous", self.in_channels, module=self)
         return self._by_head(previous) if self.value is None else self.value(previous).unflatten(1, (self.heads, -1))
 
     def _evolve(
@@ -292,8 +281,8 @@ class DiffusionConv(CertifiableLayer):
         """The state [N, C] after all steps."""
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
         if source is not None:
-            check_state(source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self)
-            check_device(source, "source", state.device, "x")
+            errors.check_state(source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self)
+            errors.check_device(source, "source", state.device, "x")
             source = self._by_head(source)
         elif self.update.beta:
             source = state

@@ -11,17 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch_geometric.nn import BatchNorm
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_probability,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers.diffusion_conv import GraphLayer
@@ -44,8 +35,8 @@ class EdgeLayer(GraphLayer, ABC):
 
     def __init__(self, channels: int, dropout: float) -> None:
         super().__init__()
-        check_counts(channels=channels)
-        check_probability(dropout, "dropout")
+        errors.check_counts(channels=channels)
+        errors.check_probability(dropout, "dropout")
         self.in_channels = self.out_channels = channels
         self.dropout = dropout
 
@@ -67,8 +58,8 @@ class EdgeLayer(GraphLayer, ABC):
         """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if edge_attr is not None:
-            check_state(edge_attr, "edge_attr", self.in_channels, module=self)
-            check_edge_rows(edge_attr, graph.num_edges)
+            errors.check_state(edge_attr, "edge_attr", self.in_channels, module=self)
+            errors.check_edge_rows(edge_attr, graph.num_edges)
         out, edges, coupling = self.step(x, graph, edge_attr)
         results = [out, *([] if edge_attr is None else [edges]), *([coupling] if return_coupling else [])]
         return out if len(results) == 1 else tuple(results)
@@ -80,7 +71,7 @@ def make_norm(norm: Norm, channels: int) -> nn.Module:
     ``"batch"`` uses running statistics in evaluation, and in training for fewer than two rows, which have no variance.
     Otherwise the output for one graph depends on the other graphs of its batch.
     """
-    check_choice(norm, "norm", ["batch", "layer", None])
+    errors.check_choice(norm, "norm", ["batch", "layer", None])
     if norm == "batch":
         return BatchNorm(channels, allow_single_element=True)
     return nn.Identity() if norm is None else nn.LayerNorm(channels)
@@ -115,8 +106,8 @@ class GatedGCNConv(EdgeLayer):
         self, channels: int, *, norm: Norm = "batch", residual: bool = True, dropout: float = 0.0, eps: float = 1e-6
     ) -> None:
         super().__init__(channels, dropout)
-        check_positive(eps, "eps")
-        check_flags(residual=residual)
+        errors.check_positive(eps, "eps")
+        errors.check_flags(residual=residual)
         self.residual, self.eps = residual, eps
         self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))
         self.node_norm, self.edge_norm = make_norm(norm, channels), make_norm(norm, channels)
@@ -192,7 +183,7 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
+            errors.check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
             sizes = [getattr(layer, size, channels) for size in ("in_channels", "out_channels")]
             if sizes != [channels, channels]:
                 raise ValueError(f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}.")

@@ -11,19 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_mask,
-    check_probability,
-    check_sequences,
-    check_state,
-    describe,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -70,10 +60,10 @@ class PDEDiffusion1d(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_counts(channels=channels, heads=heads)
-        check_flags(norm=norm, batch_first=batch_first)
-        check_choice(per, "per", ["layer", "head", "channel"])
-        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        errors.check_counts(channels=channels, heads=heads)
+        errors.check_flags(norm=norm, batch_first=batch_first)
+        errors.check_choice(per, "per", ["layer", "head", "channel"])
+        errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if channels % heads:
             raise ValueError(f"heads must divide channels={channels}; got {heads}.")
         self.in_channels = self.out_channels = channels
@@ -103,7 +93,7 @@ class PDEDiffusion1d(nn.Module):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
-        check_flags(return_coupling=return_coupling)
+        errors.check_flags(return_coupling=return_coupling)
         mask = self._tokens(x, mask, batch, key_padding_mask)
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
@@ -142,29 +132,31 @@ class PDEDiffusion1d(nn.Module):
                 raise ValueError(
                     "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
                 )
-            given = describe(key_padding_mask)
+            given = errors.describe(key_padding_mask)
             dense = isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
             if not dense or key_padding_mask.dtype != torch.bool:
                 raise TypeError(f"key_padding_mask must be a bool tensor, true where there is padding; got {given}.")
             name, mask = "key_padding_mask", ~key_padding_mask
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-            raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
+            raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {errors.describe(x)}.")
         if x.dim() == 2:
-            check_state(x, channels=self.in_channels, module=self.norm)
+            errors.check_state(x, channels=self.in_channels, module=self.norm)
             if mask is not None:
                 raise ValueError(
-                    f"{name} goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N]."
+                    f"{name} goes with sequences [B, L, C]; got {errors.describe(x)}. For its rows pass batch [N]."
                 )
             return None
-        check_sequences(x, None, self.in_channels, self.norm)
+        errors.check_sequences(x, None, self.in_channels, self.norm)
         if self.batch_first and isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]:
             raise ValueError(
-                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}. If x is "
-                f"[length, batch, channels], build the layer with batch_first=False."
+                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {errors.describe(mask)}. If x "
+                f"is [length, batch, channels], build the layer with batch_first=False."
             )
-        check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
+        errors.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
         if batch is not None:
-            raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
+            raise ValueError(
+                f"batch goes with rows [N, C]; got {errors.describe(x)}. For its padding pass mask [B, L]."
+            )
         return mask
 
     def extra_repr(self) -> str:
@@ -220,9 +212,9 @@ class SelfAttention(nn.Module):
         self, channels: int, heads: int = 8, *, causal: bool = False, dropout: float = 0.0, place: Place = NoDiffusion
     ) -> None:
         super().__init__()
-        check_counts(channels=channels, heads=heads)
-        check_probability(dropout, "dropout")
-        check_flags(causal=causal)
+        errors.check_counts(channels=channels, heads=heads)
+        errors.check_probability(dropout, "dropout")
+        errors.check_flags(causal=causal)
         if channels % heads:
             raise ValueError(f"heads must divide the channels; got {heads} heads and {channels} channels.")
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
@@ -233,7 +225,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
         """Return the state after attention."""
-        check_sequences(x, mask, self.channels, self)
+        errors.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         heads = scaled_dot_product_attention(
             self._by_head(query),
@@ -249,7 +241,7 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B H L length"]:
         """Return A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` does not form it."""
-        check_sequences(x, mask, self.channels, self)
+        errors.check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
         scores = self._by_head(query) @ self._by_head(key).transpose(2, 3) / (self.channels // self.heads) ** 0.5
         everybody = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -313,7 +305,7 @@ class TransformerBlock(nn.Module):
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        check_counts(mlp_channels=mlp_channels)
+        errors.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout
         self.before_attention_norm = place("norm", channels)
         self.attention_norm = nn.LayerNorm(channels)
