@@ -91,16 +91,14 @@ class DiffusionConv(CertifiableLayer):
     x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j). Heads are averaged (Eq. 62) or concatenated.
 
     Args:
-        in_channels: channels of x; -1 to take them from the first call, where W_V alone reads x.
-        out_channels: channels of the values of each head.
+        in_channels, out_channels: channels of x (-1: those of the first call), and of the values of each head.
         diffusivity: computes the coupling from the state and the graph.
         update: moves the state; ``ExplicitEuler(0.5)`` by default.
         heads: H. A single head, of the layer or of the diffusivity, broadcasts against several.
         concat: concatenate the heads to [N, H · out_channels] instead of averaging them to [N, out_channels].
         transform: apply W_V; without it the state itself propagates, and input and output have the same channels.
         bias: add a bias to the output.
-        keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22; any channels), or ``"state"``, x
-            (Eq. 63; input and output have the same channels).
+        keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22), or ``"state"``, x (Eq. 63).
         reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires
             (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
         steps: number of updates with the same coupling (the K of SGC and APPNP).
@@ -110,23 +108,18 @@ class DiffusionConv(CertifiableLayer):
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
-          batch: [N], sorted.
-        - source: [N, channels of the output], by default the state that the first step starts from; features: [N, F],
-          if and only if ``reads="features"``; edge_attr: [E, edge_dim], for diffusivities that read edge features;
-          previous: [N, in_channels], the x of the step before, for updates with ``StateUpdate.takes_previous``.
-        - x between nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the
-          first to the second, for couplings of observed edges without symmetric normalisation or added self-loops.
+          batch: [N], sorted; source: as the output, by default the state that the first step starts from.
+        - features: [N, F], if and only if ``reads="features"``; edge_attr: [E, edge_dim]; previous: [N, in_channels],
+          the x of the step before, for updates with ``StateUpdate.takes_previous``.
+        - x may be the pair of states ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to the
+          second, for couplings of observed edges without symmetric normalisation or added self-loops.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
 
-    Raises:
-        TypeError, ValueError: an option or an input does not fit.
-
     Examples:
-        >>> diffusivity = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
-        >>> conv = DiffusionConv(4, 8, diffusivity, ExplicitEuler(tau=0.5))
-        >>> conv(x, edge_index).shape
-        torch.Size([6, 8])
+        >>> conv = DiffusionConv(4, 8, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"))
         >>> out, S = conv(x, edge_index, return_coupling=True)  # S @ v propagates values v as the layer did
+        >>> out.shape
+        torch.Size([6, 8])
     """
 
     is_diffusion_layer = True
@@ -174,15 +167,12 @@ class DiffusionConv(CertifiableLayer):
                 f"{cause}, so in_channels must equal the output's channels {total}; got in_channels={in_channels}."
             )
         if value_bias and not transform:
-            raise ValueError(
-                "value_bias is added to what W_V gives, and there is none; got value_bias=True with transform=False. "
-                "Leave one of them out."
-            )
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
-        self.head_channels = out_channels
+            got = "got value_bias=True with transform=False"
+            raise ValueError(f"value_bias is added to what W_V gives, and there is none; {got}. Leave one of them out.")
+        self.in_channels, self.heads = in_channels, heads
+        self.out_channels = self.head_channels = out_channels
         self.concat, self.keep, self.reads, self.steps = concat, keep, reads, steps
-        self.dropout, self.validate = dropout, validate
-        self.diffusivity = diffusivity
+        self.dropout, self.validate, self.diffusivity = dropout, validate, diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
         self.value: ValueLinear | None = None
         if transform:
@@ -218,10 +208,9 @@ class DiffusionConv(CertifiableLayer):
         if return_attention_weights is not None:
             errors.check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
-            given = {"batch": batch, "source": source, "features": features, "previous": previous}
-            given["edge_attr"] = edge_attr
-            asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
-            return between(self, x, edge_index, edge_weight, **given, **asked, **others)
+            others |= {"batch": batch, "source": source, "features": features, "previous": previous}
+            others |= {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
+            return between(self, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
         if self.in_channels == -1:
             self._find_channels(x)
         if edge_attr is not None:

@@ -1,8 +1,7 @@
 """Classical GNN layers as one step of a diffusion; each chooses a diffusivity and an update.
 
-Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``, whose weights ``from_pyg``
-converts; docstrings begin with the differences. All layers are the *residual* form x′ = (1 − τ) x + τ S v, unlike the
-conservative Eq. (6), from which the paper derives some of them (docs/errata.md, D4).
+Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``. All are the *residual* form
+x′ = (1 − τ) x + τ S v, not the conservative Eq. (6), from which the paper derives some of them (docs/errata.md, D4).
 """
 
 from __future__ import annotations
@@ -35,13 +34,10 @@ def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) 
 
 
 class MLPConv(DiffusionConv):
-    """x′ = W x + b, without any coupling between nodes.
+    """x′ = W x + b, without any coupling between nodes: edges are accepted and not read.
 
     Args:
-        in_channels, out_channels: channels of x and x′.
-        bias: add b.
-
-    Shapes: x [N, in_channels] → [N, out_channels]; edges are accepted and not read.
+        in_channels, out_channels, bias: as in :class:`DiffusionConv`.
 
     Examples:
         >>> MLPConv(4, 8)(x).shape
@@ -58,10 +54,9 @@ class GCNConv(DiffusionConv):
     Of parallel weighted self-loops PyG takes one; here their mean counts.
 
     Args:
-        in_channels, out_channels: channels of x and x′; ``in_channels=-1`` takes them from the first call.
+        in_channels, out_channels, bias: as in :class:`DiffusionConv`.
         normalize: divide by degrees; with ``False`` Â is A.
         self_loops: see ``Graph.with_self_loops``; ``"remaining"`` by default, ``"keep"`` without ``normalize``.
-        bias: add b.
 
     Examples:
         >>> GCNConv(4, 8)(x, edge_index).shape
@@ -80,9 +75,8 @@ class GCNConv(DiffusionConv):
         self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, _gcn_adjacency(self_loops, normalize), ExplicitEuler(1.0, "residual"), bias=bias
-        )
+        adjacency, update = _gcn_adjacency(self_loops, normalize), ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, out_channels, adjacency, update, bias=bias)
 
 
 class SGConv(DiffusionConv):
@@ -104,19 +98,16 @@ class SGConv(DiffusionConv):
         self, in_channels: int, out_channels: int, K: int = 1, *, self_loops: SelfLoops | None = None, bias: bool = True
     ) -> None:
         check_counts(K=K)
-        super().__init__(
-            in_channels, out_channels, _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual"), bias=bias, steps=K
-        )
+        adjacency, update = _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, out_channels, adjacency, update, bias=bias, steps=K)
 
 
 class GINConv(DiffusionConv):
     r"""x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
 
     Args:
-        in_channels: channels of x; -1 takes them from the first call.
-        mlp: module that is applied to the sum.
-        eps: initial ε.
-        train_eps: learn ε.
+        in_channels, mlp: channels of x (-1: those of the first call), and the module that is applied to the sum.
+        eps, train_eps: initial ε; whether it is learned.
 
     Examples:
         >>> GINConv(4, torch.nn.Linear(4, 8))(x, edge_index).shape
@@ -138,9 +129,8 @@ class GINConv(DiffusionConv):
         check_flags(train_eps=train_eps)
         own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
         diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
-        super().__init__(
-            in_channels, in_channels, diffusivity, ExplicitEuler(1.0, "residual"), transform=False, bias=False
-        )
+        update = ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, in_channels, diffusivity, update, transform=False, bias=False)
         self.mlp = cast("nn.Module", mlp)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
@@ -193,14 +183,10 @@ class GATConv(DiffusionConv):
     features, which here are passed by name, ``edge_attr=``.
 
     Args:
-        in_channels: channels of x; -1 takes them from the first call.
-        out_channels: channels per head.
-        heads, concat: as in :class:`DiffusionConv`.
+        in_channels, out_channels, heads, concat, options: as in :class:`DiffusionConv`.
         negative_slope, self_loops, edge_dim: see :class:`GATDiffusivity`.
-        dropout: rate on the entries α, as in PyG.
+        dropout, value_dropout: rates on the entries α, as in PyG, and on the values W x.
         residual: add W_R x.
-        value_dropout: rate on the values W x, the ``dropout`` of other layers.
-        options: ``bias`` and ``validate`` of :class:`DiffusionConv`.
 
     Examples:
         >>> GATConv(4, 8, heads=2)(x, edge_index).shape  # the heads are concatenated
@@ -263,15 +249,13 @@ class GATConv(DiffusionConv):
 class APPNPConv(DiffusionConv):
     r"""x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019: APPNP, PPNP).
 
-    The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`). Both are readouts that spread predictions over the
-    graph.
+    The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`, which states what it requires of S).
 
     Args:
-        channels: channels of x.
-        K: number of steps, or ``None`` for the limit; :class:`Equilibrium` states what it requires of S.
+        channels, options: as in :class:`DiffusionConv`.
+        K: number of steps, or ``None`` for the limit.
         alpha: α, the weight of x^(0); 0 < α < 1 for the limit.
         diffusivity: computes S; Â by default.
-        options: further options of :class:`DiffusionConv`, such as ``reads="features"``.
 
     Examples:
         >>> APPNPConv(4, K=10, alpha=0.1)(x, edge_index).shape
@@ -298,8 +282,7 @@ class GCNIIConv(DiffusionConv):
     r"""x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
 
     Args:
-        channels: channels of x and of x^(0), which is passed as ``source``.
-        alpha: α.
+        channels, alpha: channels of x and of x^(0), which is passed as ``source``; α.
         theta, layer: θ and l; without them β_l = 1.
         normalize, self_loops: as in :class:`GCNConv`.
 

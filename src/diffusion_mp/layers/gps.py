@@ -24,13 +24,8 @@ class EdgeLayer(GraphLayer, ABC):
     """Base of layers on states of nodes and, optionally, of edges; a subclass implements :meth:`step`.
 
     Shapes:
-        - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, channels] in the order of
-          ``edge_index``, or ``None``.
-        - output: x′ [N, channels], or the pair (x′, e′) if ``edge_attr`` is given; with ``return_coupling`` the
-          coupling is appended.
-
-    Raises:
-        TypeError, ValueError: an option or an input does not fit.
+        x: [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, channels], or ``None``.
+        Output: x′ [N, channels], or (x′, e′) if ``edge_attr`` is given, and the coupling with ``return_coupling``.
     """
 
     def __init__(self, channels: int, dropout: float) -> None:
@@ -69,7 +64,6 @@ def make_norm(norm: Norm, channels: int) -> nn.Module:
     """Return a batch or a layer normalisation, or for ``None`` the identity.
 
     ``"batch"`` uses running statistics in evaluation, and in training for fewer than two rows, which have no variance.
-    Otherwise the output for one graph depends on the other graphs of its batch.
     """
     errors.check_choice(norm, "norm", ["batch", "layer", None])
     if norm == "batch":
@@ -88,16 +82,13 @@ class GatedGCNConv(EdgeLayer):
 
     Args:
         channels: channels of nodes and edges, of input and output.
-        norm: BN: ``"batch"``, ``"layer"`` or ``None``.
+        norm, eps: BN, ``"batch"``, ``"layer"`` or ``None``; ε.
         residual, dropout: add h_i and e_ij; rate on the terms that are added to them.
-        eps: ε.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
 
     Examples:
         >>> nodes, edges = GatedGCNConv(4)(x, edge_index, edge_attr=torch.rand(12, 4))
-        >>> nodes.shape, edges.shape
-        (torch.Size([6, 4]), torch.Size([12, 4]))
     """
 
     references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")
@@ -156,16 +147,13 @@ class GPSBlock(EdgeLayer):
         local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any layer on
             ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
         attention: layer that returns the change of the state, such as ``SFiConv(..., residual=False)``.
-        norm: ``"batch"``, ``"layer"`` or ``None``.
-        dropout: rate of all dropouts above; the layers have their own.
+        norm, dropout: ``"batch"``, ``"layer"`` or ``None``; rate of all dropouts above (the layers have their own).
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` may be ``None`` if there is ``attention``.
 
     Examples:
-        >>> block = GPSBlock(8, local=GatedGCNConv(8), attention=SFiConv(8, 8, heads=2))
-        >>> nodes, edges = block(torch.rand(6, 8), edge_index, edge_attr=torch.rand(12, 8))
-        >>> nodes.shape, edges.shape
-        (torch.Size([6, 8]), torch.Size([12, 8]))
+        >>> block = GPSBlock(4, local=GatedGCNConv(4), attention=SFiConv(4, 4, heads=2))
+        >>> nodes, edges = block(x, edge_index, edge_attr=torch.rand(12, 4))
     """
 
     references = ("rampasek2022gps",)

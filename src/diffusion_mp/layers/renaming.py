@@ -20,15 +20,9 @@ def new_name(name: str, rules: Iterable[Rule]) -> str:
 
 
 def renamed(state: Mapping[str, Tensor], rules: Iterable[Rule], owner: str, prefix: str = "") -> dict[str, Tensor]:
-    """Rename the tensors of a state dict. Several tensors may get one name if they are equal.
+    """Rename the tensors of a state dict; several may get one name only if they are equal, else a ``ValueError``.
 
-    Args:
-        state: names → tensors.
-        rules: see `Rule`; names that no rule matches are kept.
-        owner, prefix: the class of the module and its path, for the error message.
-
-    Raises:
-        ValueError: two different tensors get the same name.
+    ``owner`` and ``prefix`` are the class of the module and its path, for the error message.
     """
     rules, found, source = list(rules), dict[str, Tensor](), dict[str, str]()
     for key, value in state.items():

@@ -26,8 +26,7 @@ class PDEDiffusion1d(nn.Module):
     form one sequence, wherever its padding stands, and padded positions are unchanged.
 
     Args:
-        channels: C.
-        heads: H; cuts the channels for ``per="head"``.
+        channels, heads: C, and H, which cuts the channels for ``per="head"``.
         per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
         update: moves the state; ``ExplicitEuler(1.0)`` by default, which is the equation above.
         norm: LayerNorm after the step (Eq. 16), without which alone the guarantees hold (docs/errata.md, P5).
@@ -40,8 +39,7 @@ class PDEDiffusion1d(nn.Module):
         - output: that of x; the coupling is over B·L rows, sequence by sequence, with tokens before padding.
 
     Examples:
-        >>> smooth = PDEDiffusion1d(4, strides=(1, 2))
-        >>> smooth(torch.rand(3, 10, 4)).shape  # [sequences, positions, channels]
+        >>> PDEDiffusion1d(4, strides=(1, 2))(torch.rand(3, 10, 4)).shape  # [sequences, positions, channels]
         torch.Size([3, 10, 4])
     """
 
@@ -142,9 +140,8 @@ class PDEDiffusion1d(nn.Module):
         if x.dim() == 2:
             errors.check_state(x, channels=self.in_channels, module=self.norm)
             if mask is not None:
-                raise ValueError(
-                    f"{name} goes with sequences [B, L, C]; got {errors.describe(x)}. For its rows pass batch [N]."
-                )
+                got = errors.describe(x)
+                raise ValueError(f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N].")
             return None
         errors.check_sequences(x, None, self.in_channels, self.norm)
         if self.batch_first and isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]:
@@ -154,9 +151,8 @@ class PDEDiffusion1d(nn.Module):
             )
         errors.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
         if batch is not None:
-            raise ValueError(
-                f"batch goes with rows [N, C]; got {errors.describe(x)}. For its padding pass mask [B, L]."
-            )
+            got = errors.describe(x)
+            raise ValueError(f"batch goes with rows [N, C]; got {got}. For its padding pass mask [B, L].")
         return mask
 
     def extra_repr(self) -> str:
@@ -193,16 +189,13 @@ class SelfAttention(nn.Module):
     heads of a token form the sequence, [B · L, H, D].
 
     Args:
-        channels: C of input and output.
-        heads: H, a divisor of C.
+        channels, heads: C of input and output, and H, a divisor of C.
         causal: a position receives only from itself and earlier positions.
         dropout: rate on the attention weights.
         place: makes the modules at the sites; the identity by default.
 
     Shapes:
-        x, output: [B, L, C]; mask: [B, L], true at tokens. Masked positions send nothing. Their input must be finite;
-        their output is finite and meaningless.
-
+        x, output: [B, L, C]; mask: [B, L], true at tokens. Masked positions must be finite and send nothing.
     """
 
     references = ("vaswani2017attention",)
@@ -227,15 +220,10 @@ class SelfAttention(nn.Module):
         """Return the state after attention."""
         errors.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
-        heads = scaled_dot_product_attention(
-            self._by_head(query),
-            self._by_head(key),
-            self._by_head(self.on_values(value, mask)),
-            attn_mask=None if mask is None else self._senders(mask),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask is None,
-        )
-        return self._join(heads)
+        q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
+        pairs = None if mask is None else self._senders(mask)
+        rate, causal = self.dropout if self.training else 0.0, self.causal and mask is None
+        return self._join(scaled_dot_product_attention(q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal))
 
     def weights(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
@@ -252,8 +240,7 @@ class SelfAttention(nn.Module):
         weights = self.weights(x, mask)
 
         def route(y: Tensor) -> Tensor:
-            value = self.on_values(self.project(y).chunk(3, -1)[2], mask)
-            return self._join(weights @ self._by_head(value))
+            return self._join(weights @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask)))
 
         return route
 
@@ -313,9 +300,8 @@ class TransformerBlock(nn.Module):
         self.after_attention = place("attention", channels)
         self.before_mlp_norm = place("norm", channels)
         self.mlp_norm = nn.LayerNorm(channels)
-        self.mlp = nn.Sequential(
-            nn.Linear(channels, mlp_channels), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp_channels, channels)
-        )
+        widen, narrow = nn.Linear(channels, mlp_channels), nn.Linear(mlp_channels, channels)
+        self.mlp = nn.Sequential(widen, nn.GELU(), nn.Dropout(dropout), narrow)
         self.after_mlp = place("mlp", channels)
         self.after_block = place("block", channels)
 
