@@ -77,8 +77,9 @@ class Coupling(ABC):
     couplings too, all of which have to make it.
 
     Examples:
-        >>> (SimpleDiffusivity()(x) @ x.unsqueeze(1)).shape  # it multiplies states [nodes, heads, channels]
-        torch.Size([6, 1, 4])
+        >>> S = SimpleDiffusivity()(x)
+        >>> isinstance(S, Coupling), (S @ x.unsqueeze(1)).shape  # it multiplies states [nodes, heads, channels]
+        (True, torch.Size([6, 1, 4]))
     """
 
     ptr = Lazy[Tensor | None]()

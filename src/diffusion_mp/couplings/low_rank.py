@@ -67,8 +67,8 @@ class PooledCoupling(Coupling):
 
     Examples:
         >>> S = LinearAttentionCoupling(q, k)
-        >>> torch.allclose(S.read(S.pool(q), q), S @ q, atol=1e-6)
-        True
+        >>> isinstance(S, PooledCoupling), torch.allclose(S.read(S.pool(q), q), S @ q, atol=1e-6)
+        (True, True)
     """
 
     @abstractmethod
