@@ -52,9 +52,6 @@ class IdentityCoupling(Coupling):
 
     In its ``ptr`` every node is a separate graph, so the boundaries of a sum are those of the other terms.
 
-    Args:
-        num_nodes: N.
-
     Examples:
         >>> torch.equal(IdentityCoupling(6).to_dense()[0], torch.eye(6))
         True
@@ -166,10 +163,7 @@ class ScaledCoupling(Coupling):
 
 
 class SumCoupling(Coupling):
-    """S₁ + S₂ + …; a term with a single head is added to every head of the others.
-
-    Args:
-        terms: the couplings; the terms of one that is itself a sum take its place.
+    """S₁ + S₂ + …; a term with a single head is added to every head of the others. Sums in a sum are flattened.
 
     Examples:
         >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)

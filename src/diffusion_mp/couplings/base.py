@@ -62,13 +62,11 @@ class Coupling(ABC):
     unlike ``matmul`` and ``at``, do not check their arguments.
 
     Args:
-        num_nodes: N.
-        heads: H.
+        num_nodes, heads: N and H.
         like: tensor with its dtype and device, or the coupling it is made of, which also provides ``ptr`` by default.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
-        symmetric: S = Sᵀ for every head.
+        symmetric, nonnegative: S = Sᵀ for every head; no entry is negative.
         row_stochastic: every row sums to one, except for rows of zeros.
-        nonnegative: no entry is negative.
         positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which ``True`` implies.
         low_rank: :meth:`low_rank_form` represents all of S.
         metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not called if S is symmetric.
@@ -188,19 +186,12 @@ class Coupling(ABC):
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
-        # Valid values pass in a single expression; the checks below explain the others.
-        if (
-            isinstance(v, Tensor)
-            and v.dim() == 3
-            and v.size(0) == self.num_nodes
-            and (self.heads == 1 or v.size(1) in (1, self.heads))
-            and v.is_floating_point()
-            and v.layout is torch.strided
-            and v.device == self.device
-        ):
-            return
-        errors.check_values(v, self.num_nodes, self.heads, name)
-        errors.check_device(v, name, self.device, "the coupling")
+        # Valid values pass in two expressions; the checks below explain the others.
+        shaped = isinstance(v, Tensor) and v.dim() == 3 and v.size(0) == self.num_nodes and v.layout is torch.strided
+        fits = shaped and (self.heads == 1 or v.size(1) in (1, self.heads)) and v.is_floating_point()
+        if not (fits and v.device == self.device):
+            errors.check_values(v, self.num_nodes, self.heads, name)
+            errors.check_device(v, name, self.device, "the coupling")
 
     @property
     def T(self) -> Coupling:
@@ -430,14 +421,10 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
 
 def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
     """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
-    if not (  # valid features pass in a single expression; the checks below explain the others
-        isinstance(query, Tensor)
-        and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
-        and query.dim() == 3
-        and query.is_floating_point()
-        and query.layout is key.layout is torch.strided
-        and query.device == key.device
-    ):
+    # Valid features pass in two expressions; the checks below explain the others.
+    tensors = isinstance(query, Tensor) and (key is query or isinstance(key, Tensor))
+    alike = tensors and key.shape == query.shape and key.dtype == query.dtype and query.device == key.device
+    if not (alike and query.dim() == 3 and query.is_floating_point() and query.layout is key.layout is torch.strided):
         for name, features in (("query", query), ("key", key)):
             errors.check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
         got = f"got {errors.describe(query)} and {errors.describe(key)}."

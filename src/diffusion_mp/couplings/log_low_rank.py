@@ -89,19 +89,17 @@ class LogLowRankCoupling(PooledCoupling):
         if type(normalize) is not bool:
             check_flags(normalize=normalize)
         if not log_query.size(2):
-            raise ValueError(
-                f"log_query and log_key must have a feature at least, or every entry is zero and no row can be divided "
-                f"by its sum; got {describe(log_query)}."
-            )
+            why = "or every entry is zero and no row can be divided by its sum"
+            raise ValueError(f"log_query and log_key must have a feature at least, {why}; got {describe(log_query)}.")
         if log_weight is None:
             log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
         else:
             check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]")
             check_device(log_weight, "log_weight", log_key.device, "log_key")
         if log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
+            shape = f"{log_key.size(0)} nodes, {log_key.size(1)} heads and a sample at least"
             raise ValueError(
-                f"log_weight must be [num_nodes, heads, samples] with {log_key.size(0)} nodes, {log_key.size(1)} heads "
-                f"and a sample at least; got {describe(log_weight)}."
+                f"log_weight must be [num_nodes, heads, samples] with {shape}; got {describe(log_weight)}."
             )
         super().__init__(*sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
         self.log_query, self.log_key = log_query, log_key

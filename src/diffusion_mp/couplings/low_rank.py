@@ -86,10 +86,8 @@ class PooledCoupling(Coupling):
     def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
         """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
         if self.ptr is not None:
-            raise ValueError(
-                f"pool sums over the nodes of one graph; by its ptr this {type(self).__name__} is of a batch of "
-                f"{self.ptr.numel() - 1}. Take the graphs one by one."
-            )
+            batch = f"by its ptr this {type(self).__name__} is of a batch of {self.ptr.numel() - 1}"
+            raise ValueError(f"pool sums over the nodes of one graph; {batch}. Take the graphs one by one.")
         return self._pool(self._by_head(v))
 
     def read(self, sums: Sums, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:

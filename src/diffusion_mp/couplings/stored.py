@@ -122,18 +122,14 @@ def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor
         return blocks
     beside = int(matrix.count_nonzero()) - sum(int(block.count_nonzero()) for block in blocks)
     if beside:
-        raise ValueError(
-            f"matrix must be zero between the graphs of ptr; {beside} entries there are not. Leave ptr out for one "
-            f"graph, or pass the list of blocks."
-        )
+        way_out = "Leave ptr out for one graph, or pass the list of blocks."
+        raise ValueError(f"matrix must be zero between the graphs of ptr; {beside} entries there are not. {way_out}")
     return blocks
 
 
 def _is_symmetric(block: Tensor) -> bool:
     """Whether a block is its own transpose up to rounding."""
-    if not block.numel():
-        return True
-    rounding = 64 * torch.finfo(block.dtype).eps * block.abs().max()
+    rounding = 64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
     return bool(((block - block.mT).abs() <= rounding).all())
 
 

@@ -51,10 +51,8 @@ class ReweightedCoupling(Coupling):
             check_tensor(weight, name, "[num_nodes, heads]")
             check_device(weight, name, coupling.device, "the coupling")
             if weight.dim() != 2 or weight.size(0) != coupling.num_nodes or len({1, heads, weight.size(1)}) > 2:
-                raise ValueError(
-                    f"{name} must be [num_nodes, heads] with {coupling.num_nodes} nodes and 1 or {heads} heads, as the "
-                    f"coupling and the other factor; got {describe(weight)}."
-                )
+                sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
+                raise ValueError(f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}.")
             heads = max(heads, weight.size(1))
         same, kept = [coupling], row is column and [coupling]
         promises: dict[str, Any] = {"symmetric": kept if symmetric is False else symmetric, "low_rank": same}
@@ -64,8 +62,7 @@ class ReweightedCoupling(Coupling):
         self.coupling, self.row, self.column = coupling, row, column
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        # At least float32, since the factors and the sums alone leave the range of half precision.
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))  # factors leave the range of half precision
         inner = wide if self.column is None else self.column.unsqueeze(2).to(wide.dtype) * wide
         moved = self.coupling._product(inner)
         return (moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved).to(v.dtype)
@@ -208,9 +205,8 @@ class OffDiagonalCoupling(Coupling):
         return (self.coupling._product(wide) - own * wide).to(v.dtype)
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved = self.coupling._majorized(v, convex)[0]  # a Laplacian does not depend on the diagonal
-        degree = self.degree().unsqueeze(2)
-        return moved, degree if convex else 2 * degree
+        moved, degree = self.coupling._majorized(v, convex)[0], self.degree().unsqueeze(2)
+        return moved, degree if convex else 2 * degree  # a Laplacian does not depend on the diagonal
 
     def _transpose(self) -> Coupling:
         return OffDiagonalCoupling(self.coupling.T)
@@ -254,10 +250,8 @@ class ProjectedCoupling(Coupling):
         check_tensor(projection, "projection", "[heads, head_channels, channels]")
         check_device(projection, "projection", coupling.device, "the coupling")
         if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
-            raise ValueError(
-                f"projection must be [heads, head_channels, channels] with the {coupling.heads} heads of the coupling; "
-                f"got {describe(projection)}."
-            )
+            shape = f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
+            raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
         same = [coupling]
         promises: dict[str, Any] = {"symmetric": same, "nonnegative": same, "positive_semidefinite": same}
         super().__init__(coupling.num_nodes, 1, coupling, **promises)
@@ -266,10 +260,8 @@ class ProjectedCoupling(Coupling):
     def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
         """W and W v of every head in at least float32, and the dtype of v."""
         if v.size(1) != 1 or v.size(2) != self.projection.size(2):
-            raise ValueError(
-                f"v must be a state of one head with the {self.projection.size(2)} channels that the projection reads; "
-                f"got {describe(v)}."
-            )
+            what = f"a state of one head with the {self.projection.size(2)} channels that the projection reads"
+            raise ValueError(f"v must be {what}; got {describe(v)}.")
         (w, wide), dtype = accumulating(self.projection, v.squeeze(1))
         return w, torch.einsum("hdc,nc->nhd", w, wide), dtype
 

@@ -47,10 +47,8 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     _refuse_place(edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1))
     weight = errors.float_vector(edge_weight, "edge_weight", edge_index.device)
     if weight.dim() != 1 or weight.numel() != edge_index.size(1):
-        raise ValueError(
-            f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); "
-            f"got {errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
-        )
+        got = f"got {errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
+        raise ValueError(f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); {got}")
     return weight
 
 
@@ -100,19 +98,16 @@ def check_edge_order(edge_index: object, edge_attr: object) -> None:
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:
     """Row boundaries rise from 0 to N; an empty graph repeats one."""
     if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
-        raise ValueError(
-            f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {ptr.tolist()[:12]}."
-        )
+        got = ptr.tolist()[:12]
+        raise ValueError(f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {got}.")
 
 
 def check_full_degree(full_degree: object, num_nodes: int) -> None:
     """Raise unless it is floating point [N, 2]."""
     fits = isinstance(full_degree, Tensor) and full_degree.is_floating_point() and full_degree.shape == (num_nodes, 2)
     if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"full_degree must be floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole "
-            f"graph; got {errors.describe(full_degree)}."
-        )
+        what = f"floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole graph"
+        raise ValueError(f"full_degree must be {what}; got {errors.describe(full_degree)}.")
 
 
 def check_batch(num_nodes: int, batch: Tensor) -> None:
@@ -120,10 +115,8 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
     if not batch.numel():
         return
     if bool((batch[1:] < batch[:-1]).any()):
-        raise ValueError(
-            "batch must be sorted, so that every graph is a run of rows. "
-            "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
-        )
+        way_out = "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
+        raise ValueError(f"batch must be sorted, so that every graph is a run of rows. {way_out}")
     first, last = int(batch[0]), int(batch[-1])
     if first < 0:
         raise ValueError(f"batch must hold graph numbers >= 0; got {first}.")

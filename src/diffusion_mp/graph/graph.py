@@ -31,8 +31,7 @@ class Couples(Protocol):
     depends_on: Dependence
     needs_graph: bool
 
-    def couple(self, x: Tensor, graph: Graph) -> Any:
-        """The coupling at state ``x``."""
+    def couple(self, x: Tensor, graph: Graph) -> Any: ...
 
 
 class Graph:
@@ -96,8 +95,6 @@ class Graph:
             checks.check_ptr(self.num_nodes, self._ptr)
         checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, None if self.is_single else self.batch)
 
-    # ---------------------------------------------------------------- constructors
-
     @classmethod
     def from_edge_index(
         cls, edge_index: Tensor, edge_weight: Tensor | None = None, num_nodes: int | None = None, **kwargs: Any
@@ -136,8 +133,7 @@ class Graph:
         kwargs.setdefault("full_degree", getattr(data, "full_degree", None))
         adj_t = getattr(data, "adj_t", None)
         if adj_t is not None:
-            adj_t = adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor()
-            return cls.from_sparse(adj_t, **kwargs)
+            return cls.from_sparse(adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor(), **kwargs)
         edges = (getattr(data, name, None) for name in ("edge_index", "edge_weight"))
         return cls(int(data.num_nodes), *edges, **kwargs)
 
@@ -154,9 +150,8 @@ class Graph:
             errors.check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
-                raise ValueError(
-                    "edge_index is a Graph, which holds its weights and batch; pass no edge_weight or batch beside it."
-                )
+                way_out = "pass no edge_weight or batch beside it."
+                raise ValueError(f"edge_index is a Graph, which holds its weights and batch; {way_out}")
             graph = edge_index
         elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):
             raise TypeError(
@@ -182,8 +177,6 @@ class Graph:
             errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
-    # ---------------------------------------------------------------- where not all rows are at hand
-
     # Rows of different nodes meet in couplings and in a few sums. ``ShardedGraph``, whose rows lie with several
     # processes, overrides these.
 
@@ -207,8 +200,6 @@ class Graph:
         if self.segments is not None:
             return mean_rows(x, self.segments)
         return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
-
-    # ---------------------------------------------------------------- membership
 
     @property
     def is_single(self) -> bool:
@@ -242,11 +233,8 @@ class Graph:
         """Graph number of every row."""
         if self._batch is not None:
             return self._batch
-        device = None if self.edge_index is None else self.edge_index.device
-        sizes = self.ptr.diff().to(device)
-        return torch.repeat_interleave(torch.arange(sizes.numel(), device=device), sizes, output_size=self.num_nodes)
-
-    # ---------------------------------------------------------------- edges
+        sizes = self.ptr.diff().to(None if self.edge_index is None else self.edge_index.device)
+        return torch.arange(sizes.numel(), device=sizes.device).repeat_interleave(sizes, output_size=self.num_nodes)
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:

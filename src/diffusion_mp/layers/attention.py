@@ -7,20 +7,21 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from diffusion_mp.diffusivities import (
+from diffusion_mp.diffusivities import Diffusivity, Positive
+from diffusion_mp.diffusivities.all_pair import (
+    KERNELS,
+    Normalization,
+    PenaltyDiffusivity,
+    Projection,
+    SGFormerDiffusivity,
+)
+from diffusion_mp.diffusivities.fixed import (
     AdjacencyDiffusivity,
     AdjacencyEnhancedDiffusivity,
-    Diffusivity,
-    EdgeSparseFlowDiffusivity,
     GraphAugmentedDiffusivity,
-    KernelizedSoftmaxDiffusivity,
-    PenaltyDiffusivity,
-    Positive,
-    RelationalBias,
-    SGFormerDiffusivity,
-    SparseFlowDiffusivity,
 )
-from diffusion_mp.diffusivities.all_pair import KERNELS, Normalization, Projection
+from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias
+from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph.graph import SelfLoops
@@ -306,9 +307,8 @@ class SGFormerConv(DiffusionConv):
         check_flags(transform=transform, qkv_bias=qkv_bias)
         check_positive(beta, "beta", allow_zero=True)
         if not 0 < beta <= 1:
-            raise ValueError(
-                f"beta must lie in (0, 1], the attention beside 1 - beta of the initial state; got {beta}."
-            )
+            what = "the attention beside 1 - beta of the initial state"
+            raise ValueError(f"beta must lie in (0, 1], {what}; got {beta}.")
         queries: dict[str, Any] = {"projection": projection, "bias": qkv_bias and projection is not None}
         attention = SGFormerDiffusivity(in_channels, heads=heads, normalize=normalize, **queries)
         options |= {"transform": transform, "value_bias": qkv_bias and transform, "bias": bias, "keep": "state"}

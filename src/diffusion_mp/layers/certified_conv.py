@@ -13,18 +13,9 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
-from diffusion_mp.energies import (
-    Ball,
-    Certificate,
-    Constraint,
-    JointEnergy,
-    Penalty,
-    SoftmaxPenalty,
-    Unconstrained,
-    certify_step,
-    get_penalty,
-)
+from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
+from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
 from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
@@ -107,8 +98,7 @@ class CertifiedConv(CertifiableLayer):
 
     def _draw(self) -> None:
         if self.weight is not None:
-            bound = self.in_channels**-0.5
-            nn.init.uniform_(self.weight, -bound, bound)
+            nn.init.uniform_(self.weight, -(self.in_channels**-0.5), self.in_channels**-0.5)
 
     def reset_parameters(self) -> None:
         """Reset every parameter; β, λ and μ return to their initial values."""
@@ -175,18 +165,13 @@ class CertifiedConv(CertifiableLayer):
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
-        return JointEnergy(
+        penalty, lam = (
             None if self.attention is None else self.attention.penalty,
             1.0 if self.lam is None else self.lam(),
-            graph_term=self._fixed(source, graph, beside),
-            mu=self.mu(),
-            source=self.by_head(source),
-            beta=self.beta(),
-            constraint=self.update.constraint,
-            projection=self.projection,
-            ptr=graph.segments,
-            mean=True,
         )
+        terms: dict[str, Any] = {"graph_term": self._fixed(source, graph, beside), "mu": self.mu()}
+        terms |= {"source": self.by_head(source), "beta": self.beta(), "constraint": self.update.constraint}
+        return JointEnergy(penalty, lam, **terms, projection=self.projection, ptr=graph.segments, mean=True)
 
     def _certificate(  # type: ignore[override]
         self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, beside: Coupling | None = None

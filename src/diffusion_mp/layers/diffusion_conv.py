@@ -48,8 +48,7 @@ class GraphLayer(KnowsPyGNames, nn.Module):
         (check_input if self.sparse_features else errors.check_state)(x, channels=self.in_channels, module=self)
         if (
             type(edge_index) is Graph
-            and edge_weight is None
-            and batch is None
+            and edge_weight is batch is None
             and edge_index.num_nodes == x.size(0)
             and (edge_index.edge_index is None or edge_index.edge_index.device == x.device)
         ):
@@ -163,9 +162,8 @@ class DiffusionConv(CertifiableLayer):
         total = out_channels * max(heads, diffusivity.heads) if concat else out_channels
         if (keep == "state" or not transform) and in_channels != total:
             cause = "keep='state' adds x to the output" if transform else "transform=False propagates x itself"
-            raise ValueError(
-                f"{cause}, so in_channels must equal the output's channels {total}; got in_channels={in_channels}."
-            )
+            same = f"in_channels must equal the output's channels {total}"
+            raise ValueError(f"{cause}, so {same}; got in_channels={in_channels}.")
         if value_bias and not transform:
             got = "got value_bias=True with transform=False"
             raise ValueError(f"value_bias is added to what W_V gives, and there is none; {got}. Leave one of them out.")
@@ -257,10 +255,8 @@ class DiffusionConv(CertifiableLayer):
     def _previous(self, previous: Tensor) -> Tensor:
         """The values of the step before."""
         if not self.update.takes_previous:
-            raise ValueError(
-                f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
-                f"MomentumStep(..., steps=1)."
-            )
+            way_out = "Leave it out, or take MomentumStep(..., steps=1)."
+            raise ValueError(f"previous is for updates of two steps; {self.update!r} looks at one state. {way_out}")
         errors.check_state(previous, "previous", self.in_channels, module=self)
         return self._by_head(previous) if self.value is None else self.value(previous).unflatten(1, (self.heads, -1))
 
@@ -291,9 +287,8 @@ class DiffusionConv(CertifiableLayer):
     @property
     def why_uncertified(self) -> str | None:
         """The reason why no theorem covers this layer at any state, or ``None`` where the state decides."""
-        name, diffusivity = type(self).__name__, self.diffusivity
+        name, diffusivity, by = type(self).__name__, self.diffusivity, type(self.update).__name__
         if not isinstance(self.update, ExplicitEuler):
-            by = type(self.update).__name__
             return f"{name} moves the state by {by}, and they are about ExplicitEuler (CertifiedConv has Theorem T1)."
         if self.value is not None:
             return f"{name} transforms what it propagates; transform=False moves the state itself."

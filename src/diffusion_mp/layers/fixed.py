@@ -121,9 +121,8 @@ class GINConv(DiffusionConv):
         self, in_channels: int, mlp: nn.Module | None = None, eps: float = 0.0, *, train_eps: bool = False
     ) -> None:
         if mlp is None and isinstance(in_channels, nn.Module):
-            raise TypeError(
-                "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
-            )
+            either = "GINConv(in_channels, mlp), or GINConv(-1, mlp)"
+            raise TypeError(f"GINConv needs in_channels before its module: {either}.")
         check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
         check_number(eps, "eps")
         check_flags(train_eps=train_eps)

@@ -105,10 +105,8 @@ class GatedGCNConv(EdgeLayer):
 
     def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
         if graph.edge_index is None:
-            raise ValueError(
-                "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
-                "observed), or choose a layer with attention over all pairs."
-            )
+            way_out = "(an empty [2, 0] one if no edge was observed), or choose a layer with attention over all pairs"
+            raise ValueError(f"GatedGCNConv works on observed edges; got none. Pass edge_index {way_out}.")
         source, target = graph.edge_index
         logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
         if edge_attr is not None:

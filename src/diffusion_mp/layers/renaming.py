@@ -28,9 +28,7 @@ def renamed(state: Mapping[str, Tensor], rules: Iterable[Rule], owner: str, pref
     for key, value in state.items():
         name = new_name(key, rules)
         if name in found and (value.shape != found[name].shape or not torch.equal(value, found[name])):
-            raise ValueError(
-                f"{owner} has one matrix, {name}, where the state has two that differ: {prefix}{source[name]} and "
-                f"{prefix}{key}."
-            )
+            both = f"{prefix}{source[name]} and {prefix}{key}"
+            raise ValueError(f"{owner} has one matrix, {name}, where the state has two that differ: {both}.")
         found[name], source[name] = value, key
     return found

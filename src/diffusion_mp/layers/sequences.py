@@ -127,9 +127,8 @@ class PDEDiffusion1d(nn.Module):
         name = "mask"
         if key_padding_mask is not None:
             if mask is not None:
-                raise ValueError(
-                    "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
-                )
+                sentence = "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
+                raise ValueError(sentence)
             given = errors.describe(key_padding_mask)
             dense = isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
             if not dense or key_padding_mask.dtype != torch.bool:
