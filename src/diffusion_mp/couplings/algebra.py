@@ -99,8 +99,7 @@ class ScaledCoupling(Coupling):
     """a S with a number, a 0-dimensional tensor or one factor per head [H].
 
     Args:
-        scale: a. A tensor may be learnable.
-        coupling: S.
+        scale, coupling: a, which may be learnable, and S.
         nonnegative: the promise that a tensor ``scale`` has no negative element, which keeps the promises about signs.
 
     Examples:
@@ -231,8 +230,7 @@ class SumCoupling(Coupling):
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        forms = [term.low_rank_form(dtype) for term in self.terms]
-        known = [form for form in forms if form is not None]
+        known = [form for term in self.terms if (form := term.low_rank_form(dtype)) is not None]
         return LowRankForm.total(known) if known and _same_graphs(self.terms) else None
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
@@ -286,8 +284,7 @@ class PolynomialCoupling(Coupling):
     r"""Σ_{p=1..P} c_p Sᵖ by Horner's rule, S(c₁v + S(c₂v + …)): P products with S, and no power of it is stored.
 
     Args:
-        coupling: S.
-        coefficients: c [P], or [P, H] with one polynomial per head.
+        coupling, coefficients: S, and c [P], or [P, H] with one polynomial per head.
         nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
 
     Examples:

@@ -353,10 +353,7 @@ class Coupling(ABC):
         Gradients flow through. Row boundaries stay on the CPU.
         """
         for value in args:
-            if isinstance(value, torch.dtype):
-                dtype = value
-            else:
-                device = value
+            dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
         if dtype is not None:
             errors.floating((), dtype, "meta")
         place = None if device is None else errors.as_device(device)

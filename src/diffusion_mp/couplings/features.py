@@ -18,9 +18,8 @@ RESOLVED = 64.0
 
 def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
     """Expand the features [N, H, F] to the heads of the values."""
-    if features[0].size(1) == v.size(1):
-        return features
-    return tuple(t.expand(-1, v.size(1), -1) for t in features)
+    heads = v.size(1)
+    return features if features[0].size(1) == heads else tuple(t.expand(-1, heads, -1) for t in features)
 
 
 def fill_across(pairs: Float[Tensor, "E H"], edge_index: Tensor, ptr: Tensor | None, fill: float) -> Tensor:

@@ -97,10 +97,9 @@ class LogLowRankCoupling(PooledCoupling):
             check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]")
             check_device(log_weight, "log_weight", log_key.device, "log_key")
         if log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
-            shape = f"{log_key.size(0)} nodes, {log_key.size(1)} heads and a sample at least"
-            raise ValueError(
-                f"log_weight must be [num_nodes, heads, samples] with {shape}; got {describe(log_weight)}."
-            )
+            sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
+            shape = f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
+            raise ValueError(f"log_weight must be {shape}; got {describe(log_weight)}.")
         super().__init__(*sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
         self.log_query, self.log_key = log_query, log_key
         # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.

@@ -128,9 +128,7 @@ class LowRankCoupling(PooledCoupling):
         self.query, self.key = query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = self.query, self.key
-        if self.heads != v.size(1):
-            query, key = heads_of(v, query, key)
+        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
         return linear_product(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -210,11 +208,10 @@ class LinearAttentionCoupling(PooledCoupling):
     r"""(S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
 
     DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
-    al. 2023b). A product is one operation, O(N F D). A row whose sum is zero becomes a zero row.
+    al. 2023b). A product costs O(N F D). A row whose sum is zero becomes a zero row.
 
     Args:
-        query, key: q and k of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        query, key, ptr: as in :class:`LowRankCoupling`.
         constant, own: c, and the additional weight of a node in its own row, as a multiple of n.
         unit: divide every q_i and k_j by its norm.
         symmetric, nonnegative: promises about the entries of S after normalisation.

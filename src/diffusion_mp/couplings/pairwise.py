@@ -110,8 +110,7 @@ class PairwiseCoupling(Coupling):
         s = listed_products(self.query, self.key, edge_index, self.ptr, across=-torch.inf)
         if not self.loops:
             s = s.masked_fill((source == target).unsqueeze(1), -torch.inf)
-        row_shift, col_shift = self.shifts
-        return log_score(s, self.score) + row_shift[target] + col_shift[source]
+        return log_score(s, self.score) + self.shifts[0][target] + self.shifts[1][source]
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
@@ -138,8 +137,7 @@ class DistanceCoupling(Coupling):
 
     Args:
         function: f, elementwise, in single or double precision, differentiable at 0.
-        query, key: features of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        query, key, ptr: as in :class:`PairwiseCoupling`.
         nonnegative, positive_semidefinite: promises about S, which is symmetric if query is key.
 
     Examples:
@@ -220,11 +218,9 @@ class SparseFlowCoupling(Coupling):
     Entries are as accurate as those of softmax, except between nearly equal frictions.
 
     Args:
-        query, key: features q and k of receivers and senders [N, H, F], including a scale such as 1/√d.
+        query, key, ptr: as in :class:`PairwiseCoupling`; features include a scale such as 1/√d.
         friction_query, friction_key: q̃ and k̃ [N, H, G]; without both, the friction is constant, f = 1/n.
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        lam: λ ≥ 0, a number or a tensor that broadcasts to [N, H].
-        alpha: α > 0, a number (``math.inf`` for conservation) or a tensor that broadcasts to [N, H].
+        lam, alpha: λ ≥ 0 and α > 0 (``math.inf`` for conservation), numbers or tensors that broadcast to [N, H].
 
     Examples:
         >>> SparseFlowCoupling(q, k, k, q, lam=0.5, alpha=0.1).density().shape  # by head
@@ -336,10 +332,7 @@ class SparseFlowCoupling(Coupling):
         return PairwiseCoupling(query, key, self.ptr)
 
     def to_sparse(self) -> SparseCoupling:
-        """The same operator with stored entries, E per head for E pairs with a flow in some head; differentiable.
-
-        A product costs O(E D) instead of O(N² D), which pays if :meth:`density` is well below one tenth.
-        """
+        """The same operator with stored entries, differentiable: faster if :meth:`density` is well below one tenth."""
         with torch.no_grad():
             edge_index = sparse_flow.support(sparse_flow.Features(*self._features), self._terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)

@@ -42,8 +42,7 @@ class Options(NamedTuple):
 class AnyScore(ABC):
     """f of s = −½z²; a subclass has ``__call__`` and ``_pairs``, the coupling of measured vectors."""
 
-    #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
-    sharpness: float | Tensor | None = 1.0
+    sharpness: float | Tensor | None = 1.0  #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
 
     @abstractmethod
     def __call__(self, s: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class _Made(NamedTuple, Generic[T]):
 
     @property
     def alive(self) -> bool:
-        """Whether none of the tensors has been freed. (The reference to one that has loses its callback.)"""
+        """Whether none of the tensors has been freed, whose references lose their callbacks."""
         return all(tensor.__callback__ is not None for tensor in self.tensors)
 
 

@@ -270,8 +270,7 @@ class Graph:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         return self._compressed()
 
-    def _compressed(self, ptr: Tensor | None = None) -> Pattern:
-        """The pattern of the edges; with ``ptr`` they are known to stand in the order of their targets."""
+    def _compressed(self, ptr: Tensor | None = None) -> Pattern:  # with ptr, edges stand in the order of their targets
         (source, target), size = self.edges, self.num_nodes
         return Pattern(Compressed(target, source, size, ptr), Compressed(source, target, size))
 

@@ -183,9 +183,9 @@ class Compressed:
     @cached_property
     def order(self) -> Int[Tensor, " E"]:
         ptr, moved, other = self.parts
-        if moved is None:
-            return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
-        return moved
+        if moved is not None:
+            return moved
+        return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
 
     @property
     def moved(self) -> Int[Tensor, " E"] | None:
@@ -197,12 +197,10 @@ class Compressed:
 
     @property
     def found(self) -> bool:
-        """Whether ``parts`` have been computed."""
         return "parts" in self.__dict__
 
     @cached_property
-    def parts(self) -> Parts:
-        """``ptr``, ``moved`` and ``other``."""
+    def parts(self) -> Parts:  # ptr, moved and other
         return persistent(self._find)
 
     def _find(self) -> Parts:

@@ -7,19 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from diffusion_mp.diffusivities import Diffusivity, Positive
-from diffusion_mp.diffusivities.all_pair import (
-    KERNELS,
-    Normalization,
-    PenaltyDiffusivity,
-    Projection,
-    SGFormerDiffusivity,
-)
-from diffusion_mp.diffusivities.fixed import (
-    AdjacencyDiffusivity,
-    AdjacencyEnhancedDiffusivity,
-    GraphAugmentedDiffusivity,
-)
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, PenaltyDiffusivity, Positive
+from diffusion_mp.diffusivities.all_pair import KERNELS, Normalization, Projection, SGFormerDiffusivity
+from diffusion_mp.diffusivities.fixed import AdjacencyEnhancedDiffusivity, GraphAugmentedDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.energies import Penalty
@@ -59,10 +49,8 @@ class MultiHeadConv(DiffusionConv):
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, head_channels=head_channels)
         check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
-            raise ValueError(
-                f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
-                f"{out_channels}. Or pass residual=False."
-            )
+            got = f"got {in_channels} and {out_channels}. Or pass residual=False."
+            raise ValueError(f"residual adds x to the output, so both must have the same channels; {got}")
         update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, head_channels, diffusivity, update, heads, concat=True, bias=False, **options)
         self.out_channels, self.residual = out_channels, residual

@@ -154,8 +154,8 @@ class CertifiedConv(CertifiableLayer):
                 with without_autocast(state):
                     seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
             pairs = self.attention(seen.flatten(1), graph)
-            one_graph = graph.segments is None
-            pairs = ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs) if one_graph else averaged(pairs)
+            share = 1.0 / max(graph.total_nodes, 1)
+            pairs = ScaledCoupling(share, pairs) if graph.segments is None else averaged(pairs)
             if projection is not None:
                 pairs = ProjectedCoupling(pairs, projection)
             terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
@@ -165,10 +165,8 @@ class CertifiedConv(CertifiableLayer):
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
-        penalty, lam = (
-            None if self.attention is None else self.attention.penalty,
-            1.0 if self.lam is None else self.lam(),
-        )
+        penalty = None if self.attention is None else self.attention.penalty
+        lam = 1.0 if self.lam is None else self.lam()
         terms: dict[str, Any] = {"graph_term": self._fixed(source, graph, beside), "mu": self.mu()}
         terms |= {"source": self.by_head(source), "beta": self.beta(), "constraint": self.update.constraint}
         return JointEnergy(penalty, lam, **terms, projection=self.projection, ptr=graph.segments, mean=True)

@@ -32,8 +32,7 @@ class EdgeLayer(GraphLayer, ABC):
         super().__init__()
         errors.check_counts(channels=channels)
         errors.check_probability(dropout, "dropout")
-        self.in_channels = self.out_channels = channels
-        self.dropout = dropout
+        self.in_channels, self.out_channels, self.dropout = channels, channels, dropout
 
     @abstractmethod
     def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
@@ -141,7 +140,6 @@ class GPSBlock(EdgeLayer):
     the attention, or without attention that of ``local``.
 
     Args:
-        channels: channels of the state.
         local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any layer on
             ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
         attention: layer that returns the change of the state, such as ``SFiConv(..., residual=False)``.

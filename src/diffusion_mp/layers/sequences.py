@@ -22,8 +22,8 @@ from diffusion_mp.updates import ExplicitEuler, StateUpdate
 class PDEDiffusion1d(nn.Module):
     r"""x + Σ_k α_k Δ_{h_k} x along the sequence, channel by channel (Zhang & Zhou, Eq. 2, § 3.2).
 
-    (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}, where the boundary condition defines x beyond the ends. The tokens of a row
-    form one sequence, wherever its padding stands, and padded positions are unchanged.
+    (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}. The tokens of a row form one sequence, wherever its padding stands, and padded
+    positions are unchanged.
 
     Args:
         channels, heads: C, and H, which cuts the channels for ``per="head"``.
@@ -64,8 +64,7 @@ class PDEDiffusion1d(nn.Module):
         errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if channels % heads:
             raise ValueError(f"heads must divide channels={channels}; got {heads}.")
-        self.in_channels = self.out_channels = channels
-        self.batch_first = batch_first
+        self.in_channels, self.out_channels, self.batch_first = channels, channels, batch_first
         self.diffusivity = NeumannDiffusivity({"layer": 1, "head": heads, "channel": channels}[per], **options)
         self.update = ExplicitEuler(1.0) if update is None else update
         self.norm = nn.LayerNorm(channels) if norm else None
@@ -184,8 +183,8 @@ class NoDiffusion(nn.Identity):
 class SelfAttention(nn.Module):
     r"""𝒜(x) = W_O ‖_h A_h(x) W_V^h x + b, A_h(x) = softmax(q_hk_hᵀ/√D) (Vaswani et al. 2017, Eqs. 1 and 3).
 
-    It has two sites: ``"values"``, the values [B, L, C] before attention, and ``"heads"``, just before W_O, where the
-    heads of a token form the sequence, [B · L, H, D].
+    It has two sites: ``"values"`` [B, L, C] before attention, and ``"heads"`` [B · L, H, D], just before W_O, where the
+    heads of a token form the sequence.
 
     Args:
         channels, heads: C of input and output, and H, a divisor of C.
@@ -211,8 +210,7 @@ class SelfAttention(nn.Module):
             raise ValueError(f"heads must divide the channels; got {heads} heads and {channels} channels.")
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
         self.project = nn.Linear(channels, 3 * channels)
-        self.on_values = place("values", channels)
-        self.on_heads = place("heads", channels // heads)
+        self.on_values, self.on_heads = place("values", channels), place("heads", channels // heads)
         self.mix = nn.Linear(channels, channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
@@ -249,9 +247,8 @@ class SelfAttention(nn.Module):
 
     def _join(self, heads: Tensor) -> Tensor:
         """Mix the heads [B, H, L, D] to [B, L, C]."""
-        batch, length = heads.size(0), heads.size(2)
         tokens = heads.transpose(1, 2).flatten(0, 1)
-        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (batch, length))
+        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (heads.size(0), heads.size(2)))
 
     def _senders(self, mask: Tensor) -> Tensor:
         """The mask of allowed pairs. No row is empty, since a softmax over nothing is NaN."""
@@ -270,14 +267,8 @@ class TransformerBlock(nn.Module):
 
     With 𝒮_s for the module at site s, x̂ = 𝒮_attention(x + 𝒜(LN(𝒮_norm(x)))) and
     x′ = 𝒮_block(𝒮_mlp(x̂ + MLP(LN(𝒮_norm(x̂))))). The sites ``"mlp"`` and ``"block"`` coincide, as in the table.
-    Two more sites are inside :class:`SelfAttention`.
-
-    Args:
-        channels, heads, causal, place: see :class:`SelfAttention`.
-        mlp_channels: hidden channels of the MLP.
-        dropout: rate on the attention weights, on the hidden units of the MLP, and on both changes of the state.
-
-    Shapes: as in :class:`SelfAttention`.
+    Two more sites are inside :class:`SelfAttention`, which explains arguments and shapes. ``dropout`` is the rate on
+    the attention weights, on the ``mlp_channels`` hidden units, and on both changes of the state.
     """
 
     def __init__(
