@@ -105,8 +105,7 @@ def distance_features(
     the DIFFormer-s score 2 − ½z² stays low-rank. (For unit vectors only it is 1 + q_i·k_j; D8 of docs/errata.md.)
 
     Args:
-        x, y: vectors of receivers and senders.
-        ptr: row boundaries of a ragged batch; ``None`` is one graph.
+        x, y, ptr: vectors of receivers and senders; row boundaries of a ragged batch, ``None`` for one graph.
         centre: points [1 or N, H, D] from which vectors are measured, by default the mean of y in every graph.
         sharpness: a, where e^{−a·½z²} must be accurate: features are in double precision if single does not resolve it.
 

@@ -35,9 +35,7 @@ class NeumannCoupling(Coupling):
     If all strides are 1, the first three are the same matrix.
 
     Args:
-        num_nodes: N.
-        alpha: α [K, H], the weight of every stride and head.
-        strides, boundary: h_k ≥ 1, and one of the five.
+        num_nodes, alpha, strides, boundary: N; α [K, H], for every stride and head; h_k ≥ 1; one of the five.
         ptr: row boundaries of several sequences, on the CPU (``Graph.segments``); ``None`` is one sequence.
         nonnegative, transposed: the promise that α ≥ 0; Sᵀ instead of S.
 

@@ -117,8 +117,8 @@ class PairwiseCoupling(Coupling):
         s = all_products(self.query, self.key, self.ptr, across=-torch.inf)
         if not self.loops:
             s = s.masked_fill(torch.eye(self.num_nodes, dtype=torch.bool, device=self.device), -torch.inf)
-        row_shift, col_shift = self.shifts
-        return (log_score(s, self.score) + row_shift.t().unsqueeze(2) + col_shift.t().unsqueeze(1)).exp()
+        row, column = (shift.t() for shift in self.shifts)
+        return (log_score(s, self.score) + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
 def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"], loops: bool) -> Tensor:

@@ -144,8 +144,7 @@ class SparseCoupling(Coupling):
     r"""s_ij = Σ of the weights of the edges j → i; multi-edges add up, an isolated node has a zero row.
 
     Args:
-        graph: the edges.
-        weight: [E] or [E, H] in the order of ``graph.edge_index``; ``None`` takes the graph's own weights.
+        graph, weight: the edges, and [E] or [E, H] in their order; ``None`` takes the graph's own weights.
         symmetric: a promise; ``None`` examines the entries on first access, in O(E log E).
         row_stochastic, nonnegative, metric: promises about S, see `Coupling`.
 
@@ -173,10 +172,9 @@ class SparseCoupling(Coupling):
             check_device(weight, "weight", graph.edges.device, "the graph")
             if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
                 raise ValueError(f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}.")
-        elif graph.edge_weight is not None:
-            weight = graph.edge_weight
         else:
-            weight = torch.ones(graph.num_edges, device=graph.edges.device)
+            given = graph.edge_weight
+            weight = torch.ones(graph.num_edges, device=graph.edges.device) if given is None else given
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
 
         def examined() -> bool:

@@ -20,8 +20,7 @@ class ReweightedCoupling(Coupling):
     r"""s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
 
     Args:
-        coupling: S.
-        row, column: r and c [N, H]; one head broadcasts; ``None`` stands for ones.
+        coupling, row, column: S, and r and c [N, H]; one head broadcasts; ``None`` stands for ones.
         row_stochastic, nonnegative: promises about s′.
         symmetric: a promise about s′, implied if S is symmetric and r and c are one tensor, which keeps S ⪰ 0 too.
         positive: the promise that r, c > 0, except where a row and its column are zero. It gives s′ a ``metric``.

@@ -92,10 +92,8 @@ class TensorCache(Generic[T]):
 
     An entry is valid while its tensors are alive and hold the same numbers. These are compared, since a write through
     NumPy or ``.data`` does not change the version of a tensor. Values are computed from copies, which no write reaches.
-    The cache is not used while torch compiles or traces, nor for tensors that require gradients.
-
-    Args:
-        room: the largest number of entries that the copies of all values hold together.
+    They hold at most ``room`` numbers. The cache is not used in compiled or traced code, nor for tensors that require
+    gradients.
     """
 
     def __init__(self, room: int) -> None:

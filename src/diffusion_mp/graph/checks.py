@@ -155,10 +155,9 @@ def _check_degrees(num_nodes: int, edge_index: Tensor, edge_weight: Tensor) -> N
     wide = weight.double()
     top = max(float(wide.new_zeros(num_nodes).index_add(0, end, wide).max()) for end in edge_index)
     if top > largest:
-        raise ValueError(
-            f"edge_weight must add up to degrees of at most {largest:.1e}, so that {precision} has room for what they "
-            f"multiply; the largest is {top:.3g}. Divide the weights by the largest: edge_weight / edge_weight.max()."
-        )
+        way_out = "Divide the weights by the largest: edge_weight / edge_weight.max()."
+        room = f"so that {precision} has room for what they multiply; the largest is {top:.3g}. {way_out}"
+        raise ValueError(f"edge_weight must add up to degrees of at most {largest:.1e}, {room}")
 
 
 def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:

@@ -120,10 +120,9 @@ class Graph:
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
         """From a PyG ``Data`` or ``Batch`` of one kind of nodes, with ``edge_index`` or ``adj_t``."""
         if isinstance(data, HeteroData):
-            raise TypeError(
-                f"data must have nodes and edges of one kind; got a HeteroData with the kinds of nodes "
-                f"{', '.join(data.node_types)}. Pass data.to_homogeneous(), which numbers all nodes in one run."
-            )
+            got = f"a HeteroData with the kinds of nodes {', '.join(data.node_types)}"
+            way_out = "Pass data.to_homogeneous(), which numbers all nodes in one run."
+            raise TypeError(f"data must have nodes and edges of one kind; got {got}. {way_out}")
         if not hasattr(data, "num_nodes"):
             raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
         if data.num_nodes is None:

@@ -159,8 +159,7 @@ def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
 class Compressed:
     """The edges by one end ``node`` [E], with the other end ``opposite``: CSR over targets, or CSC over sources.
 
-    Args:
-        ptr: [N+1], if the edges are known to stand in this order already.
+    ``ptr`` is given if the edges are known to stand in this order already.
 
     Attributes:
         ptr: [N+1] bounds the entries of each node. Like the others computed on first access.

@@ -76,8 +76,7 @@ class DIFFormerConv(DiffusionConv):
 
     Args:
         in_channels, out_channels, heads, transform, keep, bias, concat, options: as in :class:`DiffusionConv`.
-        kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``, or the
-            `Penalty` with δ′ = f.
+        kernel: ``"simple"`` (DIFFormer-s), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"`` or a `Penalty`.
         projection, normalize: see :class:`AllPairDiffusivity`.
         tau, beta, leak, update: of the :class:`ExplicitEuler`, or an update that replaces it.
         graph, graph_weight: how observed edges enter, see above; or (1 − w) Ŝ + w Ã with a weight w.
@@ -214,8 +213,7 @@ class SFiConv(MultiHeadConv):
         in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
         hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)).
-        adjacency: include Ã; ``False`` replaces (1 + γ)⁻¹ [Ã + γ S^h] by S^h.
-        gamma, self_loops: initial γ, and self-loops of Ã; see :class:`AdjacencyEnhancedDiffusivity`.
+        adjacency, gamma, self_loops: include Ã (otherwise S^h alone, without (1 + γ)⁻¹); initial γ; self-loops of Ã.
         residual: add x; ``False`` returns the change alone, as :class:`GPSBlock` expects.
         projection, attention: options of :class:`SparseFlowDiffusivity` (``lam``, ``alpha``, ``friction``, …).
 

@@ -32,9 +32,8 @@ class CertifiedConv(CertifiableLayer):
     `CertifiedStep`. States outside C are projected onto it first.
 
     Args:
-        channels: channels of the state and the result.
+        channels, heads: of the state; without projections the heads cut it, each with its own constraint and attention.
         penalty: δ or its name; ``None`` leaves out the attention, the sum over δ.
-        heads: H; without projections they cut the channels, each with its own constraint and attention.
         projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ with a learned W_h [channels / H, channels], divided by
             max(1, ‖W_h‖₂), and all heads move the uncut state together.
         constraint, radius: C, the constraint on every row of a head; see `CertifiedStep`.

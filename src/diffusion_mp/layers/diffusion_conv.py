@@ -91,19 +91,17 @@ class DiffusionConv(CertifiableLayer):
 
     Args:
         in_channels, out_channels: channels of x (-1: those of the first call), and of the values of each head.
-        diffusivity: computes the coupling from the state and the graph.
-        update: moves the state; ``ExplicitEuler(0.5)`` by default.
+        diffusivity, update: compute the coupling and move the state; ``ExplicitEuler(0.5)`` by default.
         heads: H. A single head, of the layer or of the diffusivity, broadcasts against several.
         concat: concatenate the heads to [N, H · out_channels] instead of averaging them to [N, out_channels].
         transform: apply W_V; without it the state itself propagates, and input and output have the same channels.
-        bias: add a bias to the output.
+        bias, value_bias: add a bias to the output; h(x) = W_V x + b_V, which needs ``transform``.
         keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22), or ``"state"``, x (Eq. 63).
         reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires
             (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
         steps: number of updates with the same coupling (the K of SGC and APPNP).
         dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
         validate: check x for NaN and infinity at every call, which takes a pass over it.
-        value_bias: h(x) = W_V x + b_V; needs ``transform``.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];

@@ -87,8 +87,7 @@ class LaplacianEncoder(nn.Module):
     (Rampášek et al. 2022) sums φ(v_ir, λ_r) and trains on random signs.)
 
     Args:
-        out_channels: channels of the encoding (16 in SFi-Former, Table 5).
-        hidden_channels: channels between φ and ρ; ``2 * out_channels`` by default.
+        out_channels, hidden_channels: of the encoding, and between φ and ρ (``2 * out_channels`` by default).
 
     Shapes:
         eigenvectors, eigenvalues (0 by default), mask of valid entries: [N, k], as :class:`AddLaplacianPE` stores them.

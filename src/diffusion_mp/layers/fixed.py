@@ -51,12 +51,11 @@ class MLPConv(DiffusionConv):
 class GCNConv(DiffusionConv):
     r"""x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1).
 
-    Of parallel weighted self-loops PyG takes one; here their mean counts.
-
     Args:
         in_channels, out_channels, bias: as in :class:`DiffusionConv`.
         normalize: divide by degrees; with ``False`` Â is A.
-        self_loops: see ``Graph.with_self_loops``; ``"remaining"`` by default, ``"keep"`` without ``normalize``.
+        self_loops: see ``Graph.with_self_loops``; ``"remaining"`` by default, ``"keep"`` without ``normalize``. Of
+            parallel weighted ones PyG takes one, and here their mean counts.
 
     Examples:
         >>> GCNConv(4, 8)(x, edge_index).shape
@@ -83,8 +82,7 @@ class SGConv(DiffusionConv):
     r"""x′ = Â^K W x + b (Wu et al. 2019).
 
     Args:
-        in_channels, out_channels, self_loops, bias: as in :class:`GCNConv`.
-        K: number of steps; 1 by default, as in PyG.
+        in_channels, out_channels, K, self_loops, bias: as in :class:`GCNConv`, with K steps.
 
     Examples:
         >>> SGConv(4, 8, K=2)(x, edge_index).shape
@@ -251,9 +249,8 @@ class APPNPConv(DiffusionConv):
 
     Args:
         channels, options: as in :class:`DiffusionConv`.
-        K: number of steps, or ``None`` for the limit.
+        K, diffusivity: number of steps, or ``None`` for the limit; computes S, by default Â.
         alpha: α, the weight of x^(0); 0 < α < 1 for the limit.
-        diffusivity: computes S; Â by default.
 
     Examples:
         >>> APPNPConv(4, K=10, alpha=0.1)(x, edge_index).shape

@@ -208,8 +208,7 @@ def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: objec
     for name in ("batch", "source", "features", "previous"):
         if inputs.get(name) is not None:
             raise ValueError(f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst).")
-    first = senders.size(0)
-    shift = edges.new_tensor([[0], [first]]).long()
+    first, shift = senders.size(0), edges.new_tensor([[0], [senders.size(0)]]).long()
     results = layer(torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
     if isinstance(results, Tensor):
         return results[first:]

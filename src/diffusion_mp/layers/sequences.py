@@ -229,8 +229,8 @@ class SelfAttention(nn.Module):
         errors.check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
         scores = self._by_head(query) @ self._by_head(key).transpose(2, 3) / (self.channels // self.heads) ** 0.5
-        everybody = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return scores.masked_fill(~self._senders(everybody if mask is None else mask), -torch.inf).softmax(-1)
+        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        return scores.masked_fill(~self._senders(tokens), -torch.inf).softmax(-1)
 
     def frozen(self, x: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """Return the map y ↦ W_O ‖_h A_h(x) W_V^h y + b, attention with its weights frozen at x."""
@@ -284,16 +284,13 @@ class TransformerBlock(nn.Module):
         super().__init__()
         errors.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout
-        self.before_attention_norm = place("norm", channels)
-        self.attention_norm = nn.LayerNorm(channels)
+        self.before_attention_norm, self.attention_norm = place("norm", channels), nn.LayerNorm(channels)
         self.attention = SelfAttention(channels, heads, causal=causal, dropout=dropout, place=place)
         self.after_attention = place("attention", channels)
-        self.before_mlp_norm = place("norm", channels)
-        self.mlp_norm = nn.LayerNorm(channels)
+        self.before_mlp_norm, self.mlp_norm = place("norm", channels), nn.LayerNorm(channels)
         widen, narrow = nn.Linear(channels, mlp_channels), nn.Linear(mlp_channels, channels)
         self.mlp = nn.Sequential(widen, nn.GELU(), nn.Dropout(dropout), narrow)
-        self.after_mlp = place("mlp", channels)
-        self.after_block = place("block", channels)
+        self.after_mlp, self.after_block = place("mlp", channels), place("block", channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
         """Return the next state."""
