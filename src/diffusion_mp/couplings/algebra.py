@@ -17,13 +17,7 @@ from diffusion_mp.errors import check_device, check_flags, check_tensor, describ
 
 
 class LowRankForm(NamedTuple):
-    """diag(e) + U Kᵀ within every graph; closed forms and preconditioners are built from it.
-
-    Attributes:
-        left, right: U and K [N, H, F]; a single head broadcasts.
-        diagonal: e [N, H], ``None`` for zeros.
-        ptr: row boundaries of the graphs, on the CPU; ``None`` is one graph.
-    """
+    """diag(e) + U Kᵀ within every graph of ``ptr``, where a single head broadcasts; without ``diagonal`` e is zero."""
 
     left: Float[Tensor, "N H F"]
     right: Float[Tensor, "N H F"]
@@ -45,10 +39,8 @@ class LowRankForm(NamedTuple):
     def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
         """The sum of terms over the same graphs, with their features concatenated."""
         heads = max(term.left.size(1) for term in terms)
-        left, right = (
-            torch.cat([features.expand(-1, heads, -1) for features in side], dim=2)
-            for side in ([term.left for term in terms], [term.right for term in terms])
-        )
+        left = torch.cat([term.left.expand(-1, heads, -1) for term in terms], dim=2)
+        right = torch.cat([term.right.expand(-1, heads, -1) for term in terms], dim=2)
         diagonals = [term.diagonal for term in terms if term.diagonal is not None]
         diagonal = torch.stack(torch.broadcast_tensors(*diagonals)).sum(0) if diagonals else None
         reaching = [term.ptr for term in terms if term.left.size(2)]
@@ -60,24 +52,17 @@ class IdentityCoupling(Coupling):
 
     In its ``ptr`` every node is a separate graph, so the boundaries of a sum are those of the other terms.
 
-    Args:
-        num_nodes: N.
-        dtype, device: of the entries.
-
     Examples:
-        >>> S = IdentityCoupling(6)
-        >>> torch.equal(S.to_dense()[0], torch.eye(6))
+        >>> torch.equal(IdentityCoupling(6).to_dense()[0], torch.eye(6))
         True
     """
 
     def __init__(
         self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
-        promises: dict[str, Any] = dict.fromkeys(
-            ("row_stochastic", "nonnegative", "positive_semidefinite", "low_rank"), True
-        )
-        like = floating((0,), dtype, device)
-        super().__init__(num_nodes, 1, like, ptr=lambda: torch.arange(num_nodes + 1), **promises)
+        kept = ("row_stochastic", "nonnegative", "positive_semidefinite", "low_rank")
+        promises: dict[str, Any] = {"ptr": lambda: torch.arange(num_nodes + 1)} | dict.fromkeys(kept, True)
+        super().__init__(num_nodes, 1, floating((0,), dtype, device), **promises)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return v
@@ -92,9 +77,8 @@ class IdentityCoupling(Coupling):
         return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        diagonal = self._ones(dtype)
-        nothing = diagonal.new_empty(self.num_nodes, 1, 0)
-        return LowRankForm(nothing, nothing, diagonal)
+        nothing = torch.empty(self.num_nodes, 1, 0, dtype=dtype, device=self.device)
+        return LowRankForm(nothing, nothing, self._ones(dtype))
 
 
 def check_scale(scale: object, heads: int) -> None:
@@ -115,8 +99,7 @@ class ScaledCoupling(Coupling):
     """a S with a number, a 0-dimensional tensor or one factor per head [H].
 
     Args:
-        scale: a. A tensor may be learnable.
-        coupling: S.
+        scale, coupling: a, which may be learnable, and S.
         nonnegative: the promise that a tensor ``scale`` has no negative element, which keeps the promises about signs.
 
     Examples:
@@ -179,10 +162,7 @@ class ScaledCoupling(Coupling):
 
 
 class SumCoupling(Coupling):
-    """S₁ + S₂ + …; a term with a single head is added to every head of the others.
-
-    Args:
-        terms: the couplings. A term that is itself a sum is replaced by its terms.
+    """S₁ + S₂ + …; a term with a single head is added to every head of the others. Sums in a sum are flattened.
 
     Examples:
         >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
@@ -203,9 +183,8 @@ class SumCoupling(Coupling):
         heads, dtype, quadratic, whole, one_graph = 1, first.dtype, False, True, None
         for term in flat:
             if term.num_nodes != first.num_nodes:
-                raise ValueError(
-                    f"the terms of a sum must couple the same nodes; got {first.num_nodes} and {term.num_nodes} nodes."
-                )
+                sizes = f"{first.num_nodes} and {term.num_nodes}"
+                raise ValueError(f"the terms of a sum must couple the same nodes; got {sizes} nodes.")
             if term.heads not in (1, heads) and heads != 1:
                 most = max(t.heads for t in flat)
                 raise ValueError(f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}.")
@@ -225,8 +204,7 @@ class SumCoupling(Coupling):
             low_rank=lambda: all(term.low_rank for term in flat) and _same_graphs(flat),
             metric=lambda: _common_metric(flat),
         )
-        self.quadratic, self.whole = quadratic, whole
-        self.dtype = dtype
+        self.quadratic, self.whole, self.dtype = quadratic, whole, dtype
         self.terms: list[Coupling] = flat
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -252,8 +230,7 @@ class SumCoupling(Coupling):
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        forms = [term.low_rank_form(dtype) for term in self.terms]
-        known = [form for form in forms if form is not None]
+        known = [form for term in self.terms if (form := term.low_rank_form(dtype)) is not None]
         return LowRankForm.total(known) if known and _same_graphs(self.terms) else None
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
@@ -278,26 +255,19 @@ def _reaching(terms: Sequence[Coupling]) -> list[Coupling]:
 
 def _same_graphs(terms: Sequence[Coupling]) -> bool:
     """Whether all terms that couple different nodes have the same row boundaries."""
-    bounds = [term.ptr for term in _reaching(terms)]
-    return all(
-        ptr is bounds[0] or (ptr is not None and bounds[0] is not None and torch.equal(ptr, bounds[0]))
-        for ptr in bounds
-    )
+    ptr, *others = [term.ptr for term in _reaching(terms)] or [None]
+    return all(p is ptr or (p is not None and ptr is not None and torch.equal(p, ptr)) for p in others)
 
 
 def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
     """The metric of all terms; a diagonal term is self-adjoint in any."""
     metrics = [term.metric for term in _reaching(terms)] or [term.metric for term in terms]
     first = metrics[0]
-    same = first is not None and all(metric is not None and bool((metric == first).all()) for metric in metrics)
-    return first if same else None
+    return first if all(m is not None and first is not None and bool((m == first).all()) for m in metrics) else None
 
 
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:
-    """Whether the terms are multiples of row-stochastic couplings, with factors that add up to one.
-
-    A row of zeros in one term must be zero in all.
-    """
+    """Whether terms are row-stochastic up to factors that add up to one, and a row of zeros in one is zero in all."""
     total, empty = 0.0, []
     for term in terms:
         factor, part = 1.0, term
@@ -314,14 +284,12 @@ class PolynomialCoupling(Coupling):
     r"""Σ_{p=1..P} c_p Sᵖ by Horner's rule, S(c₁v + S(c₂v + …)): P products with S, and no power of it is stored.
 
     Args:
-        coupling: S.
-        coefficients: c [P], or [P, H] with one polynomial per head.
+        coupling, coefficients: S, and c [P], or [P, H] with one polynomial per head.
         nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
 
     Examples:
-        >>> A = UniformCoupling(6)
-        >>> S = PolynomialCoupling(A, torch.tensor([0.0, 0.5, 0.5]).unsqueeze(1))  # ½A + ½A²
-        >>> torch.allclose(S.to_dense(), A.to_dense())  # the mean of a mean is the mean
+        >>> S = PolynomialCoupling(UniformCoupling(6), torch.tensor([0.5, 0.5]))  # ½A + ½A²
+        >>> torch.allclose(S.degree(), torch.ones(6, 1))
         True
     """
 

@@ -16,21 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffusion_mp.errors import (
-    CouplingMismatchError,
-    as_device,
-    as_size,
-    check_counts,
-    check_device,
-    check_flags,
-    check_function,
-    check_kind,
-    check_pairs,
-    check_tensor,
-    check_values,
-    describe,
-    floating,
-)
+from diffusion_mp import errors
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import MOST_NODES, as_num_nodes, row_bounds
 from diffusion_mp.graph.ops import mean_rows
@@ -54,8 +40,8 @@ Promise = bool | Callable[[], bool] | list["Coupling"]
 class Lazy(Generic[T]):
     """Attribute that is set at construction, or computed by ``coupling._questions`` on first access and then kept.
 
-    A question is a function, or a list of couplings that stands for ``all`` of their promises. A function must not
-    refer to its own coupling: with such a cycle, only the garbage collector would free the tensors of both.
+    A question is a function, or a list of couplings, for ``all`` of their promises. A function must not refer to its
+    own coupling: with such a cycle, only the garbage collector would free the tensors of both.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -71,30 +57,22 @@ class Lazy(Generic[T]):
 class Coupling(ABC):
     r"""S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
-    Row i receives and column j sends. A subclass implements ``_product`` and ``_transpose`` and passes its size and
-    promises to ``super().__init__``. It may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries
-    are known. A single head broadcasts over any number of heads of the values.
-
-    The public ``matmul``, ``at`` and ``log_at`` check their arguments; ``_product`` and ``_at``, which composite
-    couplings call of their parts, do not.
+    Row i receives and column j sends; a single head broadcasts. A subclass implements ``_product`` and ``_transpose``,
+    and may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries are known. ``_product`` and ``_at``,
+    unlike ``matmul`` and ``at``, do not check their arguments.
 
     Args:
-        num_nodes: N.
-        heads: H.
+        num_nodes, heads: N and H.
         like: tensor with its dtype and device, or the coupling it is made of, which also provides ``ptr`` by default.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
-        symmetric: S = Sᵀ for every head.
+        symmetric, nonnegative: S = Sᵀ for every head; no entry is negative.
         row_stochastic: every row sums to one, except for rows of zeros.
-        nonnegative: no entry is negative.
         positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which ``True`` implies.
         low_rank: :meth:`low_rank_form` represents all of S.
         metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not called if S is symmetric.
 
-    Boundaries and promises may also be functions without arguments, which are called on first access of the attribute.
-    A promise may be a list of couplings too, all of which have to make it.
-
-    Raises:
-        TypeError, ValueError: a size, boundaries or a promise of another kind.
+    Boundaries and promises may also be functions, called on first access of the attribute. A promise may be a list of
+    couplings too, all of which have to make it.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -156,7 +134,7 @@ class Coupling(ABC):
         if metric is None:
             self._metric = None
         elif not callable(metric):
-            check_function(metric, "metric", "that finds the metric, or None")
+            errors.check_function(metric, "metric", "that finds the metric, or None")
         if origin is not None and ptr is None:
             if "ptr" in vars(origin):
                 self.ptr = origin.ptr
@@ -185,7 +163,7 @@ class Coupling(ABC):
             elif type(known) is list or (callable(known) and not isinstance(known, nn.Module)):
                 self._questions[name] = known
             else:
-                check_flags(**{name: known})  # raises
+                errors.check_flags(**{name: known})  # raises
 
     @abstractmethod
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -196,10 +174,7 @@ class Coupling(ABC):
         """The operator Sᵀ."""
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """S v for ``v`` [N, H, D]; a single head on either side broadcasts.
-
-        With one head, a vector [N] or a state [N, C] is multiplied and returned too.
-        """
+        """S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
             return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
         return self.matmul(v)
@@ -211,19 +186,12 @@ class Coupling(ABC):
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
-        # Valid values pass in a single expression; the checks below explain the others.
-        if (
-            isinstance(v, Tensor)
-            and v.dim() == 3
-            and v.size(0) == self.num_nodes
-            and (self.heads == 1 or v.size(1) in (1, self.heads))
-            and v.is_floating_point()
-            and v.layout is torch.strided
-            and v.device == self.device
-        ):
-            return
-        check_values(v, self.num_nodes, self.heads, name)
-        check_device(v, name, self.device, "the coupling")
+        # Valid values pass in two expressions; the checks below explain the others.
+        shaped = isinstance(v, Tensor) and v.dim() == 3 and v.size(0) == self.num_nodes and v.layout is torch.strided
+        fits = shaped and (self.heads == 1 or v.size(1) in (1, self.heads)) and v.is_floating_point()
+        if not (fits and v.device == self.device):
+            errors.check_values(v, self.num_nodes, self.heads, name)
+            errors.check_device(v, name, self.device, "the coupling")
 
     @property
     def T(self) -> Coupling:
@@ -232,7 +200,7 @@ class Coupling(ABC):
 
     def _ones(self, dtype: torch.dtype | None = None) -> Float[Tensor, "N heads"]:
         """Ones [N, H], by default in at least float32: a sum over many nodes leaves the range of half precision."""
-        dtype = torch.promote_types(self.dtype, torch.float32) if dtype is None else dtype
+        dtype = dtype or torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -253,7 +221,7 @@ class Coupling(ABC):
         values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
         self.check(values, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
-        # Invariant to a shift of each graph; without its mean, the two terms cancel fewer digits.
+        # Without the mean of each graph, which changes nothing, the two terms cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
@@ -268,10 +236,7 @@ class Coupling(ABC):
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
 
         With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
-        S is positive semi-definite. A sum adds the bounds of its terms.
-
-        Raises:
-            CouplingMismatchError: S does not promise to be symmetric and nonnegative.
+        S is positive semi-definite. `CouplingMismatchError` unless S promises to be symmetric and nonnegative.
         """
         dtype = torch.promote_types(self.dtype, torch.float32)
         nothing = torch.empty(self.num_nodes, self.heads, 0, dtype=dtype, device=self.device)
@@ -281,7 +246,7 @@ class Coupling(ABC):
         """`laplacian` and `majorant` by one product, for checked values of at least float32."""
         if not (self.symmetric and self.nonnegative):
             missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
-            raise CouplingMismatchError(
+            raise errors.CouplingMismatchError(
                 f"a certified step needs a coupling that is symmetric and nonnegative; {self!r} does not promise to be "
                 f"{' or '.join(missing)}. Take row_stochastic=False in all-pair diffusivities (one denominator divides "
                 f"everything in the end), AdjacencyDiffusivity('sym') or ('sum') of an undirected graph "
@@ -304,11 +269,11 @@ class Coupling(ABC):
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
-        return self._at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
+        return self._at(errors.check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
-        return self._log_at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
+        return self._log_at(errors.check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
@@ -333,18 +298,14 @@ class Coupling(ABC):
     def _warn_if_large(self) -> None:
         entries = self.heads * self.num_nodes**2
         if entries > LARGE:
-            warnings.warn(
-                f"to_dense() of {type(self).__name__} writes {entries:,} entries; "
-                f"S @ v, S.degree() and S.at(edge_index) work without them.",
-                stacklevel=3,
-            )
+            way_out = "S @ v, S.degree() and S.at(edge_index) work without them."
+            warnings.warn(f"to_dense() of {type(self).__name__} writes {entries:,} entries; {way_out}", stacklevel=3)
 
     @property
     def metric(self) -> Float[Tensor, "N heads"] | None:
-        """d̄ > 0 with diag(d̄) S symmetric; ``None`` if none is known. Computed on first access, without gradient.
+        """d̄ > 0 with diag(d̄) S symmetric, so that S is self-adjoint in Σ_i d̄_i u_i v_i; ``None`` if none is known.
 
-        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i, so its spectrum is real, and conjugate gradients work in
-        this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
+        1 for symmetric S, the row sums of Ω for D̄⁻¹Ω. Computed on first access, without gradient.
         """
         if self.symmetric:
             return self._ones(torch.float64)
@@ -370,7 +331,7 @@ class Coupling(ABC):
         """One head as a SciPy operator (float64, N×N), for example for ``scipy.sparse.linalg.eigsh``."""
         from scipy.sparse.linalg import LinearOperator
 
-        check_kind(head, "head", int, "an integer")
+        errors.check_kind(head, "head", int, "an integer")
         if self.device.type == "meta":
             raise ValueError(f"{type(self).__name__} must have numbers; on the meta device there are none.")
         if not 0 <= head < self.heads:
@@ -383,23 +344,19 @@ class Coupling(ABC):
                 result = coupling @ torch.from_numpy(columns).to(self.device)
             return result[:, head].double().cpu().numpy().reshape(x.shape)
 
-        forward, adjoint = partial(apply, False), partial(apply, True)
-        shape, dtype = (self.num_nodes, self.num_nodes), np.float64
-        return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype)
+        forward, adjoint, shape = partial(apply, False), partial(apply, True), (self.num_nodes, self.num_nodes)
+        return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=np.float64)
 
     def to(self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Coupling:
         """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
-        Every tensor is converted, those of parts included, and gradients flow through. Row boundaries stay on the CPU.
+        Gradients flow through. Row boundaries stay on the CPU.
         """
         for value in args:
-            if isinstance(value, torch.dtype):
-                dtype = value
-            else:
-                device = value
+            dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
         if dtype is not None:
-            floating((), dtype, "meta")
-        place = None if device is None else as_device(device)
+            errors.floating((), dtype, "meta")
+        place = None if device is None else errors.as_device(device)
         if place is not None and place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
         if dtype in (None, self.dtype) and place in (None, self.device):
@@ -418,8 +375,7 @@ class Coupling(ABC):
             # A metric that was found stays in double precision, whatever the dtype of the coupling.
             in_double = name == "_metric" and isinstance(value, Tensor)
             setattr(changed, name, value.to(change.device or value.device) if in_double else change.of(value))
-        changed.dtype = change.dtype or self.dtype
-        changed.device = change.device or self.device
+        changed.dtype, changed.device = change.dtype or self.dtype, change.device or self.device
         return changed
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
@@ -432,23 +388,22 @@ class Coupling(ABC):
 
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
-            raise TypeError(f"a coupling can only be added to a coupling; got {describe(other)}.")
+            raise TypeError(f"a coupling can only be added to a coupling; got {errors.describe(other)}.")
         return Coupling._sum([self, other])
 
     def __sub__(self, other: Coupling) -> Coupling:
         return self + (-other if isinstance(other, Coupling) else other)
 
     def __repr__(self) -> str:
-        promises = [name for name in PROMISES if vars(self).get(name)]  # promises not accessed yet stay unknown
-        facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
-        return f"{type(self).__name__}({', '.join(facts)})"
+        promises = [f", {name}" for name in PROMISES if vars(self).get(name)]  # promises not accessed yet stay unknown
+        return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
 
 def _sizes(num_nodes: Any, heads: Any, like: object) -> tuple[int, int]:
     """Check the sizes, which are tensors while ``torch.jit.trace`` runs, and ``like``."""
-    num_nodes, heads = as_num_nodes(num_nodes), as_size(heads)
-    check_counts(heads=heads)
-    check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
+    num_nodes, heads = as_num_nodes(num_nodes), errors.as_size(heads)
+    errors.check_counts(heads=heads)
+    errors.check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
     return num_nodes, heads
 
 
@@ -456,39 +411,33 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
     """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
     if not isinstance(coupling, Coupling):
         raise TypeError(
-            f"{name} must be a Coupling; got {describe(coupling)}. A diffusivity makes one, D(x, graph); a layer "
-            f"returns its own with return_coupling=True."
+            f"{name} must be a Coupling; got {errors.describe(coupling)}. A diffusivity makes one, D(x, graph); "
+            f"a layer returns its own with return_coupling=True."
         )
 
 
 def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
     """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
-    if not (  # valid features pass in a single expression; the checks below explain the others
-        isinstance(query, Tensor)
-        and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
-        and query.dim() == 3
-        and query.is_floating_point()
-        and query.layout is key.layout is torch.strided
-        and query.device == key.device
-    ):
+    # Valid features pass in two expressions; the checks below explain the others.
+    tensors = isinstance(query, Tensor) and (key is query or isinstance(key, Tensor))
+    alike = tensors and key.shape == query.shape and key.dtype == query.dtype and query.device == key.device
+    if not (alike and query.dim() == 3 and query.is_floating_point() and query.layout is key.layout is torch.strided):
         for name, features in (("query", query), ("key", key)):
-            check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
-        got = f"got {describe(query)} and {describe(key)}."
+            errors.check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
+        got = f"got {errors.describe(query)} and {errors.describe(key)}."
         if query.dim() != 3 or query.shape != key.shape:
-            raise ValueError(
-                f"{prefix}query and {prefix}key must both be [num_nodes, heads, features] of one shape; {got}"
-            )
+            shape = "[num_nodes, heads, features]"
+            raise ValueError(f"{prefix}query and {prefix}key must both be {shape} of one shape; {got}")
         if query.dtype != key.dtype:
             raise TypeError(f"{prefix}query and {prefix}key must have one dtype; {got}")
-        check_device(key, f"{prefix}key", query.device, f"{prefix}query")
+        errors.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
     return query.size(0), query.size(1), query
 
 
 class Change:
     """Copies of couplings in another dtype, on another device (``None`` keeps them), or without gradient.
 
-    An object that is held in several places is copied once, so that the copies share it too. Closures of functions that
-    compute promises hold tensors and couplings; they are rebuilt around the copies.
+    An object held in several places is copied once. Closures of functions that compute promises are rebuilt.
     """
 
     def __init__(self, dtype: torch.dtype | None = None, device: torch.device | None = None, detach: bool = False):
@@ -517,7 +466,7 @@ class Change:
             module = copy.deepcopy(value).to(device=self.device, dtype=self.dtype)
             return self.keep(value, module.requires_grad_(False) if self.detach else module)
         if isinstance(value, tuple):
-            parts = [self.of(part) for part in value]
+            parts = map(self.of, value)
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if isinstance(value, list):
             return [self.of(part) for part in value]

@@ -18,9 +18,8 @@ RESOLVED = 64.0
 
 def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
     """Expand the features [N, H, F] to the heads of the values."""
-    if features[0].size(1) == v.size(1):
-        return features
-    return tuple(t.expand(-1, v.size(1), -1) for t in features)
+    heads = v.size(1)
+    return features if features[0].size(1) == heads else tuple(t.expand(-1, heads, -1) for t in features)
 
 
 def fill_across(pairs: Float[Tensor, "E H"], edge_index: Tensor, ptr: Tensor | None, fill: float) -> Tensor:
@@ -39,10 +38,8 @@ def fill_blocks(pairs: Float[Tensor, "H R C"], ptr: Tensor | None, fill: float) 
 
 
 def listed_products(query: Tensor, key: Tensor, edge_index: Tensor, ptr: Tensor | None, across: float) -> Tensor:
-    """q_i·k_j of listed pairs, [E, H] with j = ``edge_index[0]``, i = ``edge_index[1]``; ``across`` between graphs.
-
-    Between graphs nothing bounds a product. It is replaced before a caller takes its exponential, as ∞ · 0 is NaN.
-    """
+    """q_i·k_j of listed pairs, [E, H] with j = ``edge_index[0]``, i = ``edge_index[1]``; ``across`` between graphs."""
+    # Between graphs nothing bounds a product, so it is replaced before an exponential: ∞ · 0 is NaN.
     products = sddmm(Graph(query.size(0), edge_index, validate=False).pattern, query, key)
     return fill_across(products, edge_index, ptr, across)
 
@@ -61,13 +58,8 @@ def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Ten
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:
     """Append a constant feature c, which adds c·c′ to every inner product.
 
-    Args:
-        features: [N, H, F]; the result is [N, H, F + 1].
-        constant: c.
-
     Examples:
-        >>> query, key = with_constant(q, 1.0), with_constant(k, 1.0)
-        >>> torch.allclose((query * key).sum(2), (q * k).sum(2) + 1)
+        >>> torch.allclose((with_constant(q, 1.0) * with_constant(k, 1.0)).sum(2), (q * k).sum(2) + 1)
         True
     """
     return torch.cat([features, features.new_full((*features.shape[:2], 1), constant)], dim=2)
@@ -83,12 +75,11 @@ def measured_from(
     """x − c and y − c in at least float32, one object if x is y; c is ``centre`` or the mean of y in its graph.
 
     A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
-    is in double precision if the squares are too large for single precision to resolve e^{−a·½z²}, where a is
-    ``sharpness``. Under torch.compile and other transformations, which have no values, it is not.
+    is in double precision if single precision does not resolve e^{−a·½z²}, where a is ``sharpness``; not under
+    torch.compile and other transformations, which have no values.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     point = mean_rows(y.to(dtype), ptr) if centre is None else centre
-
     first = x.to(dtype) - point.to(dtype)
     second = first if y is x else y.to(dtype) - point.to(dtype)
     if sharpness is None or dtype == torch.float64 or not (x.numel() and values_only()) or x.is_meta:
@@ -110,27 +101,20 @@ def distance_features(
 ) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
     r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
 
-    A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for states of any norm: the DIFFormer-s score
-    2 − ½z² stays low-rank. (The paper's 1 + q_i·k_j equals it for unit vectors only; D8 of docs/errata.md.)
+    The result is in at least float32. A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for any norm;
+    the DIFFormer-s score 2 − ½z² stays low-rank. (For unit vectors only it is 1 + q_i·k_j; D8 of docs/errata.md.)
 
     Args:
-        x, y: vectors of receivers and senders.
-        ptr: row boundaries of a ragged batch; ``None`` is one graph.
-        centre: points [1 or N, H, D] from which vectors are measured, so that a common shift costs no digits; the same
-            for all rows that meet, by default the mean of y in every graph.
+        x, y, ptr: vectors of receivers and senders; row boundaries of a ragged batch, ``None`` for one graph.
+        centre: points [1 or N, H, D] from which vectors are measured, by default the mean of y in every graph.
         sharpness: a, where e^{−a·½z²} must be accurate: features are in double precision if single does not resolve it.
-
-    Returns:
-        q and k in at least float32, as squares leave the range of half precision.
 
     Examples:
         >>> query, key = distance_features(q)
-        >>> distance = torch.cdist(q.transpose(0, 1), q.transpose(0, 1))
-        >>> torch.allclose(torch.einsum("ihf,jhf->hij", query, key), -distance.square() / 2, atol=1e-5)
+        >>> torch.allclose((query[0] * key[1]).sum(1), -(q[0] - q[1]).square().sum(1) / 2, atol=1e-5)
         True
     """
     x, y = measured_from(x, x if y is None else y, ptr, centre, sharpness)
-
     one, x_half = x.new_ones(*x.shape[:2], 1), -0.5 * x.square().sum(2, keepdim=True)
     y_half = x_half if y is x else -0.5 * y.square().sum(2, keepdim=True)
     return torch.cat([x, x_half, one], dim=2), torch.cat([y, one, y_half], dim=2)

@@ -15,16 +15,8 @@ from diffusion_mp.couplings.features import fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.graph.ops import graph_of
-from diffusion_mp.kernels.log_linear_attention import (
-    Pooled,
-    Receivers,
-    Senders,
-    log_linear_entries,
-    log_linear_logsumexp,
-    log_linear_pool,
-    log_linear_product,
-    log_linear_read,
-)
+from diffusion_mp.kernels import log_linear_attention as kernels
+from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders
 
 
 class LogTerms(NamedTuple):
@@ -43,8 +35,7 @@ class LogTerms(NamedTuple):
     def around(self, most: Float[Tensor, "M H F"]) -> LogTerms:
         """Terms with the same entries after row normalisation, and with logarithms of at most about zero.
 
-        ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, for all nodes or one per node. Constants are moved
-        in double precision.
+        ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, for all nodes or one per node.
         """
         dtype, most = torch.promote_types(self.log_query.dtype, torch.float32), _finite(most)
         log_query = self.log_query.double() + most
@@ -57,7 +48,7 @@ class LogTerms(NamedTuple):
         """log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
         shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
-        return log_linear_entries(edge_index, self.log_query, self.log_key) + shifts.logsumexp(2)
+        return kernels.log_linear_entries(edge_index, self.log_query, self.log_key) + shifts.logsumexp(2)
 
 
 def _finite(shift: Tensor) -> Tensor:
@@ -68,9 +59,9 @@ def _finite(shift: Tensor) -> Tensor:
 class LogLowRankCoupling(PooledCoupling):
     r"""s_ij = (1/K) Σ_s p^s_ij,  p^s_ij = φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls}, within a graph.
 
-    The mean of K low-rank couplings that share their features φ = exp(log_query), ψ = exp(log_key) and differ in the
-    weights of the senders. With one shift per feature, sample, head and graph, no feature overflows and no row vanishes
-    at any range of the logarithms. A product costs O(N K F D) time and O(N (F + D)) memory, forward and backward.
+    The mean of K low-rank couplings with the same features φ = exp(log_query), ψ = exp(log_key), which differ in the
+    weights of the senders. No feature overflows and no row vanishes at any range of the logarithms. A product costs
+    O(N K F D) time and O(N (F + D)) memory, forward and backward.
 
     Args:
         log_query, log_key: logarithms of the features of receivers and senders [N, H, F], F ≥ 1.
@@ -80,8 +71,7 @@ class LogLowRankCoupling(PooledCoupling):
         symmetric: a promise about S after normalisation.
 
     Examples:
-        >>> S = LogLowRankCoupling(q.log(), k.log())
-        >>> torch.allclose(S.degree(), torch.ones(6, 2))
+        >>> torch.allclose(LogLowRankCoupling(q.log(), k.log()).degree(), torch.ones(6, 2))
         True
     """
 
@@ -99,24 +89,20 @@ class LogLowRankCoupling(PooledCoupling):
         if type(normalize) is not bool:
             check_flags(normalize=normalize)
         if not log_query.size(2):
-            raise ValueError(
-                f"log_query and log_key must have a feature at least, or every entry is zero and no row can be divided "
-                f"by its sum; got {describe(log_query)}."
-            )
+            why = "or every entry is zero and no row can be divided by its sum"
+            raise ValueError(f"log_query and log_key must have a feature at least, {why}; got {describe(log_query)}.")
         if log_weight is None:
             log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
         else:
             check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]")
             check_device(log_weight, "log_weight", log_key.device, "log_key")
         if log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
-            raise ValueError(
-                f"log_weight must be [num_nodes, heads, samples] with {log_key.size(0)} nodes, {log_key.size(1)} heads "
-                f"and a sample at least; got {describe(log_weight)}."
-            )
+            sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
+            shape = f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
+            raise ValueError(f"log_weight must be {shape}; got {describe(log_weight)}.")
         super().__init__(*sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
         self.log_query, self.log_key = log_query, log_key
-        # The shifts a and b of `LogTerms`. The a that normalise are computed when entries are needed; products divide
-        # rows by their sums instead.
+        # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.
         self.col_shift = log_weight
         self.row_shift: Tensor | None = None
         if not normalize:
@@ -125,10 +111,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     @property
     def terms(self) -> LogTerms:
-        """Terms of the entries and the transpose, with the row shift a that normalises.
-
-        The largest logarithms are shifted to about zero first, since a difference of large logarithms loses all digits.
-        """
+        """Terms of the entries and the transpose, with the row shift a that normalises."""
         if self._terms is None:
             given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
             with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
@@ -136,6 +119,7 @@ class LogLowRankCoupling(PooledCoupling):
         return self._terms
 
     def _normalized(self, given: LogTerms) -> LogTerms:
+        # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
         weighed = given.log_key.detach().double() + given.heaviest
         if self.ptr is None:
             most = weighed.amax(0, keepdim=True) if len(weighed) else weighed
@@ -143,27 +127,27 @@ class LogLowRankCoupling(PooledCoupling):
             graph = graph_of(self.ptr, torch.arange(self.num_nodes, device=self.device))
             most = scatter(weighed, graph, dim_size=self.ptr.numel() - 1, reduce="max")[graph]
         terms = given.around(most)
-        log_sum = log_linear_logsumexp(terms.log_query, terms.log_key, terms.col_shift, self.ptr)
+        log_sum = kernels.log_linear_logsumexp(terms.log_query, terms.log_key, terms.col_shift, self.ptr)
         return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         terms = self.log_query, self.log_key, self.col_shift
         log_query, log_key, col_shift = terms if self.heads == v.size(1) else heads_of(v, *terms)
         row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
-        return log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
+        return kernels.log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
-        return Sums(*log_linear_pool(Senders(log_key, col_shift, v)))
+        return Sums(*kernels.log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
         receivers = Receivers(heads_of(v, self.log_query)[0], row_shift)
-        return log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
+        return kernels.log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
-        features = (self.log_query[rows], self.log_key[rows])
-        block = LogLowRankCoupling(*features, None, self.col_shift[rows], normalize=self.row_stochastic)
+        terms = self.log_query[rows], self.log_key[rows], None, self.col_shift[rows]
+        block = LogLowRankCoupling(*terms, normalize=self.row_stochastic)
         if self.row_shift is not None:
             block.row_shift = self.row_shift[rows]
         return block

@@ -26,8 +26,7 @@ class Sums(NamedTuple):
     """Sums over some senders: Σ_j … = ``totals`` · exp(``shift``), with a shift without gradient (``None``: 0).
 
     Examples:
-        >>> sums = LinearAttentionCoupling(q, k).pool(torch.rand(6, 2, 4))
-        >>> isinstance(sums, Sums)
+        >>> isinstance(LinearAttentionCoupling(q, k).pool(torch.rand(6, 2, 4)), Sums)
         True
     """
 
@@ -47,9 +46,8 @@ def merged(parts: list[Sums]) -> Sums:
 
     Examples:
         >>> first, second = LinearAttentionCoupling(q[:4], k[:4]), LinearAttentionCoupling(q[4:], k[4:])
-        >>> v = torch.rand(6, 2, 4)
-        >>> sums = merged([first.pool(v[:4]), second.pool(v[4:])])  # two halves of the nodes, one after the other
-        >>> torch.allclose(first.read(sums, v[:4]), (LinearAttentionCoupling(q, k) @ v)[:4], atol=1e-6)
+        >>> sums = merged([first.pool(q[:4]), second.pool(q[4:])])  # the nodes in two blocks
+        >>> torch.allclose(first.read(sums, q[:4]), (LinearAttentionCoupling(q, k) @ q)[:4], atol=1e-6)
         True
     """
 
@@ -64,20 +62,12 @@ class PooledCoupling(Coupling):
     r"""S v in two steps: :meth:`pool` sums over the senders, and each receiver reads these sums (:meth:`read`).
 
     The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
-    be processed block by block or be distributed over processes:
-
-    ```python
-    sums = merged([S_b.pool(v_b) for S_b, v_b in zip(blocks, values)])
-    S_b.read(sums, v_b)  # the rows of block b of S v
-    ```
-
-    Both steps are differentiable once and refuse a ragged batch. A subclass implements ``_pool``, ``_read`` and
-    ``block``, and takes the arguments of :class:`Coupling`.
+    be processed block by block or be distributed over processes. Both steps are differentiable once and refuse a ragged
+    batch. A subclass implements ``_pool``, ``_read`` and ``block``.
 
     Examples:
         >>> S = LinearAttentionCoupling(q, k)
-        >>> v = torch.rand(6, 2, 4)
-        >>> isinstance(S, PooledCoupling), torch.allclose(S.read(S.pool(v), v), S @ v, atol=1e-6)
+        >>> isinstance(S, PooledCoupling), torch.allclose(S.read(S.pool(q), q), S @ q, atol=1e-6)
         (True, True)
     """
 
@@ -96,10 +86,8 @@ class PooledCoupling(Coupling):
     def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
         """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
         if self.ptr is not None:
-            raise ValueError(
-                f"pool sums over the nodes of one graph; by its ptr this {type(self).__name__} is of a batch of "
-                f"{self.ptr.numel() - 1}. Take the graphs one by one."
-            )
+            batch = f"by its ptr this {type(self).__name__} is of a batch of {self.ptr.numel() - 1}"
+            raise ValueError(f"pool sums over the nodes of one graph; {batch}. Take the graphs one by one.")
         return self._pool(self._by_head(v))
 
     def read(self, sums: Sums, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
@@ -114,16 +102,13 @@ class PooledCoupling(Coupling):
 class LowRankCoupling(PooledCoupling):
     r"""s_ij = q_i·k_j for i, j of one graph, and 0 across graphs; a product costs O(N F D).
 
-    :class:`LinearAttentionCoupling` divides its rows by their sums.
-
     Args:
         query, key: features q and k of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         symmetric, row_stochastic, nonnegative: promises about S.
 
     Examples:
-        >>> S = LowRankCoupling(q, k)
-        >>> torch.allclose(S.to_dense(), torch.einsum("ihf,jhf->hij", q, k))
+        >>> torch.allclose(LowRankCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k))
         True
     """
 
@@ -137,17 +122,13 @@ class LowRankCoupling(PooledCoupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
-        promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": row_stochastic}
-        promises["nonnegative"] = nonnegative
-        super().__init__(
-            *feature_sizes(query, key), ptr=ptr, **promises, positive_semidefinite=query is key, low_rank=True
-        )
+        promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": row_stochastic, "low_rank": True}
+        promises |= {"nonnegative": nonnegative, "positive_semidefinite": query is key}
+        super().__init__(*feature_sizes(query, key), ptr=ptr, **promises)
         self.query, self.key = query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = self.query, self.key
-        if self.heads != v.size(1):
-            query, key = heads_of(v, query, key)
+        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
         return linear_product(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -185,13 +166,11 @@ class UniformCoupling(LowRankCoupling):
     """s_ij = 1/n with n the size of the graph (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3).
 
     Args:
-        num_nodes: N.
-        ptr: row boundaries of a ragged batch; ``None`` is one graph.
+        num_nodes, ptr: N, and row boundaries of a ragged batch; ``None`` is one graph.
         normalize: 1/n (the mean over the graph); otherwise s_ij = 1 (the sum).
 
     Examples:
-        >>> S = UniformCoupling(6)
-        >>> torch.allclose(S.to_dense(), torch.full((1, 6, 6), 1 / 6))
+        >>> torch.allclose(UniformCoupling(6).to_dense(), torch.full((1, 6, 6), 1 / 6))
         True
     """
 
@@ -229,21 +208,17 @@ class LinearAttentionCoupling(PooledCoupling):
     r"""(S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
 
     DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
-    al. 2023b). A product is one operation, O(N F D). A row whose sum is zero becomes a zero row.
+    al. 2023b). A product costs O(N F D). A row whose sum is zero becomes a zero row.
 
     Args:
-        query, key: q and k of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        constant: c.
-        own: additional weight of a node in its own row, as a multiple of n.
+        query, key, ptr: as in :class:`LowRankCoupling`.
+        constant, own: c, and the additional weight of a node in its own row, as a multiple of n.
         unit: divide every q_i and k_j by its norm.
         symmetric, nonnegative: promises about the entries of S after normalisation.
-        reversible: the promise that q_i·k_j = q_j·k_i, implied if q and k are one tensor. A nonnegative S is then
-            self-adjoint in the ``metric`` of its row sums.
+        reversible: the promise that q_i·k_j = q_j·k_i, implied if q is k; a nonnegative S then has a ``metric``.
 
     Examples:
-        >>> S = LinearAttentionCoupling(q, k, nonnegative=True)
-        >>> torch.allclose(S.degree(), torch.ones(6, 2))  # every row sums to one
+        >>> torch.allclose(LinearAttentionCoupling(q, k).degree(), torch.ones(6, 2))  # every row sums to one
         True
     """
 
@@ -263,8 +238,7 @@ class LinearAttentionCoupling(PooledCoupling):
         sizes = feature_sizes(query, key)
         if not (type(unit) is type(reversible) is type(nonnegative) is bool):
             check_flags(unit=unit, reversible=reversible, nonnegative=nonnegative)
-        for name, value in (("constant", constant), ("own", own)):
-            # Numbers may be symbolic while tracing.
+        for name, value in (("constant", constant), ("own", own)):  # they may be symbolic while tracing
             if not (torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))):
                 check_number(value, name)
         terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
@@ -274,8 +248,8 @@ class LinearAttentionCoupling(PooledCoupling):
             return _by_entries(query.double(), key.double(), ptr, terms, True, True).metric
 
         promises: dict[str, Any] = {"symmetric": symmetric, "nonnegative": nonnegative, "row_stochastic": True}
-        promises["metric"] = metric if nonnegative and mutual else None
-        super().__init__(*sizes, ptr=ptr, low_rank=True, **promises)
+        promises |= {"metric": metric if nonnegative and mutual else None, "low_rank": True}
+        super().__init__(*sizes, ptr=ptr, **promises)
         self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -319,13 +293,11 @@ def _by_entries(
     """D⁻¹(own n I + c 11ᵀ + QKᵀ), where ``symmetric`` is a promise about the sum in brackets."""
     constant, own, unit = terms.values()
     query, key = unit_rows(query, key) if unit else (query, key)
-    pairs: Coupling = LowRankCoupling(
-        with_constant(query, constant), with_constant(key, 1.0), ptr, symmetric=symmetric, nonnegative=nonnegative
-    )
+    features = with_constant(query, constant), with_constant(key, 1.0)
+    pairs: Coupling = LowRankCoupling(*features, ptr, symmetric=symmetric, nonnegative=nonnegative)
     if own:
         like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
         weight = own * UniformCoupling(query.size(0), ptr, normalize=False, **like).degree()
         identity = IdentityCoupling(query.size(0), **like)
-        own_rows = ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0)
-        pairs = SumCoupling([own_rows, pairs])
+        pairs = SumCoupling([ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0), pairs])
     return row_normalized(pairs)

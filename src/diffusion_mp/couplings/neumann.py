@@ -1,4 +1,4 @@
-"""The 1-D Laplacian of a sequence: every position couples with its neighbours at a few strides."""
+"""The 1-D Laplacian of a sequence: a position couples with its neighbours at a few strides."""
 
 from __future__ import annotations
 
@@ -27,27 +27,20 @@ class NeumannCoupling(Coupling):
       diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold at every stride.
     - ``"replicate"``: the end is repeated, as the paper prints. Not symmetric for h > 1: neither mean nor norm are
       kept, and Corollary 4.5, which the paper states for it, is false (docs/errata.md, P1).
-    - ``"drop"``: no flow from a missing neighbour. Symmetric, keeps the mean, non-expansive; but for h > 1 the energy
-      may rise, up to 1.5 times.
-    - ``"periodic"``: the two ends are neighbours. Symmetric, keeps the mean, non-expansive; but the ends mix, and the
-      energy of a path may rise while that of the cycle falls.
-    - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 without x_{i−h}: nothing flows from the future. Not symmetric, and
-      the mean is not kept. For Σα_k ≤ 1 a step is a convex combination, non-expansive in the maximum norm.
+    - ``"drop"``: no flow from a missing neighbour. Symmetric; but for h > 1 the energy may rise, up to 1.5 times.
+    - ``"periodic"``: the two ends are neighbours. Symmetric; but the energy of a path may rise while the cycle's falls.
+    - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 without x_{i−h}. Not symmetric, and the mean is not kept. For
+      Σα_k ≤ 1 a step is a convex combination, non-expansive in the maximum norm.
 
     If all strides are 1, the first three are the same matrix.
 
     Args:
-        num_nodes: N.
-        alpha: α [K, H], the weight of every stride and head.
-        strides: h_k ≥ 1.
-        boundary: one of the five.
+        num_nodes, alpha, strides, boundary: N; α [K, H], for every stride and head; h_k ≥ 1; one of the five.
         ptr: row boundaries of several sequences, on the CPU (``Graph.segments``); ``None`` is one sequence.
-        nonnegative: the promise that α ≥ 0.
-        transposed: Sᵀ instead of S.
+        nonnegative, transposed: the promise that α ≥ 0; Sᵀ instead of S.
 
     Examples:
-        >>> S = NeumannCoupling(6, torch.full((1, 1), 0.25))  # a sequence of six positions, stride 1
-        >>> S.symmetric
+        >>> NeumannCoupling(6, torch.full((1, 1), 0.25)).symmetric  # a sequence of six positions, stride 1
         True
     """
 
@@ -72,10 +65,8 @@ class NeumannCoupling(Coupling):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
         symmetric = is_symmetric_stencil(strides, boundary)
         super().__init__(num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative)
-        self.alpha = alpha
-        self.strides = tuple(strides)
+        self.alpha, self.strides, self.transposed = alpha, tuple(strides), transposed
         self.boundary: Boundary = boundary
-        self.transposed = transposed
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         alpha = self.alpha.expand(-1, v.size(1))

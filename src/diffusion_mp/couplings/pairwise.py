@@ -27,8 +27,7 @@ TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates a
 
 
 class PairwiseCoupling(Coupling):
-    r"""s_ij = f(q_i·k_j) within a graph, or with ``normalize`` f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq.
-    17).
+    r"""s_ij = f(q_i·k_j) within a graph, or f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq. 17).
 
     A product costs O(N² D) time and O(N) memory, forward and backward. Normalised rows are computed in log space, where
     no score overflows.
@@ -37,16 +36,13 @@ class PairwiseCoupling(Coupling):
         query, key: features of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         score: f, ``"exp"`` or ``"sigmoid"``; with ``distance_features`` it is a function of ‖x_i − x_j‖².
-        normalize: divide each row by its sum; ``"symmetric"``: each entry by the roots of the sums of row i and row j,
-            D^-½SD^-½ (for a symmetric S).
+        normalize: divide each row by its sum; ``"symmetric"``: D^-½SD^-½ with D the row sums (for a symmetric S).
         loops: whether a node couples with itself; otherwise s_ii = 0, and row sums are over the other nodes.
         symmetric, positive_semidefinite: promises about S after normalisation.
-        reversible: the promise that q_i·k_j = q_j·k_i, implied if q and k are one tensor. Row-normalised entries are
-            then self-adjoint in the ``metric`` of the row sums.
+        reversible: the promise that q_i·k_j = q_j·k_i, implied if q is k; a row-normalised S then has a ``metric``.
 
     Examples:
-        >>> S = PairwiseCoupling(q, k, score="exp")  # softmax attention
-        >>> torch.allclose(S.to_dense(), torch.einsum("ihf,jhf->hij", q, k).softmax(2))
+        >>> torch.allclose(PairwiseCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k).softmax(2))
         True
     """
 
@@ -68,19 +64,12 @@ class PairwiseCoupling(Coupling):
         if normalize != "symmetric":
             check_flags(normalize=normalize)
         check_flags(loops=loops, reversible=reversible)
-        divided, tied = normalize is True, query is key
-        super().__init__(
-            *sizes,
-            ptr=ptr,
-            symmetric=symmetric,
-            row_stochastic=divided,
-            nonnegative=True,
-            positive_semidefinite=positive_semidefinite,
-            metric=(lambda: _row_sums(query, key, ptr, score, loops)) if divided and (reversible or tied) else None,
-        )
+        divided, mutual = normalize is True, reversible or query is key
+        promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": divided, "nonnegative": True}
+        promises["metric"] = (lambda: _row_sums(query, key, ptr, score, loops)) if divided and mutual else None
+        super().__init__(*sizes, ptr=ptr, positive_semidefinite=positive_semidefinite, **promises)
         self.quadratic = True
-        self.query, self.key, self.score = query, key, score
-        self.normalize, self.loops = normalize, loops
+        self.query, self.key, self.score, self.normalize, self.loops = query, key, score, normalize, loops
         self._shifts: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -107,8 +96,7 @@ class PairwiseCoupling(Coupling):
     def _transpose(self) -> Coupling:
         transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops)
         transposed.normalize = self.normalize
-        row_shift, col_shift = self.shifts
-        transposed._shifts = (col_shift, row_shift)
+        transposed._shifts = self.shifts[1], self.shifts[0]
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -122,16 +110,15 @@ class PairwiseCoupling(Coupling):
         s = listed_products(self.query, self.key, edge_index, self.ptr, across=-torch.inf)
         if not self.loops:
             s = s.masked_fill((source == target).unsqueeze(1), -torch.inf)
-        row_shift, col_shift = self.shifts
-        return log_score(s, self.score) + row_shift[target] + col_shift[source]
+        return log_score(s, self.score) + self.shifts[0][target] + self.shifts[1][source]
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         s = all_products(self.query, self.key, self.ptr, across=-torch.inf)
         if not self.loops:
             s = s.masked_fill(torch.eye(self.num_nodes, dtype=torch.bool, device=self.device), -torch.inf)
-        row_shift, col_shift = self.shifts
-        return (log_score(s, self.score) + row_shift.t().unsqueeze(2) + col_shift.t().unsqueeze(1)).exp()
+        row, column = (shift.t() for shift in self.shifts)
+        return (log_score(s, self.score) + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
 def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"], loops: bool) -> Tensor:
@@ -145,18 +132,17 @@ def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["ex
 class DistanceCoupling(Coupling):
     r"""s_ij = f(‖q_i − k_j‖²) within a graph, for any function f of a tensor of squared distances.
 
-    A product costs O(N² D) time and O(N D) memory beside one tile of pairs, which the backward pass computes again.
-    Where f is linear, exponential or a sigmoid, `LowRankCoupling` and `PairwiseCoupling` are several times faster.
+    A product costs O(N² D) time and O(N D) memory. Where f is linear, exponential or a sigmoid, `LowRankCoupling` and
+    `PairwiseCoupling` are several times faster.
 
     Args:
         function: f, elementwise, in single or double precision, differentiable at 0.
-        query, key: features of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        query, key, ptr: as in :class:`PairwiseCoupling`.
         nonnegative, positive_semidefinite: promises about S, which is symmetric if query is key.
 
     Examples:
         >>> S = DistanceCoupling(lambda z2: 1 / (1 + z2), q, q)
-        >>> torch.allclose(S.to_dense()[0], 1 / (1 + torch.cdist(q[:, 0], q[:, 0]).square()), atol=1e-5)
+        >>> torch.allclose(S.diagonal(), torch.ones(6, 2))
         True
     """
 
@@ -229,22 +215,15 @@ class SparseFlowCoupling(Coupling):
 
     For α = ∞ the flow is conserved and rows sum to one. For finite α they sum to 1 − μ_i/α, and a row with θ_ij ≥ α for
     all j is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward and backward.
-
-    A potential is measured from the threshold of the best conductor of its row that carries flow, so row sums hold for
-    any spread of the scores, and entries are as accurate as those of softmax, except between nearly equal frictions.
+    Entries are as accurate as those of softmax, except between nearly equal frictions.
 
     Args:
-        query, key: features q and k of receivers and senders [N, H, F], including a scale such as 1/√d.
+        query, key, ptr: as in :class:`PairwiseCoupling`; features include a scale such as 1/√d.
         friction_query, friction_key: q̃ and k̃ [N, H, G]; without both, the friction is constant, f = 1/n.
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        lam: λ ≥ 0, a number or a tensor that broadcasts to [N, H].
-        alpha: α > 0, a number (``math.inf`` for conservation) or a tensor that broadcasts to [N, H].
-
-    Gradients flow to every tensor among the arguments.
+        lam, alpha: λ ≥ 0 and α > 0 (``math.inf`` for conservation), numbers or tensors that broadcast to [N, H].
 
     Examples:
-        >>> S = SparseFlowCoupling(q, k, k, q, lam=0.5, alpha=0.1)
-        >>> S.density().shape  # the fraction of pairs that attend, by head
+        >>> SparseFlowCoupling(q, k, k, q, lam=0.5, alpha=0.1).density().shape  # by head
         torch.Size([2])
     """
 
@@ -266,10 +245,8 @@ class SparseFlowCoupling(Coupling):
             friction_query = friction_key = query[:, :, :0]
         feature_sizes(friction_query, friction_key, "friction_")
         if friction_query.shape[:2] != query.shape[:2]:
-            raise ValueError(
-                f"friction_query must have the nodes and heads of query, {list(query.shape[:2])}; "
-                f"got {describe(friction_query)}."
-            )
+            shape, got = list(query.shape[:2]), describe(friction_query)
+            raise ValueError(f"friction_query must have the nodes and heads of query, {shape}; got {got}.")
         conserved = not isinstance(alpha, Tensor) and alpha == math.inf
         if not torch.compiler.is_compiling():  # numbers may be symbolic while tracing
             if not isinstance(lam, Tensor):
@@ -279,9 +256,8 @@ class SparseFlowCoupling(Coupling):
         super().__init__(*sizes, ptr=ptr, row_stochastic=conserved, nonnegative=True)
         (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
         self._features = (q, k, friction_q, friction_k)
-        self.lam = self._by_row(lam, "lam", q)
-        leak = self._by_row(1 / alpha, "alpha", q)
-        solved = sparse_flow_potentials(q, k, friction_q, friction_k, self.lam, leak, self.ptr)
+        self.lam, leak = self._by_row(lam, "lam", q), self._by_row(1 / alpha, "alpha", q)
+        solved = sparse_flow_potentials(*self._features, self.lam, leak, self.ptr)
         self._terms, self.log_potentials = solved.terms, solved.log_mu
         self._work, self._support = solved.work, solved.support
 
@@ -292,9 +268,8 @@ class SparseFlowCoupling(Coupling):
             return like.new_full(shape, value)
         sizes = value.shape[::-1]  # broadcasting aligns the last dimensions
         if len(sizes) > 2 or any(size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)):
-            raise ValueError(
-                f"{name} must be a number or broadcast to [num_nodes, heads] = {list(shape)}; got {describe(value)}."
-            )
+            full_shape = f"[num_nodes, heads] = {list(shape)}"
+            raise ValueError(f"{name} must be a number or broadcast to {full_shape}; got {describe(value)}.")
         return value.to(like).expand(shape)
 
     def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:
@@ -334,9 +309,8 @@ class SparseFlowCoupling(Coupling):
         s = all_products(q, k, self.ptr, across=-math.inf)
         u = all_products(friction_q, friction_k, self.ptr, across=0.0)
         terms = RowTerms(*(t.t().unsqueeze(2) for t in self._terms))
-        return sparse_flow.entries(s, u, terms, terms.best == torch.arange(self.num_nodes, device=s.device)).to(
-            self.dtype
-        )
+        best = terms.best == torch.arange(self.num_nodes, device=s.device)
+        return sparse_flow.entries(s, u, terms, best).to(self.dtype)
 
     @property
     def potentials(self) -> Float[Tensor, "N heads"]:
@@ -358,10 +332,7 @@ class SparseFlowCoupling(Coupling):
         return PairwiseCoupling(query, key, self.ptr)
 
     def to_sparse(self) -> SparseCoupling:
-        """The same operator with stored entries, E per head for E pairs with a flow in some head; differentiable.
-
-        A product costs O(E D) instead of O(N² D), which pays if :meth:`density` is well below one tenth.
-        """
+        """The same operator with stored entries, differentiable: faster if :meth:`density` is well below one tenth."""
         with torch.no_grad():
             edge_index = sparse_flow.support(sparse_flow.Features(*self._features), self._terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)

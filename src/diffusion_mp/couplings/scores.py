@@ -42,8 +42,7 @@ class Options(NamedTuple):
 class AnyScore(ABC):
     """f of s = −½z²; a subclass has ``__call__`` and ``_pairs``, the coupling of measured vectors."""
 
-    #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
-    sharpness: float | Tensor | None = 1.0
+    sharpness: float | Tensor | None = 1.0  #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
 
     @abstractmethod
     def __call__(self, s: Tensor) -> Tensor:
@@ -67,8 +66,7 @@ class AnyScore(ABC):
     ) -> Coupling:
         """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric if q is k.
 
-        ``unit`` divides every q_i and k_j by its norm first; distances are measured from ``centre``, see
-        `distance_features`. Only a `Score` has another ``measure``.
+        ``unit`` divides every q_i and k_j by its norm first; for ``centre`` see `distance_features`.
         """
         return self._coupling(q, k, ptr, Options(measure, unit, normalize, nonnegative, centre))
 
@@ -87,14 +85,12 @@ class AnyScore(ABC):
 class Score(AnyScore):
     r"""f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
 
-    For unit vectors s = q_i·k_j − 1, which is how Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For
-    others only the distance has the energy of the paper (docs/errata.md, D8), so ``measure`` selects ``"distance"``,
-    s = −½‖q_i − k_j‖², or ``"inner"``, s = q_i·k_j − 1. A constant or linear g makes a low-rank coupling, O(N); the
-    others are evaluated tile by tile.
+    For unit vectors s = q_i·k_j − 1, as Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For others only
+    the distance has the energy of the paper (docs/errata.md, D8), so ``measure`` selects ``"distance"``,
+    s = −½‖q_i − k_j‖², or ``"inner"``, s = q_i·k_j − 1. A constant or linear g makes a low-rank coupling.
 
     Examples:
-        >>> f = Score("sigmoid", scale=2.0, offset=1.0)  # f(z²) = σ(2 − z²) with s = −z²/2
-        >>> f.coupling(q, q).symmetric
+        >>> Score("sigmoid", scale=2.0, offset=1.0).coupling(q, q).symmetric  # f(z²) = σ(2 − z²) with s = −z²/2
         True
     """
 
@@ -130,19 +126,16 @@ class Score(AnyScore):
             kind = LinearAttentionCoupling if normalize else LowRankCoupling
             return kind(one, one, ptr, symmetric=True, nonnegative=True)
         offset = self.offset if measure == "distance" else self.offset - 1
-        mutual = q is k
+        mutual, fused = q is k, self.g == "linear" and normalize
         symmetric = mutual and not normalize
-        fused = self.g == "linear" and normalize
         if unit and (measure == "distance" or not fused):
             (q, k), unit, centre = unit_rows(q, k), False, q.new_zeros(1, 1, 1)  # they lie around the origin
         if measure == "distance":
             q, k = distance_features(q, k, ptr, centre=centre, sharpness=None if self.g == "linear" else self.sharpness)
         if fused:  # the scale cancels
-            return LinearAttentionCoupling(
-                q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative, reversible=mutual
-            )
-        if offset:
-            # Half of the constant on either side, so that equal queries and keys stay one tensor.
+            promises = {"nonnegative": nonnegative, "reversible": mutual}
+            return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, **promises)
+        if offset:  # half of the constant on either side, so that equal queries and keys stay one tensor
             root = math.sqrt(abs(offset))
             same = q is k and offset > 0
             q = with_constant(q, math.copysign(root, offset))
@@ -169,11 +162,7 @@ def _bisected(f: Callable[[Tensor], Tensor], value: Tensor, low: Tensor, high: T
 
 
 class MixtureScore(AnyScore):
-    """f = Σ_m c_m e^{s/σ_m²}, a mixture of Gaussians of the distance.
-
-    Widths σ and weights c are tensors [M] of positive numbers, which may be learned. The coupling is the sum of the
-    couplings of the Gaussians, and keeps their promises.
-    """
+    """f = Σ_m c_m e^{s/σ_m²} with positive widths σ and weights c [M]; the coupling is the sum of the terms'."""
 
     g = "mixture"
 
@@ -181,13 +170,11 @@ class MixtureScore(AnyScore):
         self.widths, self.weights = widths, weights
 
     def __call__(self, s: Tensor) -> Tensor:
-        widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
-        return (weights * (s.unsqueeze(-1) / widths.square()).exp()).sum(-1)
+        return (self.weights.to(s.dtype) * (s.unsqueeze(-1) / self.widths.to(s.dtype).square()).exp()).sum(-1)
 
     def log(self, s: Tensor) -> Tensor:
         """log f(s), elementwise, also where f(s) itself underflows."""
-        widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
-        return (s.unsqueeze(-1) / widths.square() + weights.log()).logsumexp(-1)
+        return (s.unsqueeze(-1) / self.widths.to(s.dtype).square() + self.weights.to(s.dtype).log()).logsumexp(-1)
 
     @torch.no_grad()
     def inverse(self, f: Tensor) -> Tensor:
@@ -204,8 +191,7 @@ class MixtureScore(AnyScore):
         terms, centre = [], q.new_zeros(1, 1, 1)  # q and k are measured from their centre already
         for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
             scaled = q / width
-            other = scaled if k is q else k / width
-            gaussian = Score("exp").coupling(scaled, other, ptr, centre=centre)
+            gaussian = Score("exp").coupling(scaled, scaled if k is q else k / width, ptr, centre=centre)
             terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
         return SumCoupling(terms)
 

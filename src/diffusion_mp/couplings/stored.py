@@ -30,10 +30,8 @@ class DenseCoupling(Coupling):
 
     Examples:
         >>> S = DenseCoupling(torch.tensor([[0.0, 1.0], [0.5, 0.5]]))
-        >>> (S @ torch.tensor([1.0, 3.0]).view(2, 1, 1)).flatten()  # row i receives
-        tensor([3., 2.])
-        >>> S.row_stochastic, S.symmetric  # looked at in the entries
-        (True, False)
+        >>> S @ torch.tensor([1.0, 3.0]), S.row_stochastic  # row i receives
+        (tensor([3., 2.]), True)
     """
 
     def __init__(
@@ -61,32 +59,23 @@ class DenseCoupling(Coupling):
         for block in blocks:
             check_device(block, "every block", first.device, "the first")
             if block.size(0) != first.size(0) or block.dtype != first.dtype:
-                raise ValueError(
-                    f"all blocks must have one number of heads and one dtype; got {describe(first)} and "
-                    f"{describe(block)}."
-                )
+                both = f"{describe(first)} and {describe(block)}"
+                raise ValueError(f"all blocks must have one number of heads and one dtype; got {both}.")
 
         def every(examine: Callable[[Tensor], bool], promise: Promise | None) -> Promise:
             return (lambda: all(examine(block) for block in blocks)) if promise is None else promise
 
-        super().__init__(
-            sum(block.size(1) for block in blocks),
-            first.size(0),
-            first,
-            ptr=ptr,
-            symmetric=every(_is_symmetric, symmetric),
-            row_stochastic=every(_sums_to_one, row_stochastic),
-            nonnegative=every(lambda block: bool((block >= 0).all()), nonnegative),
-            positive_semidefinite=positive_semidefinite,
-        )
-        self.quadratic = True
-        self.blocks = blocks
+        promises: dict[str, Any] = {"symmetric": every(_is_symmetric, symmetric)}
+        promises["row_stochastic"] = every(_sums_to_one, row_stochastic)
+        promises["nonnegative"] = every(lambda block: bool((block >= 0).all()), nonnegative)
+        promises |= {"positive_semidefinite": positive_semidefinite, "ptr": ptr}
+        super().__init__(sum(block.size(1) for block in blocks), first.size(0), first, **promises)
+        self.quadratic, self.blocks = True, blocks
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         with without_autocast(v):
-            sizes = [block.size(1) for block in self.blocks]
-            moved = []
-            for block, part in zip(self.blocks, v.split(sizes), strict=True):
+            parts, moved = v.split([block.size(1) for block in self.blocks]), []
+            for block, part in zip(self.blocks, parts, strict=True):
                 (entries, values), _ = accumulating(block, part)
                 moved.append((entries @ values.transpose(0, 1)).transpose(0, 1))
             return torch.cat(moved).to(v.dtype)
@@ -108,8 +97,7 @@ class DenseCoupling(Coupling):
         within = member == graph_of(self.ptr, source)
         for graph, (start, block) in enumerate(zip(self.ptr.tolist(), self.blocks, strict=False)):
             chosen = (within & (member == graph)).nonzero().squeeze(1)
-            found = block[:, target[chosen] - start, source[chosen] - start].T
-            entries = entries.index_put((chosen,), found)
+            entries = entries.index_put((chosen,), block[:, target[chosen] - start, source[chosen] - start].T)
         return entries
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
@@ -134,18 +122,14 @@ def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor
         return blocks
     beside = int(matrix.count_nonzero()) - sum(int(block.count_nonzero()) for block in blocks)
     if beside:
-        raise ValueError(
-            f"matrix must be zero between the graphs of ptr; {beside} entries there are not. Leave ptr out for one "
-            f"graph, or pass the list of blocks."
-        )
+        way_out = "Leave ptr out for one graph, or pass the list of blocks."
+        raise ValueError(f"matrix must be zero between the graphs of ptr; {beside} entries there are not. {way_out}")
     return blocks
 
 
 def _is_symmetric(block: Tensor) -> bool:
     """Whether a block is its own transpose up to rounding."""
-    if not block.numel():
-        return True
-    rounding = 64 * torch.finfo(block.dtype).eps * block.abs().max()
+    rounding = 64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
     return bool(((block - block.mT).abs() <= rounding).all())
 
 
@@ -160,18 +144,12 @@ class SparseCoupling(Coupling):
     r"""s_ij = Σ of the weights of the edges j → i; multi-edges add up, an isolated node has a zero row.
 
     Args:
-        graph: the edges.
-        weight: [E] or [E, H] in the order of ``graph.edge_index``; ``None`` takes the graph's own weights.
-        symmetric: a promise; ``None`` examines the entries on first access, in O(E log E). For the graph's own weights,
-            the graph keeps the result, and further couplings of the same graph reuse it.
+        graph, weight: the edges, and [E] or [E, H] in their order; ``None`` takes the graph's own weights.
+        symmetric: a promise; ``None`` examines the entries on first access, in O(E log E).
         row_stochastic, nonnegative, metric: promises about S, see `Coupling`.
 
-    Attributes:
-        own: whether the weights are the graph's own.
-
     Examples:
-        >>> S = SparseCoupling(graph, torch.ones(12))
-        >>> (S @ x.unsqueeze(1)).shape
+        >>> (SparseCoupling(graph, torch.ones(12)) @ x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
     """
 
@@ -194,10 +172,9 @@ class SparseCoupling(Coupling):
             check_device(weight, "weight", graph.edges.device, "the graph")
             if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
                 raise ValueError(f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}.")
-        elif graph.edge_weight is not None:
-            weight = graph.edge_weight
         else:
-            weight = torch.ones(graph.num_edges, device=graph.edges.device)
+            given = graph.edge_weight
+            weight = torch.ones(graph.num_edges, device=graph.edges.device) if given is None else given
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
 
         def examined() -> bool:
@@ -218,13 +195,12 @@ class SparseCoupling(Coupling):
 
     def degree(self) -> Float[Tensor, "N heads"]:
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
-        zeros = total.new_zeros(self.num_nodes, self.heads)
-        return zeros.index_add(0, self.graph.edges[1], total)
+        return total.new_zeros(self.num_nodes, self.heads).index_add(0, self.graph.edges[1], total)
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         source, target = self.graph.edges
-        zeros = self.weight.new_zeros(self.num_nodes, self.heads)
-        return zeros.index_add(0, target, self.weight * (source == target).unsqueeze(1))
+        own = self.weight * (source == target).unsqueeze(1)
+        return own.new_zeros(self.num_nodes, self.heads).index_add(0, target, own)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)

@@ -1,4 +1,4 @@
-"""Caches: properties computed once, values kept with tensors, and the last values computed from the same tensors."""
+"""Caches of properties, of values kept with tensors, and of the last values computed from the same tensors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ def values_only() -> bool:
 
 
 class cached_property(Generic[T]):
-    """Like ``functools.cached_property``, but without its lock, which torch.compile cannot trace.
-
-    An attribute of the same name that was set before takes precedence.
-    """
+    """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
     def __init__(self, find: Callable[[Any], T]) -> None:
         self.find, self.__doc__ = find, find.__doc__
@@ -73,8 +70,7 @@ def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T])
     found = known[2]
     if key not in found:
         found[key] = persistent(make)
-    value: T = found[key]
-    return value
+    return cast("T", found[key])
 
 
 class _Made(NamedTuple, Generic[T]):
@@ -87,21 +83,17 @@ class _Made(NamedTuple, Generic[T]):
 
     @property
     def alive(self) -> bool:
-        """Whether none of the tensors has been freed. (The reference to one that has loses its callback.)"""
+        """Whether none of the tensors has been freed, whose references lose their callbacks."""
         return all(tensor.__callback__ is not None for tensor in self.tensors)
 
 
 class TensorCache(Generic[T]):
     """Cache of the last values computed from tensors, keyed by the identity of the tensors.
 
-    An entry is valid while its tensors are alive and hold the same numbers. The numbers are compared, since a write
-    through NumPy, ``.data`` or another process does not change the version of a tensor. Values are computed from
-    copies, so that the cache keeps no tensor alive and no later write reaches a value.
-
-    Nothing is cached, or taken from the cache, while torch compiles or traces, nor for tensors that require gradients.
-
-    Args:
-        room: the largest number of entries that the copies of all values hold together.
+    An entry is valid while its tensors are alive and hold the same numbers. These are compared, since a write through
+    NumPy or ``.data`` does not change the version of a tensor. Values are computed from copies, which no write reaches.
+    They hold at most ``room`` numbers. The cache is not used in compiled or traced code, nor for tensors that require
+    gradients.
     """
 
     def __init__(self, room: int) -> None:

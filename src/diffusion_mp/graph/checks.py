@@ -1,25 +1,14 @@
-"""What a ``Graph`` takes and what it refuses, and the sentences it says: first form (free), then values (one pass)."""
+"""Checks of the arguments of a ``Graph``: first their form (free), then their values (one pass)."""
 
 from __future__ import annotations
 
 import operator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.errors import (
-    INTEGERS,
-    as_size,
-    as_tensor,
-    check_finite,
-    check_integer_pairs,
-    check_range,
-    describe,
-    float_vector,
-    index_vector,
-    plain,
-)
+from diffusion_mp import errors
 
 # Graphs without nodes that a batch vector may count beyond one per node: more is a wrong number, and costs memory.
 EMPTY_GRAPHS = 1 << 16
@@ -29,13 +18,11 @@ MOST_NODES = 3_037_000_499
 
 def as_num_nodes(num_nodes: object) -> int:
     """The number of nodes, from anything that counts as an integer."""
-    if torch.compiler.is_compiling():  # a symbol there
-        return cast("int", num_nodes)
-    if type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES:
-        return num_nodes
-    num_nodes = as_size(num_nodes)
+    if torch.compiler.is_compiling() or (type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES):
+        return cast("int", num_nodes)  # a symbol under torch.compile
+    num_nodes = errors.as_size(num_nodes)
     if isinstance(num_nodes, bool) or not hasattr(num_nodes, "__index__") or isinstance(num_nodes, Tensor):
-        raise TypeError(f"num_nodes must be an integer; got {describe(num_nodes)}.")
+        raise TypeError(f"num_nodes must be an integer; got {errors.describe(num_nodes)}.")
     count = operator.index(num_nodes)
     if count < 0:
         raise ValueError(f"num_nodes must be at least 0; got {count}.")
@@ -46,12 +33,10 @@ def as_num_nodes(num_nodes: object) -> int:
 
 def as_edge_index(edge_index: object) -> Tensor:
     """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
-    edges = plain(edge_index)
+    edges: Any = errors.plain(edge_index)
     if not isinstance(edges, Tensor):
-        raise TypeError(
-            f"edge_index must be a tensor [2, num_edges], a sparse tensor or a Graph; got {describe(edges)}."
-        )
-    check_integer_pairs(edges, "edge_index")
+        errors.check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph")
+    errors.check_integer_pairs(edges, "edge_index")
     return edges.long()
 
 
@@ -60,48 +45,47 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
     _refuse_place(edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1))
-    weight = float_vector(edge_weight, "edge_weight", edge_index.device)
+    weight = errors.float_vector(edge_weight, "edge_weight", edge_index.device)
     if weight.dim() != 1 or weight.numel() != edge_index.size(1):
-        raise ValueError(
-            f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); "
-            f"got {describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
-        )
+        got = f"got {errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
+        raise ValueError(f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); {got}")
     return weight
 
 
 def _refuse_place(value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None) -> None:
-    """Raise where a mask, or a batch in the place of weights, came: PyG's functions have them in other places."""
-    vector = as_tensor(value, name, what)
+    """Raise for a mask, or for a batch instead of weights: PyG's functions have other orders of arguments."""
+    vector = errors.as_tensor(value, name, what)
     if vector.dim() != 1 or not vector.numel():
         return
     if vector.dtype == torch.bool:
         raise TypeError(
-            f"{name} got {describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what takes "
-            f"one (LabelPropagation); elsewhere select rows of the result, out[mask]."
+            f"{name} got {errors.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "
+            f"takes one (LabelPropagation); elsewhere select rows of the result, out[mask]."
         )
-    if name == "edge_weight" and vector.dtype in INTEGERS and vector.numel() == num_nodes != num_edges:
+    if name == "edge_weight" and vector.dtype in errors.INTEGERS and vector.numel() == num_nodes != num_edges:
         raise TypeError(
-            f"{name} got {describe(vector)}, an integer for every node, which looks like a batch. Pass it by name, "
-            f"batch=…; weights are floating point, one for each of the {num_edges} edges."
+            f"{name} got {errors.describe(vector)}, an integer for every node, which looks like a batch. Pass it by "
+            f"name, batch=…; weights are floating point, one for each of the {num_edges} edges."
         )
 
 
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
     _refuse_place(batch, "batch", "a tensor [num_nodes] of integers", num_nodes)
-    member = index_vector(batch, "batch", "[num_nodes]")  # a size in these words would be fixed by torch.compile
+    member = errors.index_vector(batch, "batch", "[num_nodes]")  # a size in these words would be fixed by torch.compile
     if member.numel() != num_nodes:
-        raise ValueError(f"batch must be [num_nodes] = [{num_nodes}]; got {describe(member)}.")
+        raise ValueError(f"batch must be [num_nodes] = [{num_nodes}]; got {errors.describe(member)}.")
     return member
 
 
 def as_ptr(ptr: object) -> Tensor:
     """Row boundaries [B + 1] of a ragged batch, on the CPU."""
-    bounds = as_tensor(ptr, "ptr", "a one-dimensional integer tensor [num_graphs + 1]")
-    dense = bounds.layout == torch.strided
+    what = "a one-dimensional integer tensor [num_graphs + 1]"
+    bounds = errors.as_tensor(ptr, "ptr", what)
     empty = not torch.compiler.is_compiling() and bounds.numel() == 0  # the number of graphs is a value there
-    if bounds.dim() != 1 or bounds.dtype not in INTEGERS or bounds.is_meta or not dense or empty:
-        raise ValueError(f"ptr must be a one-dimensional integer tensor [num_graphs + 1]; got {describe(ptr)}.")
+    fits = bounds.dim() == 1 and bounds.dtype in errors.INTEGERS and bounds.layout == torch.strided
+    if not fits or bounds.is_meta or empty:
+        raise ValueError(f"ptr must be {what}; got {errors.describe(ptr)}.")
     return bounds.cpu().long()
 
 
@@ -114,19 +98,16 @@ def check_edge_order(edge_index: object, edge_attr: object) -> None:
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:
     """Row boundaries rise from 0 to N; an empty graph repeats one."""
     if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
-        raise ValueError(
-            f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {ptr.tolist()[:12]}."
-        )
+        got = ptr.tolist()[:12]
+        raise ValueError(f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {got}.")
 
 
 def check_full_degree(full_degree: object, num_nodes: int) -> None:
     """Raise unless it is floating point [N, 2]."""
     fits = isinstance(full_degree, Tensor) and full_degree.is_floating_point() and full_degree.shape == (num_nodes, 2)
     if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"full_degree must be floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole "
-            f"graph; got {describe(full_degree)}."
-        )
+        what = f"floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole graph"
+        raise ValueError(f"full_degree must be {what}; got {errors.describe(full_degree)}.")
 
 
 def check_batch(num_nodes: int, batch: Tensor) -> None:
@@ -134,32 +115,28 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
     if not batch.numel():
         return
     if bool((batch[1:] < batch[:-1]).any()):
-        raise ValueError(
-            "batch must be sorted, so that every graph is a run of rows. "
-            "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
-        )
+        way_out = "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
+        raise ValueError(f"batch must be sorted, so that every graph is a run of rows. {way_out}")
     first, last = int(batch[0]), int(batch[-1])
     if first < 0:
         raise ValueError(f"batch must hold graph numbers >= 0; got {first}.")
     if last >= num_nodes + EMPTY_GRAPHS:
-        raise ValueError(
-            f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. "
-            f"Renumber them: torch.unique(batch, return_inverse=True)[1]."
-        )
+        way_out = "Renumber them: torch.unique(batch, return_inverse=True)[1]."
+        raise ValueError(f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. {way_out}")
 
 
 def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor | None, member: Tensor | None) -> None:
     """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
         return
-    check_range(edge_index, "edge_index", num_nodes)
+    errors.check_range(edge_index, "edge_index", num_nodes)
     if member is not None:
-        member = member.to(edge_index.device)
-        crossing = int((member[edge_index[0]] != member[edge_index[1]]).sum())
+        source, target = member.to(edge_index.device)[edge_index]
+        crossing = int((source != target).sum())
         if crossing:
             raise ValueError(f"edge_index joins nodes of different graphs of the batch ({crossing} edges do).")
     if edge_weight is not None:
-        check_finite(edge_weight, "edge_weight")
+        errors.check_finite(edge_weight, "edge_weight")
         if bool((edge_weight < 0).any()):
             raise ValueError(
                 f"edge_weight must be non-negative, a degree needs that; the smallest is {float(edge_weight.min()):g}. "
@@ -178,10 +155,9 @@ def _check_degrees(num_nodes: int, edge_index: Tensor, edge_weight: Tensor) -> N
     wide = weight.double()
     top = max(float(wide.new_zeros(num_nodes).index_add(0, end, wide).max()) for end in edge_index)
     if top > largest:
-        raise ValueError(
-            f"edge_weight must add up to degrees of at most {largest:.1e}, so that {precision} has room for what they "
-            f"multiply; the largest is {top:.3g}. Divide the weights by the largest: edge_weight / edge_weight.max()."
-        )
+        way_out = "Divide the weights by the largest: edge_weight / edge_weight.max()."
+        room = f"so that {precision} has room for what they multiply; the largest is {top:.3g}. {way_out}"
+        raise ValueError(f"edge_weight must add up to degrees of at most {largest:.1e}, {room}")
 
 
 def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:

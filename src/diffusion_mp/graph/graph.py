@@ -1,38 +1,20 @@
-"""``Graph``: who touches whom, and which rows belong to which graph of a ragged batch."""
+"""``Graph``: observed edges, and which rows belong to which graph of a ragged batch."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable
 from types import NoneType
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from diffusion_mp.errors import (
-    as_device,
-    check_choice,
-    check_counts,
-    check_device,
-    check_has_values,
-    check_kind,
-    describe,
-)
+from diffusion_mp import errors
+from diffusion_mp.graph import checks
 from diffusion_mp.graph.cache import TensorCache, cached_property, persistent, values_only
-from diffusion_mp.graph.checks import (
-    as_batch,
-    as_edge_index,
-    as_edge_weight,
-    as_num_nodes,
-    as_ptr,
-    check_batch,
-    check_edges,
-    check_full_degree,
-    check_ptr,
-)
 from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
@@ -49,15 +31,13 @@ class Couples(Protocol):
     depends_on: Dependence
     needs_graph: bool
 
-    def couple(self, x: Tensor, graph: Graph) -> Any:
-        """The coupling at state ``x``."""
+    def couple(self, x: Tensor, graph: Graph) -> Any: ...
 
 
 class Graph:
     r"""Observed edges with weights, over the rows of one or several graphs.
 
-    An edge *source → target* stands for the entry a_ij of the adjacency with i the target (the receiver) and j the
-    source. Multi-edges add up; a self-loop is an edge like any other; an isolated node is a row without entries.
+    An edge source j → target i stands for the entry a_ij of the adjacency. Multi-edges add up.
 
     Args:
         num_nodes: N, the rows of the state.
@@ -66,16 +46,11 @@ class Graph:
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
         full_degree: [N, 2], in- and out-degree in the whole graph of which this one is a part, for :meth:`degree`.
-        validate: also check values: index range, order of ``batch``, edges that cross graphs, non-finite or negative
-            weights. Skipped inside ``torch.compile``.
-
-    Raises:
-        TypeError, ValueError: with a sentence, before any arithmetic.
+        validate: also check values, such as the range of indices and weights; skipped inside ``torch.compile``.
 
     Examples:
-        >>> graph = Graph(6, edge_index)
-        >>> graph.num_nodes, graph.num_edges
-        (6, 12)
+        >>> Graph(6, edge_index).num_edges
+        12
     """
 
     def __init__(
@@ -91,43 +66,41 @@ class Graph:
     ) -> None:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
-        self.num_nodes = as_num_nodes(num_nodes)
+        self.num_nodes = checks.as_num_nodes(num_nodes)
         #: The nodes of the whole graph, of which a ``ShardedGraph`` has a part.
         self.total_nodes = self.num_nodes
-        self.edge_index = None if edge_index is None else as_edge_index(edge_index)
-        self.edge_weight = None if edge_weight is None else as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
-        self._batch = None if batch is None else as_batch(batch, self.num_nodes)
-        self._ptr = None if ptr is None else as_ptr(ptr)
+        self.edge_index = None if edge_index is None else checks.as_edge_index(edge_index)
+        self.edge_weight: Tensor | None = None
+        if edge_weight is not None:
+            self.edge_weight = checks.as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
+        self._batch = None if batch is None else checks.as_batch(batch, self.num_nodes)
+        self._ptr = None if ptr is None else checks.as_ptr(ptr)
         if batch is None and ptr is None:
             self.segments = None
         if full_degree is not None:
-            check_full_degree(full_degree, self.num_nodes)
+            checks.check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
-        # Filled when first asked for.
-        self._symmetric: bool | None = None
+        self._symmetric: bool | None = None  # like the next two, filled on first access
         self._weighted: bool | None = None
         self._derived: dict[Hashable, Graph] = {}
-        # Of a graph to which loops were added: where each of its edges stood among the observed ones and the loops.
+        # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
         if validate and not torch.compiler.is_compiling():
             self._validate()
 
     def _validate(self) -> None:
-        """What takes a look at values."""
         if self._batch is not None:
-            check_batch(self.num_nodes, self._batch)
+            checks.check_batch(self.num_nodes, self._batch)
         if self._ptr is not None:
-            check_ptr(self.num_nodes, self._ptr)
-        check_edges(self.num_nodes, self.edge_index, self.edge_weight, None if self.is_single else self.batch)
-
-    # ---------------------------------------------------------------- constructors
+            checks.check_ptr(self.num_nodes, self._ptr)
+        checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, None if self.is_single else self.batch)
 
     @classmethod
     def from_edge_index(
         cls, edge_index: Tensor, edge_weight: Tensor | None = None, num_nodes: int | None = None, **kwargs: Any
     ) -> Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
-        edges = as_edge_index(edge_index)
+        edges = checks.as_edge_index(edge_index)
         if num_nodes is None:
             num_nodes = int(edges.max()) + 1 if edges.numel() else 0
         return cls(num_nodes, edges, edge_weight, **kwargs)
@@ -136,25 +109,20 @@ class Graph:
     def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
         """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
         if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
-            raise TypeError(
-                f"adjacency must be a sparse tensor; got {describe(adjacency)}. "
-                f"Pass edge_index, or convert with .to_sparse_csr()."
-            )
+            way_out = "Pass edge_index, or convert with .to_sparse_csr()."
+            raise TypeError(f"adjacency must be a sparse tensor; got {errors.describe(adjacency)}. {way_out}")
         if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1):
-            raise ValueError(f"adjacency must be square [num_nodes, num_nodes]; got {describe(adjacency)}.")
+            raise ValueError(f"adjacency must be square [num_nodes, num_nodes]; got {errors.describe(adjacency)}.")
         coo = adjacency.to_sparse_coo().coalesce()
-        row, col = coo.indices()
-        return cls(adjacency.size(0), torch.stack([col, row]), coo.values(), **kwargs)
+        return cls(adjacency.size(0), coo.indices().flip(0), coo.values(), **kwargs)
 
     @classmethod
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
-        """From a PyG ``Data`` or ``Batch`` (``edge_index`` or ``adj_t``, one-dimensional ``edge_weight``,
-        ``batch``/``ptr``, ``full_degree``); nodes and edges are of one kind."""
+        """From a PyG ``Data`` or ``Batch`` of one kind of nodes, with ``edge_index`` or ``adj_t``."""
         if isinstance(data, HeteroData):
-            raise TypeError(
-                f"data must have nodes and edges of one kind; got a HeteroData with the kinds of nodes "
-                f"{', '.join(data.node_types)}. Pass data.to_homogeneous(), which numbers all nodes in one run."
-            )
+            got = f"a HeteroData with the kinds of nodes {', '.join(data.node_types)}"
+            way_out = "Pass data.to_homogeneous(), which numbers all nodes in one run."
+            raise TypeError(f"data must have nodes and edges of one kind; got {got}. {way_out}")
         if not hasattr(data, "num_nodes"):
             raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
         if data.num_nodes is None:
@@ -164,11 +132,9 @@ class Graph:
         kwargs.setdefault("full_degree", getattr(data, "full_degree", None))
         adj_t = getattr(data, "adj_t", None)
         if adj_t is not None:
-            adj_t = adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor()
-            return cls.from_sparse(adj_t, **kwargs)
-        edge_index = getattr(data, "edge_index", None)
-        edge_weight = getattr(data, "edge_weight", None)
-        return cls(int(data.num_nodes), edge_index, edge_weight, **kwargs)
+            return cls.from_sparse(adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor(), **kwargs)
+        edges = (getattr(data, name, None) for name in ("edge_index", "edge_weight"))
+        return cls(int(data.num_nodes), *edges, **kwargs)
 
     @classmethod
     def coerce(
@@ -178,17 +144,13 @@ class Graph:
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Graph:
-        """From anything that layers take in place of ``edge_index``, for a state ``x``.
-
-        The graphs of the last tensors are cached while these hold the same numbers (:class:`TensorCache`).
-        """
+        """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
         if not isinstance(x, Tensor):
-            check_kind(x, "x", Tensor, "a tensor, one row per node")
+            errors.check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
-                raise ValueError(
-                    "edge_index is a Graph, which holds its weights and batch; pass no edge_weight or batch beside it."
-                )
+                way_out = "pass no edge_weight or batch beside it."
+                raise ValueError(f"edge_index is a Graph, which holds its weights and batch; {way_out}")
             graph = edge_index
         elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):
             raise TypeError(
@@ -206,19 +168,16 @@ class Graph:
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
             nodes = x.size(0)
-            graph = _recent.get(
-                (cls, nodes), (edge_index, edge_weight, batch), lambda e, w, b: cls(nodes, e, w, batch=b)
-            )
+            given = edge_index, edge_weight, batch
+            graph = _recent.get((cls, nodes), given, lambda e, w, b: cls(nodes, e, w, batch=b))
         if graph.num_nodes != x.size(0):
             raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
         if graph.edge_index is not None and graph.edge_index.device != x.device:
-            check_device(graph.edge_index, "edge_index", x.device, "x")
+            errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
-    # ---------------------------------------------------------------- where not all rows are at hand
-
-    # Rows of different nodes meet in couplings and in a few sums. A graph whose rows lie with several processes is a
-    # subclass that overrides these (``ShardedGraph``); layers and models are the same.
+    # Rows of different nodes meet in couplings and in a few sums. ``ShardedGraph``, whose rows lie with several
+    # processes, overrides these.
 
     first_node: int = 0
     """The number of the first row in the whole graph."""
@@ -236,15 +195,10 @@ class Graph:
         return x
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
-        """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch.
-
-        Differences between rows measured from it lose no digits to what the rows have in common.
-        """
+        """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
         if self.segments is not None:
             return mean_rows(x, self.segments)
         return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
-
-    # ---------------------------------------------------------------- membership
 
     @property
     def is_single(self) -> bool:
@@ -256,8 +210,7 @@ class Graph:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
         if self._batch is None:
             return None if self._ptr is None else self._ptr.cpu().long()
-        found: Tensor = batch_pointers(self._batch)
-        return found
+        return cast("Tensor", batch_pointers(self._batch))
 
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
@@ -279,11 +232,8 @@ class Graph:
         """Graph number of every row."""
         if self._batch is not None:
             return self._batch
-        device = None if self.edge_index is None else self.edge_index.device
-        sizes = self.ptr.diff().to(device)
-        return torch.repeat_interleave(torch.arange(sizes.numel(), device=device), sizes, output_size=self.num_nodes)
-
-    # ---------------------------------------------------------------- edges
+        sizes = self.ptr.diff().to(None if self.edge_index is None else self.edge_index.device)
+        return torch.arange(sizes.numel(), device=sizes.device).repeat_interleave(sizes, output_size=self.num_nodes)
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:
@@ -292,7 +242,7 @@ class Graph:
 
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
-        check_kind(like, "like", Tensor, "a tensor")
+        errors.check_kind(like, "like", Tensor, "a tensor")
         if self.edge_weight is None:
             return like.new_ones(self.edges.size(1))
         return self.edge_weight.to(like)
@@ -319,11 +269,9 @@ class Graph:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         return self._compressed()
 
-    def _compressed(self, ptr: Tensor | None = None) -> Pattern:
-        """The pattern of the edges; with ``ptr`` they are known to stand in the order of their targets."""
-        source, target = self.edges
-        rows = Compressed(target, source, self.num_nodes, ptr)
-        return Pattern(rows, Compressed(source, target, self.num_nodes))
+    def _compressed(self, ptr: Tensor | None = None) -> Pattern:  # with ptr, edges stand in the order of their targets
+        (source, target), size = self.edges, self.num_nodes
+        return Pattern(Compressed(target, source, size, ptr), Compressed(source, target, size))
 
     @property
     def csr(self) -> Compressed:
@@ -343,10 +291,8 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        place = as_device(device)
-        if all(
-            value.device == place for value in (self.edge_index, self._batch, self.full_degree) if value is not None
-        ):
+        place = errors.as_device(device)
+        if all(v is None or v.device == place for v in (self.edge_index, self._batch, self.full_degree)):
             return self
         graph = copy.copy(self)
         for name in ("edge_index", "edge_weight", "_batch", "full_degree", "origin"):
@@ -358,41 +304,39 @@ class Graph:
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
         """Weighted degree Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones; ``full_degree`` if known."""
-        check_choice(direction, "direction", ["in", "out"])
-        check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
+        errors.check_choice(direction, "direction", ["in", "out"])
+        errors.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
-            return self.full_degree[:, 0 if direction == "in" else 1].to(dtype or self.full_degree.dtype)
-        node = self.edges[1 if direction == "in" else 0]
-        known = self.pattern[0 if direction == "in" else 1] if "pattern" in self.__dict__ else None
+            return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
+        by_source = direction == "out"
+        known = self.pattern[by_source] if "pattern" in self.__dict__ else None
         if self.edge_weight is None and known is not None and known.found:
             return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
-        return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
+        return weight.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], weight)
 
     @property
     def is_symmetric(self) -> bool:
         """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
         if self._symmetric is None or learned:
-            check_has_values(self.edges, "edge_index")
+            errors.check_has_values(self.edges, "edge_index")
             self._symmetric = is_symmetric(self.edges, self._own_weights().unsqueeze(1), self.num_nodes)
         return self._symmetric
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
-        """A graph with self-loops by ``policy``; the number of edges never depends on values, so this compiles.
+        """A graph with self-loops by ``policy``, whose number of edges depends on no values.
 
         - ``"keep"``: as observed; ``"remove"``: loops get weight 0.
         - ``"add"``: one more loop of weight 1 at every node (A + I).
-        - ``"remaining"``: one loop at every node, the observed one (the mean of parallel ones), or 1 where there is
-          none (PyG's ``add_remaining_self_loops``).
+        - ``"remaining"``: one at every node, the mean of the observed ones or of weight 1 (as in PyG).
         """
         if not isinstance(policy, str) or policy not in get_args(SelfLoops):
-            check_choice(policy, "self_loops", get_args(SelfLoops))
+            errors.check_choice(policy, "self_loops", get_args(SelfLoops))
         return self if policy == "keep" else self.derived(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
-        source, target = self.edges
-        is_loop = source == target
+        source, is_loop = self.edges[0], self.edges[0] == self.edges[1]
         if policy == "remaining" and not is_loop.is_meta and values_only() and not bool(is_loop.any()):
             policy = "add"
         if policy == "add" and self.edge_weight is None:
@@ -425,12 +369,10 @@ class Graph:
 
     def within(self, hops: int) -> Graph:
         """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
-        check_counts(hops=hops)
-        check_has_values(self.edges, "edge_index")
-        weight = self._own_weights().detach()
-        return self.derived(
-            f"within {hops}", lambda: self._with_edges(walk_pairs(self.edges, weight, self.num_nodes, hops), None)
-        )
+        errors.check_counts(hops=hops)
+        errors.check_has_values(self.edges, "edge_index")
+        walks = self.edges, self._own_weights().detach(), self.num_nodes, hops
+        return self.derived(f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None))
 
     def to_undirected(self) -> Graph:
         """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
@@ -463,9 +405,9 @@ class Graph:
     def reverse(self) -> Graph:
         """Every edge turned around (the transpose Aᵀ)."""
         degree = None if self.full_degree is None else self.full_degree.flip(1)
-        reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
-        reversed_.pattern = self.pattern.T
-        return reversed_
+        graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
+        graph.pattern = self.pattern.T
+        return graph
 
     def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None) -> Graph:
         rows = {"batch": self._batch, "ptr": self._ptr, "full_degree": full_degree}

@@ -1,7 +1,4 @@
-"""Edges by node, and operations on edges and batches.
-
-Operations whose results have sizes that depend on values are custom operations of torch, so that they can be traced.
-"""
+"""Edges by node, and operations on edges and batches; custom ones where the size of the result depends on values."""
 
 from __future__ import annotations
 
@@ -36,8 +33,7 @@ def _(batch: Tensor) -> Tensor:
 def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
 
-    Edges keep their order within a node. All are int32, with which sparse products are faster, where that holds N and
-    E; and int64 while torch traces.
+    Edges keep their order within a node. All are int32 where that holds N and E (faster), and int64 in traces.
     """
     if not values_only() or node.is_meta:
         return _compress(node, opposite, num_nodes)
@@ -68,7 +64,6 @@ def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype)
 
 
 def _check(node: Tensor, num_nodes: int) -> None:
-    """Check numbers that are written to, also of a graph that was not validated."""
     if node.numel():
         check_range(node, "edge_index", num_nodes)
 
@@ -142,10 +137,7 @@ def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
 
 
 def entries_at(pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
-    """a_ij [P, H] of listed pairs (j, i), where the edges j → i have weights [E, H] and parallel ones add up.
-
-    Parallel edges are summed once, then each pair is looked up among the distinct ones: O((E + P) log E).
-    """
+    """a_ij [P, H] of listed pairs (j, i), for edges j → i of weights [E, H]; parallel ones add up. O((E + P) log E)."""
     source, target = edge_index
     known, place = torch.unique(target * num_nodes + source, return_inverse=True)
     wanted = pairs[1] * num_nodes + pairs[0]
@@ -165,20 +157,15 @@ def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
 
 
 class Compressed:
-    """The edges by one of their ends, a compressed sparse form: CSR over targets, or CSC over sources.
+    """The edges by one end ``node`` [E], with the other end ``opposite``: CSR over targets, or CSC over sources.
 
-    Args:
-        node, opposite: [E], that end and the other end of every edge.
-        num_nodes: N.
-        ptr: [N+1], where the edges are known to stand in this order already.
+    ``ptr`` is given if the edges are known to stand in this order already.
 
     Attributes:
-        ptr: [N+1] bounds the entries of each node.
+        ptr: [N+1] bounds the entries of each node. Like the others computed on first access.
         order: [E], the edge of each entry.
-        moved: ``order``, or ``None`` where the edges already stand in this order and nothing has to be moved.
+        moved: ``order``, or ``None`` where the edges already stand in this order.
         other: [E], the other end of each entry.
-
-    They are computed together on first access and kept, as int32 where that is enough.
     """
 
     def __init__(
@@ -195,9 +182,9 @@ class Compressed:
     @cached_property
     def order(self) -> Int[Tensor, " E"]:
         ptr, moved, other = self.parts
-        if moved is None:
-            return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
-        return moved
+        if moved is not None:
+            return moved
+        return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
 
     @property
     def moved(self) -> Int[Tensor, " E"] | None:
@@ -209,12 +196,10 @@ class Compressed:
 
     @property
     def found(self) -> bool:
-        """Whether ``parts`` have been computed."""
         return "parts" in self.__dict__
 
     @cached_property
-    def parts(self) -> Parts:
-        """``ptr``, ``moved`` and ``other``."""
+    def parts(self) -> Parts:  # ptr, moved and other
         return persistent(self._find)
 
     def _find(self) -> Parts:
@@ -233,12 +218,10 @@ class Pattern(NamedTuple):
 
     @property
     def row(self) -> Int[Tensor, " E"]:
-        """The row of every entry."""
         return self.by_row.node
 
     @property
     def col(self) -> Int[Tensor, " E"]:
-        """The column of every entry."""
         return self.by_col.node
 
     @property

@@ -1,7 +1,4 @@
-"""Published layers with attention over all pairs; each chooses a diffusivity and an update.
-
-Options that a class does not explain are documented at its diffusivity, its update or :class:`DiffusionConv`.
-"""
+"""Published layers with attention over all pairs; each chooses a diffusivity and an update, which explain options."""
 
 from __future__ import annotations
 
@@ -10,20 +7,11 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    AdjacencyEnhancedDiffusivity,
-    Diffusivity,
-    EdgeSparseFlowDiffusivity,
-    GraphAugmentedDiffusivity,
-    KernelizedSoftmaxDiffusivity,
-    PenaltyDiffusivity,
-    Positive,
-    RelationalBias,
-    SGFormerDiffusivity,
-    SparseFlowDiffusivity,
-)
-from diffusion_mp.diffusivities.all_pair import KERNELS, Normalization, Projection
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, PenaltyDiffusivity, Positive
+from diffusion_mp.diffusivities.all_pair import KERNELS, Normalization, Projection, SGFormerDiffusivity
+from diffusion_mp.diffusivities.fixed import AdjacencyEnhancedDiffusivity, GraphAugmentedDiffusivity
+from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias
+from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph.graph import SelfLoops
@@ -38,13 +26,11 @@ class MultiHeadConv(DiffusionConv):
 
     Args:
         in_channels, diffusivity, heads, options: as in :class:`DiffusionConv`.
-        out_channels: channels after W_O; equal to ``in_channels`` with ``residual``.
-        head_channels: channels of the values of each head.
-        residual, bias: add x; add a bias in W_O.
+        out_channels, head_channels: channels after W_O, and of the values of each head.
+        residual, bias: add x (for equal channels); add a bias in W_O.
 
     Examples:
-        >>> softmax = SoftmaxDiffusivity(4, projection="separate", heads=2)
-        >>> MultiHeadConv(4, 8, softmax, heads=2, head_channels=5)(x).shape
+        >>> MultiHeadConv(4, 8, SoftmaxDiffusivity(4, heads=2), heads=2, head_channels=5)(x).shape
         torch.Size([6, 8])
     """
 
@@ -63,10 +49,8 @@ class MultiHeadConv(DiffusionConv):
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, head_channels=head_channels)
         check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
-            raise ValueError(
-                f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
-                f"{out_channels}. Or pass residual=False."
-            )
+            got = f"got {in_channels} and {out_channels}. Or pass residual=False."
+            raise ValueError(f"residual adds x to the output, so both must have the same channels; {got}")
         update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, head_channels, diffusivity, update, heads, concat=True, bias=False, **options)
         self.out_channels, self.residual = out_channels, residual
@@ -87,19 +71,16 @@ class DIFFormerConv(DiffusionConv):
     - ``graph=None``: x′ = (1 − τ) x + τ Ŝ v (Eq. 17); edges are not read.
 
     The first two are different updates, although the paper equates them (docs/errata.md, D3). Without observed edges
-    all three are Eq. 17. If input and output have the same channels, the defaults are those of the layers of
-    :class:`DIFFormer` (Eq. 63): the state itself propagates and is kept. Otherwise W_V changes the channels, its values
-    are kept, and a bias is added as in PyG. The options of the released code are listed in docs/released.md.
+    all three are Eq. 17. By default, the state itself propagates and is kept if input and output have the same channels
+    (Eq. 63); otherwise the values W_V x do, with a bias. docs/released.md lists the options of the released code.
 
     Args:
         in_channels, out_channels, heads, transform, keep, bias, concat, options: as in :class:`DiffusionConv`.
-        kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``, or the
-            `Penalty` with δ′ = f.
+        kernel: ``"simple"`` (DIFFormer-s), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"`` or a `Penalty`.
         projection, normalize: see :class:`AllPairDiffusivity`.
         tau, beta, leak, update: of the :class:`ExplicitEuler`, or an update that replaces it.
         graph, graph_weight: how observed edges enter, see above; or (1 − w) Ŝ + w Ã with a weight w.
-        self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`; the released code adds
-            self-loops in its training script.
+        self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
 
     Examples:
@@ -166,17 +147,15 @@ class NodeFormerConv(MultiHeadConv):
 
     z_u = W_O ‖_h [ Σ_v s^h_uv v^h_v + Σ_p σ(b_ph) Σ_v (A^p)_uv v^h_v ],  v = W_V x, with the kernelised
     Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 with the coupling S + Σ_p σ(b_p) A^p.
-    Without observed edges only the attention remains; the released code requires a graph.
+    Without observed edges only the attention remains.
 
-    The defaults train well with few labels. The slides have ``relational_bias="sum", hops=1, tau=0.25, logits="dot",
-    num_samples=10`` (docs/errata.md, N11); docs/released.md lists the options of the released code.
+    The slides have ``relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10`` (docs/errata.md, N11);
+    docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
-        out_channels: channels after W_O, and of every head unless ``head_channels`` is given.
-        head_channels: channels of queries, keys and values.
-        relational_bias: how observed edges are added: ``"sym"`` or ``"row"``, normalised by degrees as in the released
-            code; ``"sum"``, the plain sum of the slides; or ``None``.
+        in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
+        head_channels: channels of queries, keys and values; ``out_channels`` by default.
+        relational_bias: normalisation of the observed edges, ``"sym"``, ``"row"`` or ``"sum"`` (none); or ``None``.
         hops, powers, gate: P, the largest power of A, and more of :class:`RelationalBias`.
         projection, tau, logits, num_samples, attention: see :class:`KernelizedSoftmaxDiffusivity`.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
@@ -234,8 +213,7 @@ class SFiConv(MultiHeadConv):
         in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
         hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)).
-        adjacency: include Ã; ``False`` replaces (1 + γ)⁻¹ [Ã + γ S^h] by S^h.
-        gamma, self_loops: initial γ, and self-loops of Ã; see :class:`AdjacencyEnhancedDiffusivity`.
+        adjacency, gamma, self_loops: include Ã (otherwise S^h alone, without (1 + γ)⁻¹); initial γ; self-loops of Ã.
         residual: add x; ``False`` returns the change alone, as :class:`GPSBlock` expects.
         projection, attention: options of :class:`SparseFlowDiffusivity` (``lam``, ``alpha``, ``friction``, …).
 
@@ -267,9 +245,8 @@ class SFiConv(MultiHeadConv):
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_flags(adjacency=adjacency)
         if head_channels is None and out_channels % heads:
-            raise ValueError(
-                f"heads must divide out_channels; got {heads} heads, {out_channels} channels. Or pass head_channels."
-            )
+            sizes = f"{heads} heads, {out_channels} channels"
+            raise ValueError(f"heads must divide out_channels; got {sizes}. Or pass head_channels.")
         width = out_channels // heads if head_channels is None else head_channels
         attention |= {"heads": heads, "projection": projection, "head_channels": None if projection is None else width}
         kind = SparseFlowDiffusivity if hops is None else partial(EdgeSparseFlowDiffusivity, hops=hops)
@@ -284,13 +261,11 @@ class SGFormerConv(DiffusionConv):
     r"""Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾, heads averaged (slides, "SGFormer"; Wu et al. 2023b).
 
     Node by node, with v = W_V x: z_i = β (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j) + (1 − β) z⁽⁰⁾_i.
-    Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, x by default. With β = 1 it drops out, and the
-    layer is PyG's ``SGFormerAttention``.
+    Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, x by default. β = 1 is PyG's ``SGFormerAttention``.
 
     Args:
         in_channels, out_channels, heads, transform, bias, options: as in :class:`DiffusionConv`, with equal channels.
-        beta: β in (0, 1].
-        projection, normalize: see :class:`SGFormerDiffusivity`.
+        beta, projection, normalize: β in (0, 1]; see :class:`SGFormerDiffusivity`.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
 
     Examples:
@@ -318,9 +293,8 @@ class SGFormerConv(DiffusionConv):
         check_flags(transform=transform, qkv_bias=qkv_bias)
         check_positive(beta, "beta", allow_zero=True)
         if not 0 < beta <= 1:
-            raise ValueError(
-                f"beta must lie in (0, 1], the attention beside 1 - beta of the initial state; got {beta}."
-            )
+            what = "the attention beside 1 - beta of the initial state"
+            raise ValueError(f"beta must lie in (0, 1], {what}; got {beta}.")
         queries: dict[str, Any] = {"projection": projection, "bias": qkv_bias and projection is not None}
         attention = SGFormerDiffusivity(in_channels, heads=heads, normalize=normalize, **queries)
         options |= {"transform": transform, "value_bias": qkv_bias and transform, "bias": bias, "keep": "state"}

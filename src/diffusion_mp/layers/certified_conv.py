@@ -13,18 +13,9 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
-from diffusion_mp.energies import (
-    Ball,
-    Certificate,
-    Constraint,
-    JointEnergy,
-    Penalty,
-    SoftmaxPenalty,
-    Unconstrained,
-    certify_step,
-    get_penalty,
-)
+from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
+from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
 from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
@@ -37,14 +28,12 @@ class CertifiedConv(CertifiableLayer):
 
     For any learned β, λ, μ > 0 the energy F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
     + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md); :meth:`energy` returns it. n is the number of nodes
-    of the graph, so that λ weighs a mean over its nodes. H is the ``source`` of the call, δ the penalty with δ′ = f,
-    w_i the row sums of W, and p_i the majorant of `CertifiedStep`. States outside C are projected onto it first.
+    of the graph, H the ``source`` of the call, δ the penalty with δ′ = f, w_i the row sums of W, p_i the majorant of
+    `CertifiedStep`. States outside C are projected onto it first.
 
     Args:
-        channels: channels of the state and the result.
+        channels, heads: of the state; without projections the heads cut it, each with its own constraint and attention.
         penalty: δ or its name; ``None`` leaves out the attention, the sum over δ.
-        heads: H; they cut the channels, and each head has its own constraint and attention, unless there are
-            projections.
         projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ with a learned W_h [channels / H, channels], divided by
             max(1, ‖W_h‖₂), and all heads move the uncut state together.
         constraint, radius: C, the constraint on every row of a head; see `CertifiedStep`.
@@ -53,17 +42,14 @@ class CertifiedConv(CertifiableLayer):
             ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``: edges are not read.
 
     Shapes:
-        - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; source: [N, channels], x by default; beside: a
-          symmetric and nonnegative coupling of the same nodes that is added to A.
-        - output: [N, channels].
+        x, output, source (x by default): [N, channels]; edges and batch as in :class:`DiffusionConv`; beside: a
+        symmetric and nonnegative coupling of the same nodes that is added to A.
 
     Raises:
-        TypeError, ValueError: an option or an input does not fit, or the penalty is not concave everywhere in C.
         CouplingMismatchError: A does not declare that it is symmetric and nonnegative.
 
     Examples:
-        >>> h = 0.1 * x
-        >>> CertifiedConv(4, lam=1.0, mu=1.0)(h, edge_index, source=h).shape
+        >>> CertifiedConv(4, lam=1.0, mu=1.0)(0.1 * x, edge_index).shape
         torch.Size([6, 4])
     """
 
@@ -100,20 +86,18 @@ class CertifiedConv(CertifiableLayer):
         self.attention: PairAttraction | None = None
         self.weight: nn.Parameter | None = None
         if penalty is not None:
-            self.attention = PairAttraction(_penalty(penalty, channels // heads), heads, self.update, projection)
+            found = SoftmaxPenalty(channels // heads) if penalty == "softmax" else get_penalty(penalty)
+            self.attention = PairAttraction(found, heads, self.update, projection)
             if projection is not None:
                 self.weight = nn.Parameter(torch.empty(heads, channels // heads, channels))
-        self.graph_term: Diffusivity | None = None
-        if isinstance(graph, Diffusivity):
-            self.graph_term = graph
-        elif graph:
+        self.graph_term: Diffusivity | None = graph if isinstance(graph, Diffusivity) else None
+        if graph is True:
             self.graph_term = AdjacencyDiffusivity("sym", direction="undirected")
         self._draw()
 
     def _draw(self) -> None:
         if self.weight is not None:
-            bound = self.in_channels**-0.5
-            nn.init.uniform_(self.weight, -bound, bound)
+            nn.init.uniform_(self.weight, -(self.in_channels**-0.5), self.in_channels**-0.5)
 
     def reset_parameters(self) -> None:
         """Reset every parameter; β, λ and μ return to their initial values."""
@@ -169,10 +153,8 @@ class CertifiedConv(CertifiableLayer):
                 with without_autocast(state):
                     seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
             pairs = self.attention(seen.flatten(1), graph)
-            if graph.segments is None:
-                pairs = ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs)
-            else:
-                pairs = averaged(pairs)
+            share = 1.0 / max(graph.total_nodes, 1)
+            pairs = ScaledCoupling(share, pairs) if graph.segments is None else averaged(pairs)
             if projection is not None:
                 pairs = ProjectedCoupling(pairs, projection)
             terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
@@ -182,18 +164,11 @@ class CertifiedConv(CertifiableLayer):
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
-        return JointEnergy(
-            None if self.attention is None else self.attention.penalty,
-            1.0 if self.lam is None else self.lam(),
-            graph_term=self._fixed(source, graph, beside),
-            mu=self.mu(),
-            source=self.by_head(source),
-            beta=self.beta(),
-            constraint=self.update.constraint,
-            projection=self.projection,
-            ptr=graph.segments,
-            mean=True,
-        )
+        penalty = None if self.attention is None else self.attention.penalty
+        lam = 1.0 if self.lam is None else self.lam()
+        terms: dict[str, Any] = {"graph_term": self._fixed(source, graph, beside), "mu": self.mu()}
+        terms |= {"source": self.by_head(source), "beta": self.beta(), "constraint": self.update.constraint}
+        return JointEnergy(penalty, lam, **terms, projection=self.projection, ptr=graph.segments, mean=True)
 
     def _certificate(  # type: ignore[override]
         self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, beside: Coupling | None = None
@@ -226,8 +201,7 @@ class CertifiedConv(CertifiableLayer):
     ) -> Float[Tensor, "N C"] | None:
         """Return the limit of the steps, (β + μL)⁻¹ βH, without attention and constraint; otherwise ``None``.
 
-        It uses the eigenvectors of L where A has them (``Coupling.laplacian_function``), else `Equilibrium`, which
-        needs all rows in one process.
+        It uses ``Coupling.laplacian_function`` where there is one, else `Equilibrium`, which needs all rows.
         """
         if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
             return None
@@ -269,11 +243,7 @@ class CertifiedConv(CertifiableLayer):
 
 
 class PairAttraction(Diffusivity):
-    """Ω = (f(‖z_i − z_j‖²))_ij of a penalty, head by head, for states in a constraint.
-
-    Raises:
-        ValueError: the constraint allows squared distances beyond the domain of the penalty.
-    """
+    """Ω = (f(‖z_i − z_j‖²))_ij of a penalty, head by head, for states in a constraint within its domain."""
 
     depends_on = "rows"
     symmetric = True
@@ -281,8 +251,7 @@ class PairAttraction(Diffusivity):
     def __init__(self, penalty: Penalty, heads: int, update: CertifiedStep, projection: str | None) -> None:
         super().__init__()
         constraint = update.constraint
-        farthest = constraint.diameter**2
-        limit = penalty.domain[1]
+        farthest, limit = constraint.diameter**2, penalty.domain[1]
         if farthest > limit:
             raise ValueError(
                 f"penalty={penalty!r} is for squared distances up to {limit:g}, beyond which its weights are negative; "
@@ -306,8 +275,3 @@ class PairAttraction(Diffusivity):
         """The constraint on the input of the penalty: a projection of norm one maps a sphere into its ball."""
         constraint = self.step[0].constraint
         return Ball(constraint.diameter / 2) if self.projected and not constraint.convex else constraint
-
-
-def _penalty(penalty: Penalty | str, dim: int) -> Penalty:
-    """Return the penalty, or make the one of that name for heads with ``dim`` channels."""
-    return SoftmaxPenalty(dim) if penalty == "softmax" else get_penalty(penalty)

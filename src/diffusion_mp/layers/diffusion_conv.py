@@ -11,23 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.inits import reset
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Certificate, certify
 from diffusion_mp.energies.certification import broken_parameter
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_device,
-    check_finite,
-    check_flags,
-    check_kind,
-    check_probability,
-    check_rows,
-    check_state,
-    describe,
-    found_later,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
@@ -56,12 +44,11 @@ class GraphLayer(KnowsPyGNames, nn.Module):
         if others:
             refuse_inputs(self, others)
         if type(return_coupling) is not bool:
-            check_flags(return_coupling=return_coupling)
-        (check_input if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
+            errors.check_flags(return_coupling=return_coupling)
+        (check_input if self.sparse_features else errors.check_state)(x, channels=self.in_channels, module=self)
         if (
             type(edge_index) is Graph
-            and edge_weight is None
-            and batch is None
+            and edge_weight is batch is None
             and edge_index.num_nodes == x.size(0)
             and (edge_index.edge_index is None or edge_index.edge_index.device == x.device)
         ):
@@ -103,42 +90,33 @@ class DiffusionConv(CertifiableLayer):
     x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j). Heads are averaged (Eq. 62) or concatenated.
 
     Args:
-        in_channels: channels of x; -1 to take them from the first call, where W_V alone reads x.
-        out_channels: channels of the values of each head.
-        diffusivity: computes the coupling from the state and the graph.
-        update: moves the state; ``ExplicitEuler(0.5)`` by default.
+        in_channels, out_channels: channels of x (-1: those of the first call), and of the values of each head.
+        diffusivity, update: compute the coupling and move the state; ``ExplicitEuler(0.5)`` by default.
         heads: H. A single head, of the layer or of the diffusivity, broadcasts against several.
         concat: concatenate the heads to [N, H · out_channels] instead of averaging them to [N, out_channels].
         transform: apply W_V; without it the state itself propagates, and input and output have the same channels.
-        bias: add a bias to the output.
-        keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22; any channels), or ``"state"``, x
-            (Eq. 63; input and output have the same channels).
+        bias, value_bias: add a bias to the output; h(x) = W_V x + b_V, which needs ``transform``.
+        keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22), or ``"state"``, x (Eq. 63).
         reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires
             (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
         steps: number of updates with the same coupling (the K of SGC and APPNP).
         dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
         validate: check x for NaN and infinity at every call, which takes a pass over it.
-        value_bias: h(x) = W_V x + b_V; needs ``transform``.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
-          batch: [N], sorted.
-        - source: [N, channels of the output], by default the state that the first step starts from; features: [N, F],
-          if and only if ``reads="features"``; edge_attr: [E, edge_dim], for diffusivities that read edge features;
-          previous: [N, in_channels], the x of the step before, for updates with ``StateUpdate.takes_previous``.
-        - x between nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the
-          first to the second, for couplings of observed edges without symmetric normalisation or added self-loops.
+          batch: [N], sorted; source: as the output, by default the state that the first step starts from.
+        - features: [N, F], if and only if ``reads="features"``; edge_attr: [E, edge_dim]; previous: [N, in_channels],
+          the x of the step before, for updates with ``StateUpdate.takes_previous``.
+        - x may be the pair of states ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to the
+          second, for couplings of observed edges without symmetric normalisation or added self-loops.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
 
-    Raises:
-        TypeError, ValueError: an option or an input does not fit.
-
     Examples:
-        >>> diffusivity = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
-        >>> conv = DiffusionConv(4, 8, diffusivity, ExplicitEuler(tau=0.5))
-        >>> conv(x, edge_index).shape
-        torch.Size([6, 8])
+        >>> conv = DiffusionConv(4, 8, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"))
         >>> out, S = conv(x, edge_index, return_coupling=True)  # S @ v propagates values v as the layer did
+        >>> out.shape
+        torch.Size([6, 8])
     """
 
     is_diffusion_layer = True
@@ -164,36 +142,33 @@ class DiffusionConv(CertifiableLayer):
         super().__init__()
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
-                f"in_channels must be one integer, got {describe(in_channels)}: states of two kinds of nodes pass "
-                f"through the same W_V, and have the same channels. Put a Linear before the layer where they have not."
+                f"in_channels must be one integer, got {errors.describe(in_channels)}: states of two kinds of nodes "
+                f"pass through the same W_V, and have the same channels. Put a Linear before the layer where they have "
+                f"not."
             )
-        lazy = found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
-        check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
-        check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
-        check_choice(keep, "keep", ["values", "state"])
-        check_choice(reads, "reads", ["state", "values", "features"])
-        check_probability(dropout, "dropout")
-        check_flags(concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias)
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        lazy = errors.found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
+        errors.check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
+        errors.check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
+        errors.check_choice(keep, "keep", ["values", "state"])
+        errors.check_choice(reads, "reads", ["state", "values", "features"])
+        errors.check_probability(dropout, "dropout")
+        errors.check_flags(concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias)
+        errors.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}.")
         total = out_channels * max(heads, diffusivity.heads) if concat else out_channels
         if (keep == "state" or not transform) and in_channels != total:
             cause = "keep='state' adds x to the output" if transform else "transform=False propagates x itself"
-            raise ValueError(
-                f"{cause}, so in_channels must equal the output's channels {total}; got in_channels={in_channels}."
-            )
+            same = f"in_channels must equal the output's channels {total}"
+            raise ValueError(f"{cause}, so {same}; got in_channels={in_channels}.")
         if value_bias and not transform:
-            raise ValueError(
-                "value_bias is added to what W_V gives, and there is none; got value_bias=True with transform=False. "
-                "Leave one of them out."
-            )
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
-        self.head_channels = out_channels
+            got = "got value_bias=True with transform=False"
+            raise ValueError(f"value_bias is added to what W_V gives, and there is none; {got}. Leave one of them out.")
+        self.in_channels, self.heads = in_channels, heads
+        self.out_channels = self.head_channels = out_channels
         self.concat, self.keep, self.reads, self.steps = concat, keep, reads, steps
-        self.dropout, self.validate = dropout, validate
-        self.diffusivity = diffusivity
+        self.dropout, self.validate, self.diffusivity = dropout, validate, diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
         self.value: ValueLinear | None = None
         if transform:
@@ -227,19 +202,18 @@ class DiffusionConv(CertifiableLayer):
         self-loops; an observed self-loop that was replaced has entry 0.
         """
         if return_attention_weights is not None:
-            check_flags(return_attention_weights=return_attention_weights)
+            errors.check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
-            given = {"batch": batch, "source": source, "features": features, "previous": previous}
-            given["edge_attr"] = edge_attr
-            asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
-            return between(self, x, edge_index, edge_weight, **given, **asked, **others)
+            others |= {"batch": batch, "source": source, "features": features, "previous": previous}
+            others |= {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
+            return between(self, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
         if self.in_channels == -1:
             self._find_channels(x)
         if edge_attr is not None:
             check_edge_order(edge_index, edge_attr)
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if self.validate:
-            check_finite(x, "x")
+            errors.check_finite(x, "x")
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
         before = None if previous is None else self._previous(previous)
@@ -273,17 +247,15 @@ class DiffusionConv(CertifiableLayer):
             )
         if features is None:
             return values.flatten(1) if self.reads == "values" or x.layout is not torch.strided else x
-        check_rows(features, "features", x, module=self)
+        errors.check_rows(features, "features", x, module=self)
         return features
 
     def _previous(self, previous: Tensor) -> Tensor:
         """The values of the step before."""
         if not self.update.takes_previous:
-            raise ValueError(
-                f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
-                f"MomentumStep(..., steps=1)."
-            )
-        check_state(previous, "previous", self.in_channels, module=self)
+            way_out = "Leave it out, or take MomentumStep(..., steps=1)."
+            raise ValueError(f"previous is for updates of two steps; {self.update!r} looks at one state. {way_out}")
+        errors.check_state(previous, "previous", self.in_channels, module=self)
         return self._by_head(previous) if self.value is None else self.value(previous).unflatten(1, (self.heads, -1))
 
     def _evolve(
@@ -292,8 +264,8 @@ class DiffusionConv(CertifiableLayer):
         """The state [N, C] after all steps."""
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
         if source is not None:
-            check_state(source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self)
-            check_device(source, "source", state.device, "x")
+            errors.check_state(source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self)
+            errors.check_device(source, "source", state.device, "x")
             source = self._by_head(source)
         elif self.update.beta:
             source = state
@@ -313,9 +285,8 @@ class DiffusionConv(CertifiableLayer):
     @property
     def why_uncertified(self) -> str | None:
         """The reason why no theorem covers this layer at any state, or ``None`` where the state decides."""
-        name, diffusivity = type(self).__name__, self.diffusivity
+        name, diffusivity, by = type(self).__name__, self.diffusivity, type(self.update).__name__
         if not isinstance(self.update, ExplicitEuler):
-            by = type(self.update).__name__
             return f"{name} moves the state by {by}, and they are about ExplicitEuler (CertifiedConv has Theorem T1)."
         if self.value is not None:
             return f"{name} transforms what it propagates; transform=False moves the state itself."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -72,10 +73,7 @@ def input_linear(in_channels: int, out_channels: int) -> FeatureLinear | ValueLi
 
 
 def channels_at_first(module: nn.Module, x: object) -> int:
-    """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown.
-
-    The first ``ValueLinear`` of such a module is its input map.
-    """
+    """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown."""
     first = next((part for part in module.modules() if isinstance(part, ValueLinear)), None)
     if first is not None and not is_lazy(first.weight):
         return first.in_channels
@@ -85,20 +83,17 @@ def channels_at_first(module: nn.Module, x: object) -> int:
 class LaplacianEncoder(nn.Module):
     r"""p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)]), invariant to the signs of the eigenvectors v_r (Lim et al. 2023).
 
-    A DeepSet over eigenvectors; "DeepSet" of GraphGPS (Rampášek et al. 2022) sums φ(v_ir, λ_r) and trains on random
-    signs. φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be flat around v = 0.
+    φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be flat around v = 0. (GraphGPS
+    (Rampášek et al. 2022) sums φ(v_ir, λ_r) and trains on random signs.)
 
     Args:
-        out_channels: channels of the encoding (16 in SFi-Former, Table 5).
-        hidden_channels: channels between φ and ρ; ``2 * out_channels`` by default.
+        out_channels, hidden_channels: of the encoding, and between φ and ρ (``2 * out_channels`` by default).
 
     Shapes:
-        eigenvectors, eigenvalues (0 by default), mask of valid entries: [N, k], as :class:`AddLaplacianPE` stores them,
-        for any k. Output: [N, out_channels].
+        eigenvectors, eigenvalues (0 by default), mask of valid entries: [N, k], as :class:`AddLaplacianPE` stores them.
 
     Examples:
-        >>> vectors, values, valid = torch.rand(6, 2), torch.rand(6, 2), torch.ones(6, 2, dtype=torch.bool)
-        >>> LaplacianEncoder(8)(vectors, values, valid).shape
+        >>> LaplacianEncoder(8)(torch.rand(6, 2), torch.rand(6, 2)).shape
         torch.Size([6, 8])
     """
 
@@ -131,15 +126,13 @@ class LaplacianEncoder(nn.Module):
         check_kind(mask, "mask", (Tensor, NoneType), "a bool tensor of the shape of eigenvectors")
         for name, other in (("eigenvalues", values), ("mask", mask)):
             if other is not None and other.shape != eigenvectors.shape:
-                raise ValueError(
-                    f"{name} must have the shape {list(eigenvectors.shape)} of eigenvectors; got {list(other.shape)}."
-                )
+                shape = list(eigenvectors.shape)
+                raise ValueError(f"{name} must have the shape {shape} of eigenvectors; got {list(other.shape)}.")
         both = self.phi(torch.stack([eigenvectors, values], -1)) + self.phi(torch.stack([-eigenvectors, values], -1))
         if mask is not None:
             check_mask(mask, eigenvectors)
             both = both.masked_fill(~mask.unsqueeze(-1), 0.0)
-        encoded: Tensor = self.rho(both.sum(dim=1))
-        return encoded
+        return cast("Tensor", self.rho(both.sum(dim=1)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_channels}, hidden_channels={self.hidden_channels})"

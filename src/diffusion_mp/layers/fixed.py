@@ -1,8 +1,7 @@
 """Classical GNN layers as one step of a diffusion; each chooses a diffusivity and an update.
 
-Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``, whose weights ``from_pyg``
-converts; docstrings begin with the differences. All layers are the *residual* form x′ = (1 − τ) x + τ S v, unlike the
-conservative Eq. (6), from which the paper derives some of them (docs/errata.md, D4).
+Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``. All are the *residual* form
+x′ = (1 − τ) x + τ S v, not the conservative Eq. (6), from which the paper derives some of them (docs/errata.md, D4).
 """
 
 from __future__ import annotations
@@ -35,13 +34,10 @@ def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) 
 
 
 class MLPConv(DiffusionConv):
-    """x′ = W x + b, without any coupling between nodes.
+    """x′ = W x + b, without any coupling between nodes: edges are accepted and not read.
 
     Args:
-        in_channels, out_channels: channels of x and x′.
-        bias: add b.
-
-    Shapes: x [N, in_channels] → [N, out_channels]; edges are accepted and not read.
+        in_channels, out_channels, bias: as in :class:`DiffusionConv`.
 
     Examples:
         >>> MLPConv(4, 8)(x).shape
@@ -55,13 +51,11 @@ class MLPConv(DiffusionConv):
 class GCNConv(DiffusionConv):
     r"""x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1).
 
-    Of parallel weighted self-loops PyG takes one; here their mean counts.
-
     Args:
-        in_channels, out_channels: channels of x and x′; ``in_channels=-1`` takes them from the first call.
+        in_channels, out_channels, bias: as in :class:`DiffusionConv`.
         normalize: divide by degrees; with ``False`` Â is A.
-        self_loops: see ``Graph.with_self_loops``; ``"remaining"`` by default, ``"keep"`` without ``normalize``.
-        bias: add b.
+        self_loops: see ``Graph.with_self_loops``; ``"remaining"`` by default, ``"keep"`` without ``normalize``. Of
+            parallel weighted ones PyG takes one, and here their mean counts.
 
     Examples:
         >>> GCNConv(4, 8)(x, edge_index).shape
@@ -80,17 +74,15 @@ class GCNConv(DiffusionConv):
         self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, _gcn_adjacency(self_loops, normalize), ExplicitEuler(1.0, "residual"), bias=bias
-        )
+        adjacency, update = _gcn_adjacency(self_loops, normalize), ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, out_channels, adjacency, update, bias=bias)
 
 
 class SGConv(DiffusionConv):
     r"""x′ = Â^K W x + b (Wu et al. 2019).
 
     Args:
-        in_channels, out_channels, self_loops, bias: as in :class:`GCNConv`.
-        K: number of steps; 1 by default, as in PyG.
+        in_channels, out_channels, K, self_loops, bias: as in :class:`GCNConv`, with K steps.
 
     Examples:
         >>> SGConv(4, 8, K=2)(x, edge_index).shape
@@ -104,19 +96,16 @@ class SGConv(DiffusionConv):
         self, in_channels: int, out_channels: int, K: int = 1, *, self_loops: SelfLoops | None = None, bias: bool = True
     ) -> None:
         check_counts(K=K)
-        super().__init__(
-            in_channels, out_channels, _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual"), bias=bias, steps=K
-        )
+        adjacency, update = _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, out_channels, adjacency, update, bias=bias, steps=K)
 
 
 class GINConv(DiffusionConv):
     r"""x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
 
     Args:
-        in_channels: channels of x; -1 takes them from the first call.
-        mlp: module that is applied to the sum.
-        eps: initial ε.
-        train_eps: learn ε.
+        in_channels, mlp: channels of x (-1: those of the first call), and the module that is applied to the sum.
+        eps, train_eps: initial ε; whether it is learned.
 
     Examples:
         >>> GINConv(4, torch.nn.Linear(4, 8))(x, edge_index).shape
@@ -130,17 +119,15 @@ class GINConv(DiffusionConv):
         self, in_channels: int, mlp: nn.Module | None = None, eps: float = 0.0, *, train_eps: bool = False
     ) -> None:
         if mlp is None and isinstance(in_channels, nn.Module):
-            raise TypeError(
-                "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
-            )
+            either = "GINConv(in_channels, mlp), or GINConv(-1, mlp)"
+            raise TypeError(f"GINConv needs in_channels before its module: {either}.")
         check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
         check_number(eps, "eps")
         check_flags(train_eps=train_eps)
         own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
         diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
-        super().__init__(
-            in_channels, in_channels, diffusivity, ExplicitEuler(1.0, "residual"), transform=False, bias=False
-        )
+        update = ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, in_channels, diffusivity, update, transform=False, bias=False)
         self.mlp = cast("nn.Module", mlp)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
@@ -156,10 +143,9 @@ class GINConv(DiffusionConv):
             if isinstance(scale, Tensor):
                 found["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
             elif abs(float(eps) + 1 - scale) > 1e-6:
-                raise ValueError(
-                    f"eps is {float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it. "
-                    f"Build GINConv(..., eps={float(eps):g}), or with train_eps=True."
-                )
+                way_out = f"Build GINConv(..., eps={float(eps):g}), or with train_eps=True."
+                both = f"{float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it"
+                raise ValueError(f"eps is {both}. {way_out}")
         return found
 
     def _place_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
@@ -193,14 +179,10 @@ class GATConv(DiffusionConv):
     features, which here are passed by name, ``edge_attr=``.
 
     Args:
-        in_channels: channels of x; -1 takes them from the first call.
-        out_channels: channels per head.
-        heads, concat: as in :class:`DiffusionConv`.
+        in_channels, out_channels, heads, concat, options: as in :class:`DiffusionConv`.
         negative_slope, self_loops, edge_dim: see :class:`GATDiffusivity`.
-        dropout: rate on the entries α, as in PyG.
+        dropout, value_dropout: rates on the entries α, as in PyG, and on the values W x.
         residual: add W_R x.
-        value_dropout: rate on the values W x, the ``dropout`` of other layers.
-        options: ``bias`` and ``validate`` of :class:`DiffusionConv`.
 
     Examples:
         >>> GATConv(4, 8, heads=2)(x, edge_index).shape  # the heads are concatenated
@@ -263,15 +245,12 @@ class GATConv(DiffusionConv):
 class APPNPConv(DiffusionConv):
     r"""x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019: APPNP, PPNP).
 
-    The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`). Both are readouts that spread predictions over the
-    graph.
+    The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`, which states what it requires of S).
 
     Args:
-        channels: channels of x.
-        K: number of steps, or ``None`` for the limit; :class:`Equilibrium` states what it requires of S.
+        channels, options: as in :class:`DiffusionConv`.
+        K, diffusivity: number of steps, or ``None`` for the limit; computes S, by default Â.
         alpha: α, the weight of x^(0); 0 < α < 1 for the limit.
-        diffusivity: computes S; Â by default.
-        options: further options of :class:`DiffusionConv`, such as ``reads="features"``.
 
     Examples:
         >>> APPNPConv(4, K=10, alpha=0.1)(x, edge_index).shape
@@ -298,8 +277,7 @@ class GCNIIConv(DiffusionConv):
     r"""x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
 
     Args:
-        channels: channels of x and of x^(0), which is passed as ``source``.
-        alpha: α.
+        channels, alpha: channels of x and of x^(0), which is passed as ``source``; α.
         theta, layer: θ and l; without them β_l = 1.
         normalize, self_loops: as in :class:`GCNConv`.
 

@@ -11,17 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch_geometric.nn import BatchNorm
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_probability,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers.diffusion_conv import GraphLayer
@@ -33,21 +24,15 @@ class EdgeLayer(GraphLayer, ABC):
     """Base of layers on states of nodes and, optionally, of edges; a subclass implements :meth:`step`.
 
     Shapes:
-        - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, channels] in the order of
-          ``edge_index``, or ``None``.
-        - output: x′ [N, channels], or the pair (x′, e′) if ``edge_attr`` is given; with ``return_coupling`` the
-          coupling is appended.
-
-    Raises:
-        TypeError, ValueError: an option or an input does not fit.
+        x: [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, channels], or ``None``.
+        Output: x′ [N, channels], or (x′, e′) if ``edge_attr`` is given, and the coupling with ``return_coupling``.
     """
 
     def __init__(self, channels: int, dropout: float) -> None:
         super().__init__()
-        check_counts(channels=channels)
-        check_probability(dropout, "dropout")
-        self.in_channels = self.out_channels = channels
-        self.dropout = dropout
+        errors.check_counts(channels=channels)
+        errors.check_probability(dropout, "dropout")
+        self.in_channels, self.out_channels, self.dropout = channels, channels, dropout
 
     @abstractmethod
     def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
@@ -67,8 +52,8 @@ class EdgeLayer(GraphLayer, ABC):
         """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if edge_attr is not None:
-            check_state(edge_attr, "edge_attr", self.in_channels, module=self)
-            check_edge_rows(edge_attr, graph.num_edges)
+            errors.check_state(edge_attr, "edge_attr", self.in_channels, module=self)
+            errors.check_edge_rows(edge_attr, graph.num_edges)
         out, edges, coupling = self.step(x, graph, edge_attr)
         results = [out, *([] if edge_attr is None else [edges]), *([coupling] if return_coupling else [])]
         return out if len(results) == 1 else tuple(results)
@@ -78,9 +63,8 @@ def make_norm(norm: Norm, channels: int) -> nn.Module:
     """Return a batch or a layer normalisation, or for ``None`` the identity.
 
     ``"batch"`` uses running statistics in evaluation, and in training for fewer than two rows, which have no variance.
-    Otherwise the output for one graph depends on the other graphs of its batch.
     """
-    check_choice(norm, "norm", ["batch", "layer", None])
+    errors.check_choice(norm, "norm", ["batch", "layer", None])
     if norm == "batch":
         return BatchNorm(channels, allow_single_element=True)
     return nn.Identity() if norm is None else nn.LayerNorm(channels)
@@ -97,16 +81,13 @@ class GatedGCNConv(EdgeLayer):
 
     Args:
         channels: channels of nodes and edges, of input and output.
-        norm: BN: ``"batch"``, ``"layer"`` or ``None``.
+        norm, eps: BN, ``"batch"``, ``"layer"`` or ``None``; ε.
         residual, dropout: add h_i and e_ij; rate on the terms that are added to them.
-        eps: ε.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
 
     Examples:
         >>> nodes, edges = GatedGCNConv(4)(x, edge_index, edge_attr=torch.rand(12, 4))
-        >>> nodes.shape, edges.shape
-        (torch.Size([6, 4]), torch.Size([12, 4]))
     """
 
     references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")
@@ -115,18 +96,16 @@ class GatedGCNConv(EdgeLayer):
         self, channels: int, *, norm: Norm = "batch", residual: bool = True, dropout: float = 0.0, eps: float = 1e-6
     ) -> None:
         super().__init__(channels, dropout)
-        check_positive(eps, "eps")
-        check_flags(residual=residual)
+        errors.check_positive(eps, "eps")
+        errors.check_flags(residual=residual)
         self.residual, self.eps = residual, eps
         self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))
         self.node_norm, self.edge_norm = make_norm(norm, channels), make_norm(norm, channels)
 
     def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
         if graph.edge_index is None:
-            raise ValueError(
-                "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
-                "observed), or choose a layer with attention over all pairs."
-            )
+            way_out = "(an empty [2, 0] one if no edge was observed), or choose a layer with attention over all pairs"
+            raise ValueError(f"GatedGCNConv works on observed edges; got none. Pass edge_index {way_out}.")
         source, target = graph.edge_index
         logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
         if edge_attr is not None:
@@ -161,20 +140,16 @@ class GPSBlock(EdgeLayer):
     the attention, or without attention that of ``local``.
 
     Args:
-        channels: channels of the state.
         local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any layer on
             ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
         attention: layer that returns the change of the state, such as ``SFiConv(..., residual=False)``.
-        norm: ``"batch"``, ``"layer"`` or ``None``.
-        dropout: rate of all dropouts above; the layers have their own.
+        norm, dropout: ``"batch"``, ``"layer"`` or ``None``; rate of all dropouts above (the layers have their own).
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` may be ``None`` if there is ``attention``.
 
     Examples:
-        >>> block = GPSBlock(8, local=GatedGCNConv(8), attention=SFiConv(8, 8, heads=2))
-        >>> nodes, edges = block(torch.rand(6, 8), edge_index, edge_attr=torch.rand(12, 8))
-        >>> nodes.shape, edges.shape
-        (torch.Size([6, 8]), torch.Size([12, 8]))
+        >>> block = GPSBlock(4, local=GatedGCNConv(4), attention=SFiConv(4, 4, heads=2))
+        >>> nodes, edges = block(x, edge_index, edge_attr=torch.rand(12, 4))
     """
 
     references = ("rampasek2022gps",)
@@ -192,7 +167,7 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
+            errors.check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
             sizes = [getattr(layer, size, channels) for size in ("in_channels", "out_channels")]
             if sizes != [channels, channels]:
                 raise ValueError(f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}.")

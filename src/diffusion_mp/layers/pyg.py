@@ -118,11 +118,8 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
 
 def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options by their names here, without those in `AS_ALWAYS`."""
-    found = {
-        name: value
-        for name, value in options.items()
-        if name not in AS_ALWAYS or not any(value is same or value == same for same in AS_ALWAYS[name])
-    }
+    usual = {k: v for k, v in options.items() if any(v is same or v == same for same in AS_ALWAYS.get(k, ()))}
+    found = {name: value for name, value in options.items() if name not in usual}
     loops = found.pop("add_self_loops", None)
     if loops is not None:
         check_flags(add_self_loops=loops)
@@ -165,14 +162,10 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     (``GIN`` without norm, and with a jk or equal numbers of hidden and output channels). Other names are kept.
 
     Args:
-        module: module of this library, built with the same options as PyG's.
-        state: state dict of PyG's module.
+        module, state: module of this library, built with the same options as PyG's; state dict of PyG's module.
 
     Raises:
-        TypeError: ``module`` or ``state`` is of another type.
-        ValueError: weights that the layer has no parameter for: two different matrices for the two ends of an edge (GAT
-            between nodes of two kinds) or in a GCN2Conv; norms or other widths in the MLP of a GINConv; another ε
-            than that of a GINConv that does not learn it.
+        ValueError: weights for which the layer has no parameter, such as two matrices for the two ends of an edge.
 
     Examples:
         >>> from torch_geometric import nn as pyg
@@ -198,12 +191,7 @@ HARMLESS = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
 
 
 def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any) -> Any:
-    """Call ``layer`` on the pair x = (x_src, x_dst), with edges from the first to the second; return the rows of x_dst.
-
-    Raises:
-        TypeError, ValueError: the inputs are no pair of states with edges between them, or the coupling or the update
-            of ``layer`` treats all nodes alike.
-    """
+    """Call ``layer`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
     kind = type(layer).__name__
     if len(x) != 2:
         raise TypeError(f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}.")
@@ -220,8 +208,7 @@ def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: objec
     for name in ("batch", "source", "features", "previous"):
         if inputs.get(name) is not None:
             raise ValueError(f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst).")
-    first = senders.size(0)
-    shift = edges.new_tensor([[0], [first]]).long()
+    first, shift = senders.size(0), edges.new_tensor([[0], [senders.size(0)]]).long()
     results = layer(torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
     if isinstance(results, Tensor):
         return results[first:]

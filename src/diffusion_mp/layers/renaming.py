@@ -20,23 +20,15 @@ def new_name(name: str, rules: Iterable[Rule]) -> str:
 
 
 def renamed(state: Mapping[str, Tensor], rules: Iterable[Rule], owner: str, prefix: str = "") -> dict[str, Tensor]:
-    """Rename the tensors of a state dict. Several tensors may get one name if they are equal.
+    """Rename the tensors of a state dict; several may get one name only if they are equal, else a ``ValueError``.
 
-    Args:
-        state: names → tensors.
-        rules: see `Rule`; names that no rule matches are kept.
-        owner, prefix: the class of the module and its path, for the error message.
-
-    Raises:
-        ValueError: two different tensors get the same name.
+    ``owner`` and ``prefix`` are the class of the module and its path, for the error message.
     """
     rules, found, source = list(rules), dict[str, Tensor](), dict[str, str]()
     for key, value in state.items():
         name = new_name(key, rules)
         if name in found and (value.shape != found[name].shape or not torch.equal(value, found[name])):
-            raise ValueError(
-                f"{owner} has one matrix, {name}, where the state has two that differ: {prefix}{source[name]} and "
-                f"{prefix}{key}."
-            )
+            both = f"{prefix}{source[name]} and {prefix}{key}"
+            raise ValueError(f"{owner} has one matrix, {name}, where the state has two that differ: {both}.")
         found[name], source[name] = value, key
     return found

@@ -11,19 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_mask,
-    check_probability,
-    check_sequences,
-    check_state,
-    describe,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -32,12 +22,11 @@ from diffusion_mp.updates import ExplicitEuler, StateUpdate
 class PDEDiffusion1d(nn.Module):
     r"""x + Σ_k α_k Δ_{h_k} x along the sequence, channel by channel (Zhang & Zhou, Eq. 2, § 3.2).
 
-    (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}, where the boundary condition defines x beyond the ends. The tokens of a row
-    form one sequence, wherever its padding stands, and padded positions are unchanged.
+    (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}. The tokens of a row form one sequence, wherever its padding stands, and padded
+    positions are unchanged.
 
     Args:
-        channels: C.
-        heads: H; cuts the channels for ``per="head"``.
+        channels, heads: C, and H, which cuts the channels for ``per="head"``.
         per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
         update: moves the state; ``ExplicitEuler(1.0)`` by default, which is the equation above.
         norm: LayerNorm after the step (Eq. 16), without which alone the guarantees hold (docs/errata.md, P5).
@@ -50,8 +39,7 @@ class PDEDiffusion1d(nn.Module):
         - output: that of x; the coupling is over B·L rows, sequence by sequence, with tokens before padding.
 
     Examples:
-        >>> smooth = PDEDiffusion1d(4, strides=(1, 2))
-        >>> smooth(torch.rand(3, 10, 4)).shape  # [sequences, positions, channels]
+        >>> PDEDiffusion1d(4, strides=(1, 2))(torch.rand(3, 10, 4)).shape  # [sequences, positions, channels]
         torch.Size([3, 10, 4])
     """
 
@@ -70,14 +58,13 @@ class PDEDiffusion1d(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_counts(channels=channels, heads=heads)
-        check_flags(norm=norm, batch_first=batch_first)
-        check_choice(per, "per", ["layer", "head", "channel"])
-        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        errors.check_counts(channels=channels, heads=heads)
+        errors.check_flags(norm=norm, batch_first=batch_first)
+        errors.check_choice(per, "per", ["layer", "head", "channel"])
+        errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if channels % heads:
             raise ValueError(f"heads must divide channels={channels}; got {heads}.")
-        self.in_channels = self.out_channels = channels
-        self.batch_first = batch_first
+        self.in_channels, self.out_channels, self.batch_first = channels, channels, batch_first
         self.diffusivity = NeumannDiffusivity({"layer": 1, "head": heads, "channel": channels}[per], **options)
         self.update = ExplicitEuler(1.0) if update is None else update
         self.norm = nn.LayerNorm(channels) if norm else None
@@ -103,7 +90,7 @@ class PDEDiffusion1d(nn.Module):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
-        check_flags(return_coupling=return_coupling)
+        errors.check_flags(return_coupling=return_coupling)
         mask = self._tokens(x, mask, batch, key_padding_mask)
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
@@ -139,32 +126,31 @@ class PDEDiffusion1d(nn.Module):
         name = "mask"
         if key_padding_mask is not None:
             if mask is not None:
-                raise ValueError(
-                    "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
-                )
-            given = describe(key_padding_mask)
+                sentence = "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
+                raise ValueError(sentence)
+            given = errors.describe(key_padding_mask)
             dense = isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
             if not dense or key_padding_mask.dtype != torch.bool:
                 raise TypeError(f"key_padding_mask must be a bool tensor, true where there is padding; got {given}.")
             name, mask = "key_padding_mask", ~key_padding_mask
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-            raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
+            raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {errors.describe(x)}.")
         if x.dim() == 2:
-            check_state(x, channels=self.in_channels, module=self.norm)
+            errors.check_state(x, channels=self.in_channels, module=self.norm)
             if mask is not None:
-                raise ValueError(
-                    f"{name} goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N]."
-                )
+                got = errors.describe(x)
+                raise ValueError(f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N].")
             return None
-        check_sequences(x, None, self.in_channels, self.norm)
+        errors.check_sequences(x, None, self.in_channels, self.norm)
         if self.batch_first and isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]:
             raise ValueError(
-                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}. If x is "
-                f"[length, batch, channels], build the layer with batch_first=False."
+                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {errors.describe(mask)}. If x "
+                f"is [length, batch, channels], build the layer with batch_first=False."
             )
-        check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
+        errors.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
         if batch is not None:
-            raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
+            got = errors.describe(x)
+            raise ValueError(f"batch goes with rows [N, C]; got {got}. For its padding pass mask [B, L].")
         return mask
 
     def extra_repr(self) -> str:
@@ -197,20 +183,17 @@ class NoDiffusion(nn.Identity):
 class SelfAttention(nn.Module):
     r"""𝒜(x) = W_O ‖_h A_h(x) W_V^h x + b, A_h(x) = softmax(q_hk_hᵀ/√D) (Vaswani et al. 2017, Eqs. 1 and 3).
 
-    It has two sites: ``"values"``, the values [B, L, C] before attention, and ``"heads"``, just before W_O, where the
-    heads of a token form the sequence, [B · L, H, D].
+    It has two sites: ``"values"`` [B, L, C] before attention, and ``"heads"`` [B · L, H, D], just before W_O, where the
+    heads of a token form the sequence.
 
     Args:
-        channels: C of input and output.
-        heads: H, a divisor of C.
+        channels, heads: C of input and output, and H, a divisor of C.
         causal: a position receives only from itself and earlier positions.
         dropout: rate on the attention weights.
         place: makes the modules at the sites; the identity by default.
 
     Shapes:
-        x, output: [B, L, C]; mask: [B, L], true at tokens. Masked positions send nothing. Their input must be finite;
-        their output is finite and meaningless.
-
+        x, output: [B, L, C]; mask: [B, L], true at tokens. Masked positions must be finite and send nothing.
     """
 
     references = ("vaswani2017attention",)
@@ -220,48 +203,41 @@ class SelfAttention(nn.Module):
         self, channels: int, heads: int = 8, *, causal: bool = False, dropout: float = 0.0, place: Place = NoDiffusion
     ) -> None:
         super().__init__()
-        check_counts(channels=channels, heads=heads)
-        check_probability(dropout, "dropout")
-        check_flags(causal=causal)
+        errors.check_counts(channels=channels, heads=heads)
+        errors.check_probability(dropout, "dropout")
+        errors.check_flags(causal=causal)
         if channels % heads:
             raise ValueError(f"heads must divide the channels; got {heads} heads and {channels} channels.")
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
         self.project = nn.Linear(channels, 3 * channels)
-        self.on_values = place("values", channels)
-        self.on_heads = place("heads", channels // heads)
+        self.on_values, self.on_heads = place("values", channels), place("heads", channels // heads)
         self.mix = nn.Linear(channels, channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
         """Return the state after attention."""
-        check_sequences(x, mask, self.channels, self)
+        errors.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
-        heads = scaled_dot_product_attention(
-            self._by_head(query),
-            self._by_head(key),
-            self._by_head(self.on_values(value, mask)),
-            attn_mask=None if mask is None else self._senders(mask),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask is None,
-        )
-        return self._join(heads)
+        q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
+        pairs = None if mask is None else self._senders(mask)
+        rate, causal = self.dropout if self.training else 0.0, self.causal and mask is None
+        return self._join(scaled_dot_product_attention(q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal))
 
     def weights(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B H L length"]:
         """Return A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` does not form it."""
-        check_sequences(x, mask, self.channels, self)
+        errors.check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
         scores = self._by_head(query) @ self._by_head(key).transpose(2, 3) / (self.channels // self.heads) ** 0.5
-        everybody = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return scores.masked_fill(~self._senders(everybody if mask is None else mask), -torch.inf).softmax(-1)
+        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        return scores.masked_fill(~self._senders(tokens), -torch.inf).softmax(-1)
 
     def frozen(self, x: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """Return the map y ↦ W_O ‖_h A_h(x) W_V^h y + b, attention with its weights frozen at x."""
         weights = self.weights(x, mask)
 
         def route(y: Tensor) -> Tensor:
-            value = self.on_values(self.project(y).chunk(3, -1)[2], mask)
-            return self._join(weights @ self._by_head(value))
+            return self._join(weights @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask)))
 
         return route
 
@@ -271,9 +247,8 @@ class SelfAttention(nn.Module):
 
     def _join(self, heads: Tensor) -> Tensor:
         """Mix the heads [B, H, L, D] to [B, L, C]."""
-        batch, length = heads.size(0), heads.size(2)
         tokens = heads.transpose(1, 2).flatten(0, 1)
-        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (batch, length))
+        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (heads.size(0), heads.size(2)))
 
     def _senders(self, mask: Tensor) -> Tensor:
         """The mask of allowed pairs. No row is empty, since a softmax over nothing is NaN."""
@@ -292,14 +267,8 @@ class TransformerBlock(nn.Module):
 
     With 𝒮_s for the module at site s, x̂ = 𝒮_attention(x + 𝒜(LN(𝒮_norm(x)))) and
     x′ = 𝒮_block(𝒮_mlp(x̂ + MLP(LN(𝒮_norm(x̂))))). The sites ``"mlp"`` and ``"block"`` coincide, as in the table.
-    Two more sites are inside :class:`SelfAttention`.
-
-    Args:
-        channels, heads, causal, place: see :class:`SelfAttention`.
-        mlp_channels: hidden channels of the MLP.
-        dropout: rate on the attention weights, on the hidden units of the MLP, and on both changes of the state.
-
-    Shapes: as in :class:`SelfAttention`.
+    Two more sites are inside :class:`SelfAttention`, which explains arguments and shapes. ``dropout`` is the rate on
+    the attention weights, on the ``mlp_channels`` hidden units, and on both changes of the state.
     """
 
     def __init__(
@@ -313,19 +282,15 @@ class TransformerBlock(nn.Module):
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        check_counts(mlp_channels=mlp_channels)
+        errors.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout
-        self.before_attention_norm = place("norm", channels)
-        self.attention_norm = nn.LayerNorm(channels)
+        self.before_attention_norm, self.attention_norm = place("norm", channels), nn.LayerNorm(channels)
         self.attention = SelfAttention(channels, heads, causal=causal, dropout=dropout, place=place)
         self.after_attention = place("attention", channels)
-        self.before_mlp_norm = place("norm", channels)
-        self.mlp_norm = nn.LayerNorm(channels)
-        self.mlp = nn.Sequential(
-            nn.Linear(channels, mlp_channels), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp_channels, channels)
-        )
-        self.after_mlp = place("mlp", channels)
-        self.after_block = place("block", channels)
+        self.before_mlp_norm, self.mlp_norm = place("norm", channels), nn.LayerNorm(channels)
+        widen, narrow = nn.Linear(channels, mlp_channels), nn.Linear(mlp_channels, channels)
+        self.mlp = nn.Sequential(widen, nn.GELU(), nn.Dropout(dropout), narrow)
+        self.after_mlp, self.after_block = place("mlp", channels), place("block", channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
         """Return the next state."""
