@@ -49,9 +49,8 @@ def check_indices(index: Tensor, limit: int | Tensor, name: str) -> None:
 def reading(path: Path, way_out: str) -> Iterator[None]:
     """Turn any error about the content of `path` into one ValueError, "path: what. way_out".
 
-    Parsers raise nearly everything (KeyError, struct.error, RecursionError, ...), so every Exception is taken, except
-    those that say nothing about the content: an OSError with an error number (absent, forbidden, a failing disk), too
-    little memory, a missing library; and a ValueError that names `path` already. Keep anything but reading out of the
+    Parsers raise nearly everything. Only what says nothing about the content passes: an OSError with an error number,
+    too little memory, a missing library; and a ValueError that names `path` already. Keep all but reading out of the
     block.
     """
     try:

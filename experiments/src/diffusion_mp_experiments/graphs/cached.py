@@ -35,8 +35,7 @@ class CachedDataset(InMemoryDataset):
     warning. PyG's own caches are unpickled; here nothing of PyG's reads or writes, since this class has no `process`.
 
     Args:
-        root: a writable folder.
-        key: the name of the folder of these graphs.
+        root, key: a writable folder, and the name of the folder of these graphs.
         num_graphs: how many `make` yields.
         transform, pre_transform: applied on access, and before saving; a warning tells when the latter has changed.
         force_reload: make the files anew.
@@ -67,7 +66,6 @@ class CachedDataset(InMemoryDataset):
 
     @property
     def processed_dir(self) -> str:
-        """The folder of the key."""
         return os.path.join(self.root, "processed", self._key)
 
     @classmethod
@@ -114,10 +112,7 @@ def _printed(transform: Transform | None) -> bytes:
 
 
 def _load_tensors(path: Path) -> Any:
-    """Return dense tensors in plain containers from `torch.load(weights_only=True)`.
-
-    What it does not check: compressed archives, and tensors that claim more than the file has, fill the memory.
-    """
+    """Return dense tensors in plain containers; refuse what would fill the memory: compressed or with false sizes."""
     # A mapped file makes no room for bytes that a header of `zipfile` only claims.
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content[:2] != b"PK":

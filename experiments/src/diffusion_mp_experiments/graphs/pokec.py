@@ -61,22 +61,17 @@ def load_pokec(
     - `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe is not published.
 
     The 65 features of the SNAP files: public, completion percentage, last login, registration and age, each
-    standardised over the users who state it, 0 for the others; flags where one of the first two, one of the dates, or
-    the age (0 is none) is not stated; flags for each of the five most frequent regions (the part before the comma), and
-    for no region; and for each of the 51 columns 9 to 59, whether it is filled.
+    standardised over the users who state it, 0 for the others. Flags where one of the first two, one of the dates, or
+    the age (0 is none) is not stated. Flags for each of the five most frequent regions (the part before the comma), and
+    for no region. And for each of the 51 columns 9 to 59, whether it is filled.
 
-    The data has no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, as
-    `random_split(data.y, 0.1, 0.1, generator)` draws them, while their released command draws 50, 25 and 25 % (D13 in
-    docs/errata.md): say which one a number was obtained with. The arrays are memory-mapped from the folder `cache`, by
-    default `root/processed/pokec-<source>`, which records the SHA-256 sums of the files, for none are published.
+    There are no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, while their released command
+    draws 50, 25 and 25 % (D13 in docs/errata.md): say which one a number was obtained with. The arrays are
+    memory-mapped from the folder `cache`, by default `root/processed/pokec-<source>`, which records the SHA-256 sums of
+    the files.
 
-    Returns:
-        The graph with x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated;
-        of SNAP also user_id [N].
-
-    Raises:
-        ValueError: an unknown source, or a damaged file, with its lines where they are known.
-        FileNotFoundError: files are missing; the sentence says which and where to get them.
+    Returns x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated; of SNAP
+    also user_id [N].
 
     Examples:
         >>> load_pokec(folder)  # says what to put where

@@ -35,7 +35,6 @@ class Run:
 
     @property
     def key(self) -> Key:
-        """Equal to `key` of the record of this run."""
         return self.row, digest(self.config), self.split, self.seed, self.tuning
 
 
@@ -45,20 +44,11 @@ def key(record: Record) -> Key:
 
 
 def reproduce(table: Table, out: Path, jobs: int = 1, only: Sequence[str] = ()) -> list[Record]:
-    """Make the rows of a table, or continue what was stopped; return the lines of `results.jsonl`.
+    """Make the rows of a table (`only` these), or continue what was stopped; return the lines of `results.jsonl`.
 
-    The folder gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in the
-    end `results.jsonl`: of every row that is complete its reported runs and its search.
-
-    Args:
-        table: see `load_table`.
-        out: folder of this table.
-        jobs: number of processes, of one thread each.
-        only: names of rows; all by default.
-
-    Raises:
-        ValueError: no such row, or another process works in this folder.
-        OSError: the folder cannot be written to.
+    The folder `out` gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in
+    the end `results.jsonl`: of every row that is complete its reported runs and its search. `jobs` is the number of
+    processes, of one thread each. ValueError if another process works in the folder.
     """
     rows = table.named(only)
     check_writable(out)

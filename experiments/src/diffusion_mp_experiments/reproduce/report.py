@@ -121,8 +121,7 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
 
 def points(table: Table, found: Sequence[Line]) -> list[tuple[str, dict[int, Line]]]:
     """In a table with a sweep the title of every curve, and its lines by the place of the value."""
-    by_name = {line.row: line for line in found}
-    curves = []
+    by_name, curves = {line.row: line for line in found}, []
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
         curves.append((title, {place: by_name[name] for place, name in enumerate(names) if name in by_name}))
@@ -187,9 +186,7 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
         if record["kind"] == "search" and record["split"] is None and record["trials"][0]["settings"]:
             tried = [trial for trial in record["trials"] if trial["value"] is not None] or record["trials"]
             settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
-            values = [
-                f"{path} {value:.3g}" if isinstance(value, float) else f"{path} {value}" for path, value in settings
-            ]
+            values = (f"{path} {format(value, '.3g' if isinstance(value, float) else '')}" for path, value in settings)
             found.append(f"- {titles[record['row']]}: {', '.join(values)}")
     return "\n".join(["What the searches chose:\n", *found]) if found else ""
 

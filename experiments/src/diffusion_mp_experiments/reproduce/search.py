@@ -60,12 +60,8 @@ class Search:
     """The trials of a row, each on all tuning splits; a row without axes has one trial and no splits.
 
     The settings of trial k are drawn with the seed k. So a search that was stopped continues as it would have, and rows
-    draw the same values of the axes that they share.
-
-    Args:
-        table, row: what is searched.
-        storage: where trials are kept.
-        split: with nested tuning the reported split whose validation nodes decide.
+    draw the same values of the axes that they share. With nested tuning `split` is the reported split whose validation
+    nodes decide.
     """
 
     def __init__(self, table: Table, row: Row, storage: BaseStorage, split: int | None = None) -> None:

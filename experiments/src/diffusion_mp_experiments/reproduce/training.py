@@ -49,8 +49,7 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
     """Train once and return the result.
 
     Args:
-        config: as `Table.config` makes it.
-        metric: the name under which the module logs it.
+        config, metric: as `Table.config` makes it, and the name under which the module logs the metric.
         split, seed, tuning: the split of the data module; initial weights and dropout are drawn from split and seed.
 
     Returns:
@@ -124,7 +123,6 @@ class LastLogged:
         self.values[name] = value
 
     def take(self, name: str) -> float:
-        """Return the value of that name, and reset all metrics."""
         value = self.values[name]
         number = float(value.compute() if isinstance(value, Metric) else value)
         for each in self.values.values():

@@ -267,7 +267,6 @@ def _check_local(args: Sequence[str]) -> None:
 
 
 def _resuming(args: Iterable[str], checkpoint: str) -> str:
-    """The same command, from this checkpoint on."""
     kept, words = [], iter(args)
     for word in words:
         if word == "--ckpt_path":

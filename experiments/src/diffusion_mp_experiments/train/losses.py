@@ -13,9 +13,6 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
     Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
 
-    Raises:
-        TypeError, ValueError: other dtypes or shapes, no node, or labels outside 0..C−1.
-
     Examples:
         >>> node_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
         torch.Size([])
@@ -49,9 +46,6 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Mean of (ŷ − y)² over equal shapes; [N, 1] against [N] is refused, because it broadcasts to N × N.
 
-    Raises:
-        ValueError: the shapes differ, or there is nothing to average.
-
     Examples:
         >>> mean_squared_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
         tensor(2.)
@@ -73,9 +67,6 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     """Mean binary cross-entropy of several tasks at once; −(1/NT) Σ_it y_it log σ(l_it) + (1 − y_it) log σ(−l_it).
 
     Shapes: logits [N, T], target [N, T] of 0 and 1, numbers of any type → 0-dim.
-
-    Raises:
-        TypeError, ValueError: logits of another dtype, different or empty shapes, or a label that is neither 0 nor 1.
 
     Examples:
         >>> multi_label_loss(torch.zeros(3, 2), torch.ones(3, 2)).shape
