@@ -175,9 +175,7 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
     for blob in payloads(marker).values():
         content = {file: gzip.compress(blob) if file.suffix == ".gz" else blob for file in example.files}
         # What PyG leaves beside its caches, and would unpickle.
-        for folder in {file.parent for file in example.files} | {
-            file.parent.parent / "processed" for file in example.files
-        }:
+        for folder in {place for file in example.files for place in (file.parent, file.parent.parent / "processed")}:
             content |= {folder / name: blob for name in ("pre_transform.pt", "pre_filter.pt", "data.pt")}
         outcomes.append(example.with_content(content))
         assert not marker.exists()
@@ -205,10 +203,8 @@ def bomb(example: Example, file: Path) -> bytes | None:
         return gzipped_bomb()
     if zipfile.is_zipfile(io.BytesIO(blob)):
         stream = io.BytesIO()
-        with (
-            zipfile.ZipFile(io.BytesIO(blob)) as old,
-            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, True, 1) as new,
-        ):
+        old = zipfile.ZipFile(io.BytesIO(blob))
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, True, 1) as new:
             entries = sorted(old.infolist(), key=lambda entry: entry.file_size)
             for entry in entries:
                 more = 1 << 28 if entry is entries[-1] else 0

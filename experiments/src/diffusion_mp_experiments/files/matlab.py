@@ -62,7 +62,5 @@ def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> l
         raise ValueError(f"scipy.io.loadmat took more than {_SECONDS} seconds") from error
     if done.returncode:
         raise ValueError(done.stderr.strip() if done.returncode > 0 else "it makes scipy.io.loadmat crash")
-    return [
-        map_array(full) if (full := scratch / f"{name}.npy").is_file() else load_npz(scratch / f"{name}.npz")
-        for name in names
-    ]
+    files = [(scratch / f"{name}.npy", scratch / f"{name}.npz") for name in names]
+    return [map_array(full) if full.is_file() else load_npz(sparse) for full, sparse in files]

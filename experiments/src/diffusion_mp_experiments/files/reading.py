@@ -40,9 +40,8 @@ def check_indices(index: Tensor, limit: int | Tensor, name: str) -> None:
         raise ValueError(f"{name} must be integers; got {index.dtype}")
     if index.numel() and (int(index.min()) < 0 or bool((index >= limit).any())):
         highest = limit - 1 if isinstance(limit, int) else "the number of its graph's nodes - 1"
-        raise ValueError(
-            f"{name} must lie in 0..{highest}, got up to {int(index.max())} and down to {int(index.min())}"
-        )
+        found = f"got up to {int(index.max())} and down to {int(index.min())}"
+        raise ValueError(f"{name} must lie in 0..{highest}, {found}")
 
 
 @contextmanager

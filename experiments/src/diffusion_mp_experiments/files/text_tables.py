@@ -98,5 +98,5 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
 
 
 def _too_long(path: Path, line: int, longest: int) -> ValueError:
-    said = f"a line must have at most {longest} bytes; this one has more"
-    return ValueError(f"{path}, line {line + 1}: {said}. {_WAY_OUT}")
+    must = f"a line must have at most {longest} bytes; this one has more"
+    return ValueError(f"{path}, line {line + 1}: {must}. {_WAY_OUT}")

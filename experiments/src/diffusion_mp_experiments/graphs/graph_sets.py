@@ -101,9 +101,8 @@ def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("atom_type", "node_label"), (total,))
     shapes |= {**dict.fromkeys(("num_nodes", "num_edges"), (graphs,)), "edge_index_local": (2, pairs)}
     for name, shape in shapes.items():
-        if arrays[name].shape != shape:
-            found = list(arrays[name].shape)
-            raise ValueError(f"{name} is {found} for {total} nodes, {pairs} edges and {graphs} graphs")
+        if (found := arrays[name].shape) != shape:
+            raise ValueError(f"{name} is {list(found)} for {total} nodes, {pairs} edges and {graphs} graphs")
     if edge_feat.dim() != 2 or not edge_feat.isfinite().all():
         raise ValueError(f"edge_feat must be finite numbers [{pairs}, F], got {list(edge_feat.shape)}")
     if (nodes < 1).any() or (edges < 0).any() or int(nodes.sum()) != total or int(edges.sum()) != pairs:

@@ -41,7 +41,7 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
     Examples:
         >>> load_heterophilous(folder, "minesweeper")  # says what to put where
         Traceback (most recent call last):
-        FileNotFoundError: minesweeper...heterophilous-graphs.
+        FileNotFoundError: minesweeper...missing minesweeper.npz. Fetch it from the folder data of https...
     """
     check_kind(name, "name", str, "the name of a file, like minesweeper")
     folder = as_path(root, "root")
@@ -86,7 +86,7 @@ def load_facebook(root: str | Path, name: str) -> Data:
     Examples:
         >>> load_facebook(folder, "johnshopkins55")  # says what to put where
         Traceback (most recent call last):
-        FileNotFoundError: johnshopkins55...data.mat...
+        FileNotFoundError: johnshopkins55...missing data.mat. Fetch it as data.mat from the folder data/facebook100...
     """
     check_kind(name, "name", str, "the name of a university, like johnshopkins55")
     path = as_path(root, "root") / name / "raw" / "data.mat"
@@ -133,7 +133,7 @@ def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
     Examples:
         >>> load_mnist(folder)  # says what to put where
         Traceback (most recent call last):
-        FileNotFoundError: MNIST...train-images-idx3-ubyte.gz...
+        FileNotFoundError: MNIST...train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz. Put it there; PyTorch's...
     """
     check_counts(num_images=num_images)
     if num_images > _MOST:
@@ -183,7 +183,7 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
     Examples:
         >>> load_newsgroups(folder, groups=["sci.space", "rec.autos"])  # says what to put where
         Traceback (most recent call last):
-        FileNotFoundError: 20 Newsgroups...20news-bydate.tar.gz...
+        FileNotFoundError: 20 Newsgroups...missing 20news-bydate.tar.gz. Fetch 20news-bydate.tar.gz from http...
     """
     check_counts(num_words=num_words)
     if isinstance(groups, str) or not groups or not all(isinstance(group, str) for group in groups):

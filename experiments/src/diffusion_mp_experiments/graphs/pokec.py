@@ -19,6 +19,7 @@ from diffusion_mp_experiments.files.reading import as_path, check_indices, check
 from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
 from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
 
+Source = Literal["snap", "linkx"]
 _FILES = {"snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"], "linkx": ["pokec.mat"]}
 _HOW_TO_GET = {
     "snap": "Download soc-pokec-profiles.txt.gz and soc-pokec-relationships.txt.gz from "
@@ -48,11 +49,7 @@ _FIRST_TEXT = len(FEATURES) - len(_TEXTS)
 
 
 def load_pokec(
-    root: str | Path,
-    source: Literal["snap", "linkx"] = "snap",
-    *,
-    cache: str | Path | None = None,
-    progress: bool = True,
+    root: str | Path, source: Source = "snap", *, cache: str | Path | None = None, progress: bool = True
 ) -> Data:
     """Load Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
 

@@ -39,7 +39,7 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
     Examples:
         >>> load_snapshots(folder / "none", "england_covid")  # says what to put where
         Traceback (most recent call last):
-        FileNotFoundError: england_covid...england_covid.json...
+        FileNotFoundError: england_covid...missing england_covid.json. Fetch it from the folder dataset of https...
     """
     check_choice(name, "name", get_args(TemporalName))
     lags = _LAGS[name] if lags is None else as_whole(lags, "lags")
@@ -59,10 +59,8 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
             series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
     if not 0 < lags < times:
         raise ValueError(f"lags must lie in 1..{times - 1}, for {name} has {times} times; got {lags}.")
-    return [
-        Data(x=series[now - lags : now].t().contiguous(), y=series[now], **graphs[(now - 1) % len(graphs)])
-        for now in range(lags, times)
-    ]
+    lagged = ((now, series[now - lags : now].t().contiguous()) for now in range(lags, times))
+    return [Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged]
 
 
 def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:

@@ -46,17 +46,10 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure, axes = _single(1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
         shown = [(place, line.differences[name]) for place, line in enumerate(lines) if name in line.differences]
-        axes.errorbar(
-            [mean for _, (mean, _) in shown],
-            [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown],
-            xerr=[2 * error for _, (_, error) in shown],
-            fmt=_MARKERS[k],
-            color=_COLOURS[k],
-            markersize=4,
-            capsize=2,
-            linewidth=1,
-            label=f"ahead of {titles[name]}",
-        )
+        means, errors = [mean for _, (mean, _) in shown], [2 * error for _, (_, error) in shown]
+        places = [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown]
+        look: dict[str, Any] = {"fmt": _MARKERS[k], "color": _COLOURS[k], "markersize": 4, "capsize": 2, "linewidth": 1}
+        axes.errorbar(means, places, xerr=errors, label=f"ahead of {titles[name]}", **look)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=table.metric.scale / 50)  # a constant is far behind, and others close together
     axes.xaxis.set_major_formatter("{x:g}")

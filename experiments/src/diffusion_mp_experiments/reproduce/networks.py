@@ -62,9 +62,8 @@ class HeatNetwork(nn.Module):
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.decoder = nn.Linear(hidden_channels, out_channels)
         adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")
-        self.heat = DiffusionConv(
-            hidden_channels, hidden_channels, adjacency, HeatKernel(t, "residual"), transform=False, bias=False
-        )
+        heat = HeatKernel(t, "residual")
+        self.heat = DiffusionConv(hidden_channels, hidden_channels, adjacency, heat, transform=False, bias=False)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         x = self.heat(relu(self.encoder(dropout(x, self.dropout, self.training))), edge_index, edge_weight)

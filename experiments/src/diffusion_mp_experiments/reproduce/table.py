@@ -163,9 +163,9 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
         if "class_path" in config:
             config = config.setdefault("init_args", {})
     if last in config:
+        name = ".".join(path)
         raise ValueError(
-            f"row {row!r} gives {'.'.join(path)} and searches it; say `{'.'.join(path)}: null` in its search, or "
-            "do not give it."
+            f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, or do not give it."
         )
     config[last] = value
 

@@ -62,16 +62,13 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         {'epoch': 3}
     """
     if "://" in str(path):
-        raise ValueError(
-            f"Checkpoints are read from files of this machine only, got {path}; download it, and give its path."
-        )
+        must = "Checkpoints are read from files of this machine only"
+        raise ValueError(f"{must}, got {path}; download it, and give its path.")
     path = as_path(path, "path")
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not the path of a file"
-        example = "runs/fit/version_0/checkpoints/last.ckpt"
-        raise FileNotFoundError(
-            f"A checkpoint was expected, and {str(path)!r} is {kind}; give a path such as {example}."
-        )
+        way_out = "give a path such as runs/fit/version_0/checkpoints/last.ckpt"
+        raise FileNotFoundError(f"A checkpoint was expected, and {str(path)!r} is {kind}; {way_out}.")
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # damaged bytes make zip, pickle and torch raise nearly anything

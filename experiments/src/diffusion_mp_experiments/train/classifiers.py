@@ -140,10 +140,8 @@ class NodeClassifier(Supervised):
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
         mask, logits = batch[f"{stage}_mask"], self(batch)
         if logits.shape[:1] != mask.shape:
-            raise ValueError(
-                f"The model returned {list(logits.shape)} for {mask.numel()} nodes; "
-                "it must return one row of logits per node."
-            )
+            must = "it must return one row of logits per node"
+            raise ValueError(f"The model returned {list(logits.shape)} for {mask.numel()} nodes; {must}.")
         return logits[mask], batch.y[mask]
 
     def predict_step(self, batch: Data, batch_idx: int) -> Tensor:

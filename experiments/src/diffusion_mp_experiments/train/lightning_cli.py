@@ -239,8 +239,7 @@ class EpochProgress(ProgressBar):
     def disable(self) -> None:
         """Do nothing: the bar of another process than the first is hidden already."""
 
-    def enable(self) -> None:
-        """Do nothing."""
+    enable = disable
 
 
 def _width(data: pl.LightningDataModule, name: str) -> int:

@@ -76,10 +76,8 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     check_kind(target, "target", Tensor, "a tensor [N, T] of 0 and 1")
     check_device(target, "target", logits.device, "logits")
     if logits.dim() != 2 or logits.shape != target.shape or not target.numel():
-        raise ValueError(
-            f"Expected logits and target [N, T] of one shape, with an entry or more; got {list(logits.shape)} and "
-            f"{list(target.shape)}."
-        )
+        found = f"{list(logits.shape)} and {list(target.shape)}"
+        raise ValueError(f"Expected logits and target [N, T] of one shape, with an entry or more; got {found}.")
     if not ((target == 0) | (target == 1)).all():
         raise ValueError("target must hold 0 and 1 only, whether a task's answer is yes; leave out what is not known.")
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))

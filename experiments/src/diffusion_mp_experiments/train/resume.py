@@ -112,10 +112,8 @@ class FiniteLoss(Callback):
             return
         for name, value in trainer.callback_metrics.items():
             if name.endswith("loss") and not math.isfinite(value):
-                raise FloatingPointError(
-                    f"{name} is {float(value)} in epoch {trainer.current_epoch}: the training has diverged. Lower the "
-                    "learning rate."
-                )
+                said = f"{name} is {float(value)} in epoch {trainer.current_epoch}: the training has diverged"
+                raise FloatingPointError(f"{said}. Lower the learning rate.")
 
     on_validation_end = on_train_epoch_end  # checkpoints are written there when validation is rarer than epochs
 
