@@ -53,8 +53,6 @@ def as_integers(value: Any) -> Int64[np.ndarray, " n"]:
 
 
 class _Object:
-    """An object of a pickle, whose value is made of its state."""
-
     def __init__(self, make: Callable[[Any], Any], value: Any = None) -> None:
         self._make, self.value = make, value
 

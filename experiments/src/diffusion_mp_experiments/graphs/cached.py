@@ -70,7 +70,6 @@ class CachedDataset(InMemoryDataset):
 
     @classmethod
     def save(cls, data_list: Sequence[BaseData], path: str) -> None:
-        """Write graphs as tensors and plain containers."""
         data, slices = cls.collate(data_list)
         torch.save((data.to_dict(), slices), path)
 
@@ -82,7 +81,6 @@ class CachedDataset(InMemoryDataset):
             self.data, self.slices = data_cls.from_dict(data), slices
 
     def _read(self, folder: Path) -> bool | None:
-        """Read the graphs; None where they are absent or damaged."""
         if not (folder / _GRAPHS).is_file():
             return None
         try:

@@ -182,7 +182,6 @@ def _uniform(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _integers(count: int, low: int, high: int, generator: torch.Generator) -> Tensor:
-    """Draw uniformly from low..high, both included."""
     return low + (_uniform(count, generator) * (high - low + 1)).long()
 
 

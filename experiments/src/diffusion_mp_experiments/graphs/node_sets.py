@@ -109,7 +109,6 @@ def load_facebook(root: str | Path, name: str) -> Data:
 
 
 def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
-    """Encode every column by its values; 0, for not known, is a value too."""
     places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
     sizes = [int(place.max()) + 1 for place in places]
     if len(columns) * sum(sizes) > _NUMBERS:

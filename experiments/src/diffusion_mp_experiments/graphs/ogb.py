@@ -154,7 +154,6 @@ class SumEdgeFeatures(BaseTransform):
     """
 
     def forward(self, data: Any) -> Data:
-        """Return the (shallow) copy of data that PyG passes, with its features."""
         check_kind(data, "data", Data, "a torch_geometric Data")
         check_kind(data.edge_index, "data.edge_index", Tensor, "a tensor [2, E]")
         check_kind(data.edge_attr, "data.edge_attr", Tensor, "a tensor [E, D] with the features of the edges")

@@ -103,7 +103,6 @@ def _read_graph(files: dict[str, Path]) -> Data:
 
 
 def _read_part(part: str, content: bytes) -> Any:
-    """Return a CSR matrix, an array [rows, classes], lists of neighbours, or an array of the numbers in a text."""
     if part == "test.index":
         return np.array([int(line) for line in content.decode("ascii").split()], np.int64)
     value = read_pickle(content)

@@ -95,7 +95,6 @@ def load_pokec(
 
 
 def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> None:
-    """Write edge_index [2, E], in the order of the file."""
     user = np.load(arrays.path / "user_id.npy")
     order = np.argsort(user)
     ids = user[order]
@@ -112,7 +111,6 @@ def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> Non
 
 
 def _read_mat(path: Path, arrays: ArrayFolder) -> None:
-    """Write x, edge_index and y, block by block."""
     way_out = "It must be LINKX's pokec.mat, with node_feat [N, C], edge_index [2, E] and label [1, N]; fetch it anew."
     with reading(path, way_out), TemporaryDirectory(dir=arrays.path) as scratch:
         x, edges, label = read_matrices(path, ["node_feat", "edge_index", "label"], Path(scratch), _MEMORY)
@@ -139,7 +137,6 @@ def _integers(numbers: Shaped[np.ndarray, " ..."], name: str) -> Int64[np.ndarra
 
 
 def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> None:
-    """Write x [N, 65], y [N] and user_id [N], a row for each line of the file."""
     num_users = count_lines(path, progress=progress)
     if not num_users:
         raise ValueError(f"{path} must have a line for every user; it is empty.")

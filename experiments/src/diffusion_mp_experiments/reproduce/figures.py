@@ -21,7 +21,6 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def _looks() -> Iterator[dict[str, Any]]:
-    """A colour, a marker and a line style for every curve."""
     for style in ("-", "--"):
         for colour, marker in zip(_COLOURS, _MARKERS, strict=True):
             yield {"color": colour, "marker": marker, "linestyle": style, "markersize": 4, "linewidth": 1.2}
@@ -129,7 +128,6 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
 
 
 def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
-    """F at every state of every certified network, the mean over its runs."""
     figure, axes = _single(4)
     for line, look in zip((line for line in lines if any(line.states.get("F", []))), _looks(), strict=False):
         axes.plot(range(len(line.states["F"])), line.states["F"], label=line.title, **{**look, "markersize": 3})

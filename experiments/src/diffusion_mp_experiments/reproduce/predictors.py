@@ -30,7 +30,6 @@ class Predictor(nn.Module):
         self.register_buffer("known", scores, persistent=False)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        """Scores [N, num_classes], for labels [N] that are −1 except on training nodes."""
         raise NotImplementedError(f"{type(self).__name__} must define scores(x, graph, y, num_classes).")
 
     def forward(self, *inputs: Any) -> Tensor:
@@ -103,7 +102,6 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _scores(classes: np.ndarray, found: np.ndarray, num_classes: int) -> Tensor:
-    """Log-probabilities of all classes, from those of the classes that have a label."""
     scores = torch.full((len(found), num_classes), -100.0)
     scores[:, torch.from_numpy(classes)] = torch.from_numpy(found).float()
     return scores

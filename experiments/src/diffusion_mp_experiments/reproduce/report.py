@@ -16,8 +16,6 @@ Estimate = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a table, in the units of its metric."""
-
     row: str
     title: str
     score: Estimate
@@ -31,7 +29,6 @@ class Line:
 
 
 def lines(table: Table, records: Iterable[Record]) -> list[Line]:
-    """The rows that have results, in the order of the table."""
     records = list(records)
     runs, searches = (
         {row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)] for row in table.rows}
@@ -105,7 +102,6 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def markdown(table: Table, found: Sequence[Line]) -> str:
-    """A table without a sweep: a line for every row."""
     digits, titles = table.metric.digits, {row.name: row.title for row in table.rows}
     baselines = [name for name in table.baselines if any(name == line.row for line in found)]
     ablations = list(dict.fromkeys(name for line in found for name in line.ablated))
@@ -158,7 +154,6 @@ def _signed(value: Estimate | None, digits: int) -> str:
 
 
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
-    """A table with how it was made, in Markdown."""
     splits, hours = max(line.splits for line in found), sum(line.seconds for line in found) / 3600
     if max(line.trials for line in found) == 1:
         tuned = "with the settings that its configuration names"
@@ -167,10 +162,8 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     else:
         tuned = f"tuned on {_counted(table.tuning, 'other')}"
     seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
-    how = (
-        f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
-        f"without a better validation score. All of it took {hours:.1f} hours of one core."
-    )
+    how = f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
+    how += f"without a better validation score. All of it took {hours:.1f} hours of one core."
     made = {line.row for line in found}
     if missing := [row.title for row in table.rows if row.name not in made]:
         how += f" Not made yet: {'; '.join(missing)}."

@@ -90,7 +90,6 @@ class Search:
                 self.study.tell(number, value, state=state)
 
     def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
-        """Return the settings of the first trial with the highest value."""
         if not self.splits:
             return self.settings[0]
         known = {number: value for number, value in values.items() if value is not None}

@@ -163,10 +163,8 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
         if "class_path" in config:
             config = config.setdefault("init_args", {})
     if last in config:
-        name = ".".join(path)
-        raise ValueError(
-            f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, or do not give it."
-        )
+        name, way_out = ".".join(path), "or do not give it"
+        raise ValueError(f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, {way_out}.")
     config[last] = value
 
 

@@ -102,7 +102,6 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 
 @lru_cache(4)
 def _data(config: str, split: int, tuning: bool) -> DataModule:
-    """A process trains many models on few splits, which are read once."""
     options = json.loads(config)
     options["init_args"] = {**options.get("init_args", {}), "split": split, "tuning": tuning}
     data = made(pl.LightningDataModule, options)
@@ -164,7 +163,6 @@ def _fit(module: Any, data: DataModule, logged: LastLogged, epochs: int, patienc
 
 @torch.no_grad()
 def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
-    """Run the steps of Lightning's stage "val" or "test"."""
     training, step = module.training, module.validation_step if stage == "val" else module.test_step
     module.eval()
     module.on_validation_epoch_start()
@@ -177,7 +175,6 @@ def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
 
 def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tuning: bool) -> dict[str, Any]:
     def value(stage: str) -> float | None:
-        """The metric, or None if it is not finite, since JSON has no such number."""
         try:
             _evaluate(module, data.val_dataloader() if stage == "val" else data.test_dataloader(), stage)
         except _DIVERGED:

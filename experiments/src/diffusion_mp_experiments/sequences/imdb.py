@@ -69,7 +69,6 @@ class IMDb(SequenceDataset):
 
 
 def _files(path: Path, split: str) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, size and content of the files in an archive, or of those of a split in a folder."""
     if path.is_file():
         yield from ((member.name, member.size, content) for member, content in members(path))
     for file in (path / split).glob("*/*.txt"):

@@ -126,7 +126,6 @@ class ListOps(SequenceDataset):
         return shape if length >= self.min_length else None
 
     def _fill(self, shape: list[int], random: Random) -> tuple[list[str], int]:
-        """Draw digits and operators for a shape; return the words of the expression and its answer."""
         words: list[str] = []
         open_: list[tuple[str, int, list[int]]] = [("FIRST", 2, [])]  # operator, number of arguments, those known
         for arguments in shape:

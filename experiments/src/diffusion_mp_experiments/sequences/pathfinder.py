@@ -201,7 +201,6 @@ class _Room:
         return DashedPath([(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line])
 
     def _free_line(self, taken: bytearray, point: Point, angle: int, steps: int) -> list[Point]:
-        """Return the points of a line if all of them are free, else none."""
         (row, column), (down, right), line = point, _UNIT[angle], list[Point]()
         for _ in range(steps + 1):
             if taken[self._cell(row, column)]:

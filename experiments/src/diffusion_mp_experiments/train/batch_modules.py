@@ -165,7 +165,6 @@ class SnapshotDataModule(BatchDataModule):
 
     @property
     def num_classes(self) -> int:
-        """1, a number for every node: the out_channels of a model."""
         return 1
 
     def parts(self) -> Parts:

@@ -53,7 +53,6 @@ class Supervised(pl.LightningModule):
         self.save_hyperparameters(ignore=["model"])
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
-        """The outputs for the examples of a stage, and their targets."""
         return self(batch), batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -80,7 +79,6 @@ class Supervised(pl.LightningModule):
         self._val_losses.append(self._evaluate(batch, "val"))
 
     def on_validation_epoch_end(self) -> None:
-        """Log val_score."""
         score, count = self.val_metric.compute(), sum(count for _, count in self._val_losses)
         loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.

@@ -35,7 +35,6 @@ _LIGHTNING = ("fit", "validate", "test", "predict")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand, or without one make the table of the digits; return the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args and args[0] in ("-h", "--help", "help"):
         print(_USAGE)

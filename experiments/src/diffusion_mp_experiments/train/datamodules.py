@@ -51,7 +51,6 @@ class SplitDataModule(pl.LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} must define parts() and return three lists of Data.")
 
     def together(self, part: Sequence[Data]) -> list[Data]:
-        """The batches of a part that is served in order."""
         return list(part)
 
     @property

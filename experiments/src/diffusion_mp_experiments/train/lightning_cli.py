@@ -90,7 +90,6 @@ class DiffusionCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Names of the run, its callbacks, and the channels that the data set decides."""
         parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--name", type=str, default="fit", help="folder of this kind of run below --out")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
@@ -166,7 +165,6 @@ class DiffusionCLI(LightningCLI):
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
         if options.get("logger") in (None, True):
@@ -243,7 +241,6 @@ class EpochProgress(ProgressBar):
 
 
 def _width(data: pl.LightningDataModule, name: str) -> int:
-    """A width of the model, which the data decide."""
     try:
         return int(getattr(data, name))
     except AttributeError as error:
@@ -276,7 +273,6 @@ def _resuming(args: Iterable[str], checkpoint: str) -> str:
 
 
 def _tensors(predictions: Any) -> Iterator[Tensor]:
-    """The batches of all loaders that ``Trainer.predict`` returns, nested or not."""
     if isinstance(predictions, Tensor) and predictions.dim() > 0:
         yield predictions
     elif isinstance(predictions, (list, tuple)):

@@ -28,10 +28,9 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
             "squeeze the target to one dimension and select the same nodes from both."
         )
     if logits.size(1) < 2:
-        raise ValueError(
-            f"logits {list(logits.shape)} have one column, so every node is class 0 and the loss is always 0; "
-            "give two columns or more, or use mean_squared_error for one target per node."
-        )
+        way_out = "give two columns or more, or use mean_squared_error for one target per node"
+        why = "have one column, so every node is class 0 and the loss is always 0"
+        raise ValueError(f"logits {list(logits.shape)} {why}; {way_out}.")
     if target.numel() == 0:
         raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
     low, high = int(target.min()), int(target.max())
