@@ -190,7 +190,9 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
         result["test"] = value("test")
     result["states"] = {name: [round(each, 6) for each in found] for name, found in states.items() if found}
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-        result["states"]["F"] = _energies(trained, data.data)
+        steps, trained.num_layers = trained.num_layers, trained.num_layers or STEPS  # of a network at rest, the first
+        result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
+        trained.num_layers = steps
     result["ablated"] = {}
     for ablation in () if hasattr(trained, "fit") else ABLATIONS:  # the scores of a predictor are fixed
         module.model = model = deepcopy(trained)
@@ -198,15 +200,6 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
             result["ablated"][ablation] = value("test")
     module.model = trained
     return result
-
-
-def _energies(model: CertifiedDIFFormer, nodes: Data) -> list[float]:
-    """F at every state; of a network at rest, on the first steps towards it."""
-    steps, model.num_layers = model.num_layers, model.num_layers or STEPS
-    try:
-        return model.energies(nodes.x, nodes.edge_index).tolist()
-    finally:
-        model.num_layers = steps
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import logging
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -40,7 +40,11 @@ def run_lightning(args: list[str]) -> None:
     Its warnings are shown, except its own deprecations, that data in memory have no workers, and that a resumed run
     finds its checkpoints.
     """
-    with _lightning_from(logging.WARNING), warnings.catch_warnings():
+    names = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")  # their announcements have the level INFO
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    with warnings.catch_warnings():
+        for logger in levels:
+            logger.setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b")
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
@@ -48,20 +52,9 @@ def run_lightning(args: list[str]) -> None:
             DiffusionCLI(args)
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
-
-
-@contextmanager
-def _lightning_from(level: int) -> Iterator[None]:
-    """Let Lightning log from this level on; its announcements have the level INFO."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger, before in zip(loggers, levels, strict=True):
-            logger.setLevel(before)
+        finally:
+            for logger, level in levels.items():
+                logger.setLevel(level)
 
 
 class DiffusionCLI(LightningCLI):
