@@ -63,15 +63,10 @@ class HostileReader:
         source = Path(diffusion_mp.__file__).parents[1]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
         environment["PYTHONPATH"] = os.pathsep.join([str(source), environment.get("PYTHONPATH", "")])
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("hostile_worker.py")),
-            tempfile.mkdtemp(dir=self._log.parent),
-        ]
+        worker = str(Path(__file__).with_name("hostile_worker.py"))
+        command, pipe = [sys.executable, worker, tempfile.mkdtemp(dir=self._log.parent)], subprocess.PIPE
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
         assert self._answer(300) == "ready\n", self._log.read_text()[-2000:]
 
     def _answer(self, seconds: float) -> str | None:
