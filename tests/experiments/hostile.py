@@ -129,39 +129,19 @@ FORMATS = {row.name: row for row in _ROWS if row.name != "peptides" or find_spec
 def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
     """`count` variants of a file's content: first one of every kind, then mostly flips of single bits and bytes."""
     rng = random.Random(seed)
-    whole = (_empty, _cut_late, _header_only, _garbage, _text, _doubled, _cut)
-    kinds: list[Callable[[bytes, random.Random], bytes]] = [*whole, _flip_bit, _flip_byte, _flip_head, _many, _zeros]
+    text = "<!doctype html><title>404 Not Found: Größe</title>\n".encode("latin-1")
+    kinds: list[Callable[[bytes, random.Random], bytes]] = [
+        *(lambda blob, rng: b"", lambda blob, rng: blob[:-1], lambda blob, rng: blob[: min(16, len(blob) // 2)]),
+        *(lambda blob, rng: rng.randbytes(max(len(blob), 64)), lambda blob, rng: text, lambda blob, rng: blob + blob),
+        *(_cut, _flip_bit, _flip_byte, _flip_head, _many, _zeros),
+    ]
     for i in range(count):
         kind = kinds[i] if i < len(kinds) else rng.choice([_flip_bit, _flip_byte, _flip_head, _flip_byte, _many, _cut])
         yield kind(blob, rng)
 
 
-def _empty(blob: bytes, rng: random.Random) -> bytes:
-    return b""
-
-
 def _cut(blob: bytes, rng: random.Random) -> bytes:
     return blob[: rng.randrange(len(blob))]
-
-
-def _cut_late(blob: bytes, rng: random.Random) -> bytes:
-    return blob[:-1]
-
-
-def _header_only(blob: bytes, rng: random.Random) -> bytes:
-    return blob[: min(16, len(blob) // 2)]
-
-
-def _garbage(blob: bytes, rng: random.Random) -> bytes:
-    return rng.randbytes(max(len(blob), 64))
-
-
-def _text(blob: bytes, rng: random.Random) -> bytes:
-    return "<!doctype html><title>404 Not Found: Größe</title>\n".encode("latin-1")
-
-
-def _doubled(blob: bytes, rng: random.Random) -> bytes:
-    return blob + blob
 
 
 def _zeros(blob: bytes, rng: random.Random) -> bytes:

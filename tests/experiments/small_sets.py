@@ -127,10 +127,8 @@ def make_chickenpox(folder: Path, **other) -> list[Path]:
 
 def make_covid(folder: Path) -> list[Path]:
     days = [str(day) for day in range(12)]
-    mapping = {
-        "edge_index": {day: [[0, 1], [1, 0], [2, 2]] for day in days},
-        "edge_weight": {day: [float(day), 3.0, 5.0] for day in days},
-    }
+    edges, weights = {day: [[0, 1], [1, 0], [2, 2]] for day in days}, {day: [float(day), 3.0, 5.0] for day in days}
+    mapping = {"edge_index": edges, "edge_weight": weights}
     content = {"edge_mapping": mapping, "time_periods": 12, "y": make_series()}
     return write(folder, {"england_covid.json": json.dumps(content)})
 
@@ -188,11 +186,8 @@ def profile(user, *, public="1", completion="50", gender="1", region="kraj a, x"
     return "\t".join(map(str, fields)) + end + "\n"
 
 
-PROFILES = [
-    profile(7),
-    profile(3, gender="0", region="kraj b", age="31", texts=[9]),
-    profile(12, gender="null", age="0"),
-]
+PROFILES = [profile(7), profile(3, gender="0", region="kraj b", age="31", texts=[9])]
+PROFILES += [profile(12, gender="null", age="0")]
 
 
 def make_pokec(folder: Path, profiles=PROFILES, pairs="7\t3\n3\t12\n12\t7\n7\t12\n", *, zipped=False) -> list[Path]:
@@ -222,9 +217,8 @@ def make_ogb(name: str) -> Callable[[Path], list[Path]]:
 
     def make(folder: Path) -> list[Path]:
         contents = {f"raw/{file}.csv.gz": rows_of(table) for file, table in tables.items()}
-        contents |= {
-            f"split/{split}/{part}.csv.gz": f"{node}\n" for node, part in enumerate(("train", "valid", "test"))
-        }
+        parts = enumerate(("train", "valid", "test"))
+        contents |= {f"split/{split}/{part}.csv.gz": f"{node}\n" for node, part in parts}
         return write(folder / name.replace("-", "_"), contents)
 
     return make

@@ -75,10 +75,7 @@ def test_small_synmol(tmp_path):
         ({"y": np.array([0, 1, 2])}, r"y must lie in 0\.\.1, got up to 2"),
         ({"edge_index_local": np.full((2, 6), 2)}, "the number of its graph's nodes - 1"),
         ({"edge_feat": np.full((6, 5), np.inf)}, "must be finite numbers"),
-        (
-            {"edge_feat": np.zeros((6, 3_000_000), np.float32)},
-            "its arrays unpack into 720[0-9]{5} bytes, more than 67108864",
-        ),
+        ({"edge_feat": np.zeros((6, 3_000_000), np.float32)}, "unpack into 720[0-9]{5} bytes, more than 67108864"),
         ({"test_index": np.array([0])}, "a molecule is twice"),
         ({"atom_type": np.array([0, 2, 1, 1, 0, 64])}, r"atom_type must lie in 0\.\.63"),
     ],
@@ -129,11 +126,6 @@ def test_series_that_are_none(tmp_path, other, said):
     make_chickenpox(tmp_path, **other)
     with pytest.raises(ValueError, match=said):
         load_snapshots(tmp_path, "chickenpox")
-
-
-def test_missing_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing england_covid\.json\. Fetch it from the folder dataset"):
-        load_snapshots(tmp_path, "england_covid")
 
 
 @pytest.mark.data

@@ -63,15 +63,10 @@ class HostileReader:
         source = Path(diffusion_mp.__file__).parents[1]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
         environment["PYTHONPATH"] = os.pathsep.join([str(source), environment.get("PYTHONPATH", "")])
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("hostile_worker.py")),
-            tempfile.mkdtemp(dir=self._log.parent),
-        ]
+        worker = str(Path(__file__).with_name("hostile_worker.py"))
+        command, pipe = [sys.executable, worker, tempfile.mkdtemp(dir=self._log.parent)], subprocess.PIPE
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
         assert self._answer(300) == "ready\n", self._log.read_text()[-2000:]
 
     def _answer(self, seconds: float) -> str | None:
@@ -175,9 +170,7 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
     for blob in payloads(marker).values():
         content = {file: gzip.compress(blob) if file.suffix == ".gz" else blob for file in example.files}
         # What PyG leaves beside its caches, and would unpickle.
-        for folder in {file.parent for file in example.files} | {
-            file.parent.parent / "processed" for file in example.files
-        }:
+        for folder in {place for file in example.files for place in (file.parent, file.parent.parent / "processed")}:
             content |= {folder / name: blob for name in ("pre_transform.pt", "pre_filter.pt", "data.pt")}
         outcomes.append(example.with_content(content))
         assert not marker.exists()
@@ -205,10 +198,8 @@ def bomb(example: Example, file: Path) -> bytes | None:
         return gzipped_bomb()
     if zipfile.is_zipfile(io.BytesIO(blob)):
         stream = io.BytesIO()
-        with (
-            zipfile.ZipFile(io.BytesIO(blob)) as old,
-            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, True, 1) as new,
-        ):
+        old = zipfile.ZipFile(io.BytesIO(blob))
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, True, 1) as new:
             entries = sorted(old.infolist(), key=lambda entry: entry.file_size)
             for entry in entries:
                 more = 1 << 28 if entry is entries[-1] else 0

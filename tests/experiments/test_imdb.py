@@ -11,12 +11,7 @@ from small_sets import REVIEWS, write
 from diffusion_mp.data import pad
 from diffusion_mp_experiments.sequences import IMDb
 
-OTHERS = {
-    "train/unsup/0_0.txt": "unlabelled",
-    "train/labeledBow.feat": "9 0:1",
-    "README": "read",
-    "train/pos/x.md": "x",
-}
+OTHERS = dict.fromkeys(("train/unsup/0_0.txt", "train/labeledBow.feat", "README", "train/pos/x.md"), "read by nobody")
 
 
 @pytest.fixture

@@ -143,10 +143,8 @@ def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path, monkeypatch)
         with pytest.raises(OSError, match="its disk is full"):
             records.append({"a": 4})
     assert [line["a"] for line in records.lines] == [1, 3]
-    for text, message in (
-        ('{"a": 1}\nnothing\n', r"runs\.jsonl, line 2 is no JSON"),
-        ("[1]\n", "line 1 holds no result"),
-    ):
+    broken = {'{"a": 1}\nnothing\n': r"runs\.jsonl, line 2 is no JSON", "[1]\n": "line 1 holds no result"}
+    for text, message in broken.items():
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             Records(path)

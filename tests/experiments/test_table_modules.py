@@ -43,9 +43,6 @@ def chickenpox(tmp_path):
     return str(tmp_path)
 
 
-# ---------------------------------------------------------------- one graph
-
-
 def test_a_published_split_and_its_tuning(tmp_path):
     make_heterophilous(tmp_path)
     masks = load_heterophilous(tmp_path, "small")
@@ -135,9 +132,6 @@ def test_a_university_in_parts(tmp_path):
     assert torch.equal(data.train_mask | data.val_mask | data.test_mask, sides[0])
 
 
-# ---------------------------------------------------------------- batches
-
-
 class Sizes(BatchDataModule):
     """Graphs of two sizes, which is their class."""
 
@@ -199,9 +193,6 @@ def test_what_a_subclass_must_define():
         BatchDataModule(4, 0, False).parts()
     with pytest.raises(NotImplementedError, match="must define load"):
         FullGraphDataModule().parts()
-
-
-# ---------------------------------------------------------------- snapshots
 
 
 def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):

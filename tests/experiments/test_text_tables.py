@@ -86,9 +86,7 @@ def test_numbers_that_are_none_or_out_of_range(tmp_path, recwarn, text, dtype, o
     assert not recwarn.list
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda blob: b"", lambda blob: blob[:-9], lambda blob: b"1 2\n", lambda blob: blob[:20]]
-)
+@pytest.mark.parametrize("damage", [lambda blob: b"", lambda blob: blob[:-9], lambda _: b"1 2\n", lambda b: b[:20]])
 def test_damaged_gzip_names_the_file(tmp_path, damage):
     path = tmp_path / "edges.txt.gz"
     path.write_bytes(damage(gzip.compress(b"1 2\n" * 1000)))

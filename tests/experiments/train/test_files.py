@@ -88,9 +88,7 @@ def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(
-        OSError, match=r"state\.pt cannot be written: No space left on device\. What stood there is as it"
-    ):
+    with pytest.raises(OSError, match=r"state\.pt cannot be written: No space left on device\. What stood there is as"):
         save_checkpoint({"epoch": 2}, path)
     assert load_checkpoint(path) == {"epoch": 1}
     assert list(path.parent.iterdir()) == [path]

@@ -21,9 +21,6 @@ def test_classes_weigh_the_same_however_many_nodes_they_have():
             weighted_accuracy(count)
 
 
-# ---------------------------------------------------------------- scores by name
-
-
 def curve(scores, truth):
     """The share of pairs of a positive and a negative example in the right order, ties half."""
     difference = scores[truth == 1].unsqueeze(1) - scores[truth == 0]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from diffusion_mp.diffusivities import AuxiliaryLoss
@@ -67,6 +68,12 @@ def test_learns(optimizer):
     trainer = quiet_trainer(max_epochs=60)
     trainer.fit(model, datamodule=Toy())
     assert trainer.callback_metrics["train_acc"] == 1
+
+
+def test_a_loss_that_is_not_finite_ends_a_training_without_validation():
+    loader, trainer = DataLoader([Toy().data], batch_size=None), quiet_trainer(max_epochs=9)
+    with pytest.raises(FloatingPointError, match=r"train_loss is \S+ in epoch \d: .* diverged\. Lower the"):
+        trainer.fit(NodeClassifier(DiffusionGNN(4, 8, 2, conv="gcn", dropout=0.0), lr=3e37), loader)
 
 
 class Regularised(Fixed):

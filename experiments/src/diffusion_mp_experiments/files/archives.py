@@ -1,7 +1,4 @@
-"""Tar archives, read in one pass; `tarfile` alone reads as much as a header claims and ends silently at a damaged one.
-
-Nothing is written to the disk.
-"""
+"""Tar archives, read in one pass; `tarfile` alone reads what a header claims and ends silently at a damaged one."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
     """Yield the files in a .tar or .tar.gz, each with a stream of its content that is valid until the next one.
 
     Links, devices and folders are skipped. An archive that ends early, continues after its end, has headers that claim
-    large blocks or point back, or has more than 262 144 members is refused.
-
-    Raises:
-        tarfile.TarError: also whatever else tarfile and gzip raise; call it within `reading`.
+    large blocks or point back, or has more than 262 144 members is refused. Call it within `reading`.
     """
     with path.open("rb") as file:
         zipped = file.read(2) == _GZIP

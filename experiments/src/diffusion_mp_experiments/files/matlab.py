@@ -47,27 +47,14 @@ except (Exception, MemoryError) as error:
 def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> list[Any]:
     """Return the named matrices of a file of MATLAB 5 to 7: full ones mapped from the folder `scratch`, or sparse.
 
-    The child process has `memory` bytes of address space, of which SciPy and NumPy take 0.4 GB.
-
-    Raises:
-        ValueError: there is no such matrix of real numbers, or the file is damaged; call it within `reading`.
+    The child process has `memory` bytes of address space, of which SciPy and NumPy take 0.4 GB. Call it within
+    `reading`.
     """
     with path.open("rb") as file:
         if (version := matfile_version(file)[0]) != 1:
             raise ValueError("it is a file of MATLAB 7.3; save it as version 7" if version else "it is of version 4")
     # -P: a module in the current folder is not imported.
-    command = [
-        sys.executable,
-        "-P",
-        "-W",
-        "ignore",
-        "-c",
-        _CHILD,
-        str(path.resolve()),
-        str(scratch),
-        str(memory),
-        *names,
-    ]
+    command = [sys.executable, "-P", "-Wignore", "-c", _CHILD, str(path.resolve()), str(scratch), str(memory), *names]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each thread reserves memory
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
@@ -75,7 +62,5 @@ def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> l
         raise ValueError(f"scipy.io.loadmat took more than {_SECONDS} seconds") from error
     if done.returncode:
         raise ValueError(done.stderr.strip() if done.returncode > 0 else "it makes scipy.io.loadmat crash")
-    return [
-        map_array(full) if (full := scratch / f"{name}.npy").is_file() else load_npz(scratch / f"{name}.npz")
-        for name in names
-    ]
+    files = [(scratch / f"{name}.npy", scratch / f"{name}.npz") for name in names]
+    return [map_array(full) if full.is_file() else load_npz(sparse) for full, sparse in files]

@@ -31,10 +31,7 @@ _CODES = [getattr(pickle, name)[0] for name in _INSTRUCTIONS.split()]
 def read_pickle(content: bytes) -> Any:
     """Return the array, CSR matrix, mapping or plain value that a pickle of any protocol describes.
 
-    Time and memory are proportional to the length of the pickle; nothing is imported or called.
-
-    Raises:
-        ValueError, IndexError, KeyError: the pickle is damaged or asks for anything else; call it within `reading`.
+    Time and memory are proportional to its length; nothing is imported or called. Call it within `reading`.
     """
     try:
         value = _Machine(io.BytesIO(content), encoding="latin-1").load()  # strings of Python 2: a character per byte
@@ -56,8 +53,6 @@ def as_integers(value: Any) -> Int64[np.ndarray, " n"]:
 
 
 class _Object:
-    """An object of a pickle, whose value is made of its state."""
-
     def __init__(self, make: Callable[[Any], Any], value: Any = None) -> None:
         self._make, self.value = make, value
 
@@ -129,10 +124,8 @@ _STAND_INS: list[tuple[str, Callable[..., Any]]] = [
     ("scipy.sparse.csr.csr_matrix scipy.sparse._csr.csr_matrix scipy.sparse._csr.csr_array", lambda: _Object(_matrix)),
     ("copy_reg._reconstructor copyreg._reconstructor copyreg.__newobj__", lambda kind, *_: kind()),
     ("collections.defaultdict", lambda *_: _Items()),
-    (
-        "_codecs.encode",
-        lambda text, encoding: text.encode({"latin1": "latin-1"}[encoding]),
-    ),  # bytes in protocols 0 to 2
+    # Bytes in protocols 0 to 2.
+    ("_codecs.encode", lambda text, encoding: text.encode({"latin1": "latin-1"}[encoding])),
     ("__builtin__.bytes builtins.bytes", lambda: b""),
     # Arguments of those above only.
     ("numpy.ndarray __builtin__.object builtins.object __builtin__.list builtins.list", lambda: None),

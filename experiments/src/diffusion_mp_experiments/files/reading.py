@@ -40,18 +40,16 @@ def check_indices(index: Tensor, limit: int | Tensor, name: str) -> None:
         raise ValueError(f"{name} must be integers; got {index.dtype}")
     if index.numel() and (int(index.min()) < 0 or bool((index >= limit).any())):
         highest = limit - 1 if isinstance(limit, int) else "the number of its graph's nodes - 1"
-        raise ValueError(
-            f"{name} must lie in 0..{highest}, got up to {int(index.max())} and down to {int(index.min())}"
-        )
+        found = f"got up to {int(index.max())} and down to {int(index.min())}"
+        raise ValueError(f"{name} must lie in 0..{highest}, {found}")
 
 
 @contextmanager
 def reading(path: Path, way_out: str) -> Iterator[None]:
     """Turn any error about the content of `path` into one ValueError, "path: what. way_out".
 
-    Parsers raise nearly everything (KeyError, struct.error, RecursionError, ...), so every Exception is taken, except
-    those that say nothing about the content: an OSError with an error number (absent, forbidden, a failing disk), too
-    little memory, a missing library; and a ValueError that names `path` already. Keep anything but reading out of the
+    Parsers raise nearly everything. Only what says nothing about the content passes: an OSError with an error number,
+    too little memory, a missing library; and a ValueError that names `path` already. Keep all but reading out of the
     block.
     """
     try:

@@ -27,18 +27,14 @@ _WAY_OUT = "Fetch the file again, as it was published: gzipped text where the na
 
 
 def count_lines(path: Path, *, progress: bool = True) -> int:
-    """Count the lines of a text, whose last may end without a line break; the errors are those of `line_blocks`."""
+    """Count the lines of a text, whose last may end without a line break."""
     return sum(block.count(b"\n") + 1 for _, block in _whole_lines(path, "counting", progress))
 
 
 def line_blocks(
     path: Path, size: int, *, longest: int = LONGEST, progress: bool = True
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield lists of at most `size` lines without their line breaks, each with the number of its first line, from 0.
-
-    Raises:
-        ValueError: gzip cannot read the file, or a line has more than `longest` bytes.
-    """
+    """Yield lists of at most `size` lines without their line breaks, each with the number of its first line, from 0."""
     for start, block in _whole_lines(path, "reading", progress):
         lines = [line.removesuffix(b"\r") for line in block.split(b"\n")]
         if max(map(len, lines)) > longest:
@@ -59,10 +55,7 @@ def number_blocks(
 ) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
     """Yield the rows of a table of finite numbers in blocks [rows, columns], each with the number of its first row.
 
-    The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1.
-
-    Raises:
-        ValueError: a row has other numbers than these; it names the line or the first of its block, and `what`.
+    The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1. `what` is their name.
     """
     for start, lines in line_blocks(path, _BLOCK // columns + 1, longest=_NUMBER * columns, progress=progress):
         here = f"{path}, from line {start + 1} on"
@@ -105,5 +98,5 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
 
 
 def _too_long(path: Path, line: int, longest: int) -> ValueError:
-    said = f"a line must have at most {longest} bytes; this one has more"
-    return ValueError(f"{path}, line {line + 1}: {said}. {_WAY_OUT}")
+    must = f"a line must have at most {longest} bytes; this one has more"
+    return ValueError(f"{path}, line {line + 1}: {must}. {_WAY_OUT}")

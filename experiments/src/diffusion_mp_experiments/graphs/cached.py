@@ -35,8 +35,7 @@ class CachedDataset(InMemoryDataset):
     warning. PyG's own caches are unpickled; here nothing of PyG's reads or writes, since this class has no `process`.
 
     Args:
-        root: a writable folder.
-        key: the name of the folder of these graphs.
+        root, key: a writable folder, and the name of the folder of these graphs.
         num_graphs: how many `make` yields.
         transform, pre_transform: applied on access, and before saving; a warning tells when the latter has changed.
         force_reload: make the files anew.
@@ -67,12 +66,10 @@ class CachedDataset(InMemoryDataset):
 
     @property
     def processed_dir(self) -> str:
-        """The folder of the key."""
         return os.path.join(self.root, "processed", self._key)
 
     @classmethod
     def save(cls, data_list: Sequence[BaseData], path: str) -> None:
-        """Write graphs as tensors and plain containers."""
         data, slices = cls.collate(data_list)
         torch.save((data.to_dict(), slices), path)
 
@@ -84,7 +81,6 @@ class CachedDataset(InMemoryDataset):
             self.data, self.slices = data_cls.from_dict(data), slices
 
     def _read(self, folder: Path) -> bool | None:
-        """Read the graphs; None where they are absent or damaged."""
         if not (folder / _GRAPHS).is_file():
             return None
         try:
@@ -114,10 +110,7 @@ def _printed(transform: Transform | None) -> bytes:
 
 
 def _load_tensors(path: Path) -> Any:
-    """Return dense tensors in plain containers from `torch.load(weights_only=True)`.
-
-    What it does not check: compressed archives, and tensors that claim more than the file has, fill the memory.
-    """
+    """Return dense tensors in plain containers; refuse what would fill the memory: compressed or with false sizes."""
     # A mapped file makes no room for bytes that a header of `zipfile` only claims.
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content[:2] != b"PK":

@@ -46,13 +46,13 @@ class SBMDataset(CachedDataset):
     of every split carries pattern i mod 100. CLUSTER: six communities (p = 0.55, q = 0.25); one node of each shows its
     number as a feature, and y is the community of every node. The score of both is `weighted_accuracy`.
 
-    Communities have 5..34 nodes as in the released generator, whose upper end is exclusive, not 5–35 as in the article:
-    only so CLUSTER's graphs have the published 117.2 nodes. The article's patterns have 20 nodes; those of the released
-    files have 5..34, fixed for each pattern: `pattern_sizes=(5, 34)`.
+    Communities have 5..34 nodes as in the released generator, not 5–35 as in the article: only so CLUSTER's graphs have
+    the published 117.2 nodes. The released patterns have 5..34 nodes, too: `pattern_sizes=(5, 34)`.
 
     The distribution is that of the released files, not the graphs. Graph i depends on `seed`, split and i alone. PyG's
-    `GNNBenchmarkDataset` reads the released files (it unpickles them) and has the same shapes: x [N, 3] (PATTERN) or
-    [N, 7] (CLUSTER), one-hot float; edge_index [2, E] both directions; y [N].
+    `GNNBenchmarkDataset` reads the released files (it unpickles them).
+
+    Shapes: x [N, 3] (PATTERN) or [N, 7] (CLUSTER), one-hot float; edge_index [2, E] both directions; y [N].
 
     Args:
         root: a writable folder; graphs are kept in `root/processed/<parameters>`.
@@ -61,9 +61,6 @@ class SBMDataset(CachedDataset):
         seed: draws patterns and graphs, 0 .. 2³⁰ − 1.
         pattern_sizes: smallest and largest number of nodes of a pattern, (20, 20) by default; PATTERN only.
         options: transform, pre_transform, force_reload and log of `CachedDataset`.
-
-    Raises:
-        TypeError, ValueError: an argument is unknown or out of range.
 
     Examples:
         >>> len(SBMDataset(folder, "CLUSTER", num_graphs=2))
@@ -103,7 +100,6 @@ class SBMDataset(CachedDataset):
         super().__init__(root, f"{name}{patterns}-{split}-{num_graphs}-seed{seed}-v{_VERSION}", num_graphs, **options)
 
     def make(self) -> Iterator[Data]:
-        """Yield the graphs of this split, in order."""
         generator = self._generator(1 + list(_SIZES[self.name]).index(self.split))
         if self.name == "CLUSTER":
             yield from (cluster_graph(generator) for _ in range(self._count))
@@ -154,10 +150,7 @@ def pattern_graph(pattern: PlantedPattern, generator: torch.Generator) -> Data:
 
 
 def cluster_graph(generator: torch.Generator) -> Data:
-    """Draw a graph of CLUSTER, a block model in which a random node per community shows its number, in random order.
-
-    Column c + 1 of x is 1 at the node that shows community c, and column 0 at all others.
-    """
+    """Draw a graph of CLUSTER: x is 1 in column c + 1 at the node that shows community c, in column 0 at all others."""
     block, probability = _block_model(*_CLUSTER, 0, generator)
     pairs = block_model_pairs(block, probability, generator)
     size = block.bincount(minlength=len(probability))  # the first of each shows; renaming makes it any of them
@@ -189,7 +182,6 @@ def _uniform(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _integers(count: int, low: int, high: int, generator: torch.Generator) -> Tensor:
-    """Draw uniformly from low..high, both included."""
     return low + (_uniform(count, generator) * (high - low + 1)).long()
 
 
@@ -213,14 +205,13 @@ def synthetic_pokec(
       alone is right more often than Φ(signal): 62 % for 0.3.
     - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all sum to E;
       each edge ends in the sender's class with probability `homophily`, at a node j of it with probability proportional
-      to w_j. Both degrees are thus log-normal: with a spread of 1.5 and a mean of 18.75 the median is 6 and the largest
-      about 2·10⁴. Loops and parallel edges remain.
+      to w_j. With a spread of 1.5 and a mean of 18.75 the median degree is 6 and the largest about 2·10⁴. Loops and
+      parallel edges remain.
 
     In Pokec 44.4 % of the friendships join one gender (counted for 20 000 users). The spread is our choice. With
-    `cache`, a folder, the arrays are memory-mapped. TypeError or ValueError for arguments out of range.
+    `cache`, a folder, the arrays are memory-mapped.
 
-    Returns:
-        The graph with x [N, C] float32, edge_index [2, E] sorted by source, and y [N].
+    Returns x [N, C] float32, edge_index [2, E] sorted by source, and y [N].
 
     Examples:
         >>> synthetic_pokec(num_nodes=100, num_edges=400, num_features=3).x.shape

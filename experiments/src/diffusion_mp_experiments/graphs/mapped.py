@@ -38,7 +38,6 @@ class ArrayFolder:
         np.load(self._file(name), mmap_mode="r+", allow_pickle=False)[where] = block
 
     def put(self, name: str, array: Shaped[np.ndarray, " ..."]) -> None:
-        """Save an array."""
         np.save(self._file(name), array, allow_pickle=False)
 
     def _file(self, name: str) -> Path:
@@ -71,9 +70,8 @@ def _check(cache: Path, arrays: dict[str, Tensor], classes: int) -> None:
         raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
     _check_range("y", arrays["y"].numpy(), -1, classes)
     for start in range(0, 2 * num_edges, _BLOCK):  # mapped again each time, so that pages leave the memory
-        _check_range(
-            "edge_index", map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK], 0, num_nodes
-        )
+        ends_here = map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK]
+        _check_range("edge_index", ends_here, 0, num_nodes)
 
 
 def _check_range(name: str, numbers: Shaped[np.ndarray, " ..."], low: int, end: int) -> None:
@@ -89,19 +87,15 @@ def mapped_arrays(
 
     Writing to them does not change the files. The folder is complete or absent (see `made_once`). It is made anew where
     an existing source has another size or modification time, where `made_by` differs, and, with a warning, where it is
-    damaged. Sources may be deleted once it is complete; `sources.json` in it keeps their SHA-256 sums.
-
-    Raises:
-        ValueError: the folder holds anything but arrays, which must not be overwritten.
+    damaged; one with anything but arrays is refused. Sources may be deleted; `sources.json` keeps their SHA-256 sums.
     """
     sources = list(sources)
 
     def load(folder: Path) -> dict[str, Tensor] | None:
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         if strange := [name for name in names if name != _RECORD and not name.endswith(".npy")]:
-            raise ValueError(
-                f"{folder} holds {strange[0]}, which is no array; name a folder of its own for the arrays."
-            )
+            way_out = "name a folder of its own for the arrays"
+            raise ValueError(f"{folder} holds {strange[0]}, which is no array; {way_out}.")
         try:
             with reading(folder, "A cache that cannot be read is made anew."):
                 return _load(folder, sources, made_by) if names else None

@@ -1,7 +1,4 @@
-"""Small node data sets: the graphs of Platonov et al., Facebook100, MNIST, 20 Newsgroups, and scikit-learn's digits.
-
-Also the labels of any set that hyper-parameters may be tuned on.
-"""
+"""Small node data sets: heterophilous graphs, Facebook100, MNIST, 20 Newsgroups, digits; and labels for tuning."""
 
 from __future__ import annotations
 
@@ -38,20 +35,13 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
     Reads `root/<name>.npz`, or `root/<name>/raw/<name>.npz` where PyG's `HeterophilousGraphDataset` puts it, and makes
     the same graph as PyG.
 
-    Returns:
-        The graph with x [N, C], edge_index [2, E] in both directions, y [N], and the published splits as train_mask,
-        val_mask and test_mask [N, splits]; `Split.of(data, i)` is split number i.
-
-    Raises:
-        TypeError, FileNotFoundError, ValueError: name is no str, or the file is missing or damaged.
+    Returns x [N, C], edge_index [2, E] in both directions, y [N], and the published splits as train_mask, val_mask and
+    test_mask [N, splits]; `Split.of(data, i)` is split number i.
 
     Examples:
-        >>> import numpy as np
-        >>> masks = {f"{part}_masks": np.eye(3, dtype=bool)[[c]] for c, part in enumerate(("train", "val", "test"))}
-        >>> arrays = {"node_features": np.eye(3), "node_labels": np.arange(3), "edges": np.array([[0, 1]])}
-        >>> np.savez(folder / "tiny.npz", **arrays, **masks)
-        >>> load_heterophilous(folder, "tiny").edge_index.tolist()
-        [[0, 1], [1, 0]]
+        >>> load_heterophilous(folder, "minesweeper")  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: minesweeper...missing minesweeper.npz. Fetch it from the folder data of https...
     """
     check_kind(name, "name", str, "the name of a file, like minesweeper")
     folder = as_path(root, "root")
@@ -91,20 +81,12 @@ def load_facebook(root: str | Path, name: str) -> Data:
     Reads `root/<name>/raw/data.mat`, where PyG's `LINKXDataset` (Lim et al. 2021) puts it, and makes the same graph as
     PyG: gender is the label, and the other columns, one-hot, are the features.
 
-    Returns:
-        The graph with x [N, C], edge_index [2, E] in both directions, and y [N] in −1 (unknown), 0 and 1.
-
-    Raises:
-        TypeError, FileNotFoundError, ValueError: name is no str, or the file is missing or damaged.
+    Returns x [N, C], edge_index [2, E] in both directions, and y [N] in −1 (unknown), 0 and 1.
 
     Examples:
-        >>> from scipy.io import savemat
-        >>> from scipy.sparse import eye
-        >>> (folder / "tiny" / "raw").mkdir(parents=True)
-        >>> people = [[1, 2, 7], [2, 1, 7], [1, 0, 9]]  # the second column is gender
-        >>> savemat(folder / "tiny" / "raw" / "data.mat", {"local_info": people, "A": eye(3, format="csc")})
-        >>> load_facebook(folder, "tiny").y
-        tensor([ 1,  0, -1])
+        >>> load_facebook(folder, "johnshopkins55")  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: johnshopkins55...missing data.mat. Fetch it as data.mat from the folder data/facebook100...
     """
     check_kind(name, "name", str, "the name of a university, like johnshopkins55")
     path = as_path(root, "root") / name / "raw" / "data.mat"
@@ -127,7 +109,6 @@ def load_facebook(root: str | Path, name: str) -> Data:
 
 
 def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
-    """Encode every column by its values; 0, for not known, is a value too."""
     places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
     sizes = [int(place.max()) + 1 for place in places]
     if len(columns) * sum(sizes) > _NUMBERS:
@@ -145,20 +126,13 @@ _MNIST = "PyTorch's torchvision.datasets.MNIST downloads it to this place."
 def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
     """Load the first images of MNIST's training set (LeCun et al. 1998), without edges; `KNNGraph` adds them.
 
-    Wu, Wipf & Yan (2025, Table 6) take 15 000. The folder `root` holds `raw/train-images-idx3-ubyte.gz` and
-    `raw/train-labels-idx1-ubyte.gz`.
-
-    Returns:
-        x [num_images, 784] in [0, 1] and y [num_images] in 0..9.
-
-    Raises:
-        TypeError, ValueError: `num_images` is no whole number or not in 1..60 000, or a file is damaged.
-        FileNotFoundError: files are missing; the sentence says which.
+    Wu, Wipf & Yan (2025, Table 6) take 15 000. Reads `root/raw/train-images-idx3-ubyte.gz` and
+    `root/raw/train-labels-idx1-ubyte.gz`; returns x [num_images, 784] in [0, 1] and y [num_images] in 0..9.
 
     Examples:
         >>> load_mnist(folder)  # says what to put where
         Traceback (most recent call last):
-        FileNotFoundError: MNIST...train-images-idx3-ubyte.gz...
+        FileNotFoundError: MNIST...train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz. Put it there; PyTorch's...
     """
     check_counts(num_images=num_images)
     if num_images > _MOST:
@@ -203,17 +177,12 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
         groups: names of the groups; number c is class c.
         num_words: how many words, the most frequent ones.
 
-    Returns:
-        x [messages, num_words] and y [messages], training and test messages in the order of the archive.
-
-    Raises:
-        TypeError, ValueError: an option does not fit, the archive is damaged, or has nothing of a group.
-        FileNotFoundError: it is missing.
+    Returns x [messages, num_words] and y [messages], in the order of the archive.
 
     Examples:
         >>> load_newsgroups(folder, groups=["sci.space", "rec.autos"])  # says what to put where
         Traceback (most recent call last):
-        FileNotFoundError: 20 Newsgroups...20news-bydate.tar.gz...
+        FileNotFoundError: 20 Newsgroups...missing 20news-bydate.tar.gz. Fetch 20news-bydate.tar.gz from http...
     """
     check_counts(num_words=num_words)
     if isinstance(groups, str) or not groups or not all(isinstance(group, str) for group in groups):
@@ -238,16 +207,11 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
 
 
 def load_digits(num_neighbors: int = 5) -> Data:
-    """Load scikit-learn's 1 797 images of 8 × 8 pixels, joined to their nearest neighbours in pixel space.
+    """Load scikit-learn's 1 797 images of 8 × 8 pixels, the low-label setting of Wu, Wipf & Yan (2025).
 
     Two images are joined, in both directions, where one is among the `num_neighbors` (1..1 796) nearest of the other by
-    Euclidean distance of the pixels: the low-label image setting of Wu, Wipf & Yan (2025).
-
-    Returns:
-        The graph with x [1797, 64] in [0, 1], y [1797] in 0..9 and edge_index [2, E], sorted, without self-loops.
-
-    Raises:
-        TypeError, ValueError: `num_neighbors` is no whole number, or out of range.
+    Euclidean distance. Returns x [1797, 64] in [0, 1], y [1797] in 0..9 and edge_index [2, E], sorted, without
+    self-loops.
 
     Examples:
         >>> load_digits(num_neighbors=5).x.shape
@@ -270,12 +234,9 @@ _POOL_SEED = 2025  # the same in every run
 def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
     """Return the labels that splits for tuning, or for reported results, are drawn from; all others are −1.
 
-    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits that are
-    drawn from these labels (`random_split_per_class`, `random_split` ignore negative ones) train, validate and test on
-    their own side, so no label of a reported result was seen while settings were chosen.
-
-    Raises:
-        TypeError, ValueError: y holds no whole numbers [N], or the share is not in (0, 1).
+    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits of these
+    labels train, validate and test on their own side: no label of a reported result was seen while settings were
+    chosen.
     """
     check_flags(tuning=tuning)
     check_number(share, "share")

@@ -67,10 +67,6 @@ def load_ogb(root: str | Path, name: OgbName, *, cache: str | Path | None = None
     - ogbn-proteins: y [N, 112] of 0 and 1, node_species [N], edge_index in both directions, edge 2k + 1 the reverse of
       edge 2k, edge_attr [E, 8]; there is no x.
 
-    Raises:
-        ValueError: an unknown name, or a damaged file, with its line where it is known.
-        FileNotFoundError: files are missing; the sentence says which and where to get them.
-
     Examples:
         >>> load_ogb(folder, "ogbn-arxiv")  # says what to put where
         Traceback (most recent call last):
@@ -150,15 +146,14 @@ class SumEdgeFeatures(BaseTransform):
     """x_i = Σ_{j→i} e_ji, the sum of the features of the edges that end in a node; zero where none does.
 
     Models use these features on ogbn-proteins, which has none for nodes (Hu et al. 2020). They are summed block by
-    block and in double precision, so the edges may be memory-mapped. Reads edge_index [2, E] and edge_attr [E, D] of
-    `Data`, and sets x [N, D] in the type of edge_attr; TypeError or ValueError where there are none.
+    block and in double precision, so the edges may be memory-mapped. Shapes: edge_index [2, E], edge_attr [E, D]; x [N,
+    D].
 
     Examples:
         >>> data = SumEdgeFeatures()(Data(x=x, edge_index=edge_index, edge_attr=torch.ones(12, 2)))
     """
 
     def forward(self, data: Any) -> Data:
-        """Return the (shallow) copy of data that PyG passes, with its features."""
         check_kind(data, "data", Data, "a torch_geometric Data")
         check_kind(data.edge_index, "data.edge_index", Tensor, "a tensor [2, E]")
         check_kind(data.edge_attr, "data.edge_attr", Tensor, "a tensor [E, D] with the features of the edges")

@@ -30,10 +30,10 @@ _WAY_OUT = "Fetch it anew, from https://github.com/vijaydwivedi75/lrgb."
 class PeptidesFunctional(CachedDataset):
     """Peptides-func (Dwivedi et al. 2022): 15 535 peptides with ten binary labels.
 
-    Makes graphs of SMILES strings with PyG's `from_smiles`, once: 15 535 molecules take a few minutes. Nodes are heavy
-    atoms, edges bonds. PyG numbers the same nine atom and three bond features as the files of the Long Range Graph
-    Benchmark, but from other lists: models trained on one do not read the other. PyG's `LRGBDataset` reads the
-    benchmark's files (it unpickles them).
+    Makes graphs of SMILES strings with PyG's `from_smiles` (extra `molecules`), once: that takes a few minutes. Nodes
+    are heavy atoms, edges bonds. PyG numbers the same nine atom and three bond features as the files of the Long Range
+    Graph Benchmark, but from other lists: models trained on one do not read the other. PyG's `LRGBDataset` unpickles
+    those files.
 
     Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10] of 0 and 1, float.
 
@@ -44,10 +44,6 @@ class PeptidesFunctional(CachedDataset):
         split: "train", "val" or "test".
         num_graphs: how many of the split, from its beginning; all by default.
         options: transform, pre_transform, force_reload and log of `CachedDataset`.
-
-    Raises:
-        ValueError: an unknown split, more graphs than the split has, or a damaged file.
-        FileNotFoundError, ModuleNotFoundError: files are missing, or rdkit is not installed.
 
     Examples:
         >>> PeptidesFunctional(folder, folder / "cache")  # says what to put where
@@ -83,13 +79,16 @@ class PeptidesFunctional(CachedDataset):
         super().__init__(root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options)
 
     def make(self) -> Iterator[Data]:
-        """Yield the molecules of this split, in the order of the split file."""
         if find_spec("rdkit") is None:
             install = "pip install 'diffusion-mp-experiments[molecules]'"
             raise ModuleNotFoundError(f"Molecules are read with rdkit, which is not installed: {install}.")
         path = self.source / _MOLECULES
         with reading(path, _WAY_OUT):
-            molecules = _molecules(path)
+            with gzip.open(path) as file:
+                text = file.read(_LARGEST + 1)
+            if len(text) > _LARGEST:
+                raise ValueError(f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million")
+            molecules = list(csv.DictReader(io.StringIO(text.decode(), newline="")))
             if self._rows and max(self._rows) >= len(molecules):
                 raise ValueError(f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}")
             for row in self._rows:
@@ -100,12 +99,3 @@ class PeptidesFunctional(CachedDataset):
                     raise ValueError(f"Row {row} of {_MOLECULES} must have {_CLASSES} labels 0 or 1; got {labels}.")
                 data.y = torch.tensor([labels], dtype=torch.float)
                 yield data
-
-
-def _molecules(path: Path) -> list[dict[str, str]]:
-    """Return the rows of the table, which must not unpack into a multiple of its published size."""
-    with gzip.open(path) as file:
-        text = file.read(_LARGEST + 1)
-    if len(text) > _LARGEST:
-        raise ValueError(f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million")
-    return list(csv.DictReader(io.StringIO(text.decode(), newline="")))

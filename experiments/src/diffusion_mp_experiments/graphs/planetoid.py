@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from scipy.sparse import csr_matrix
-from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
@@ -36,15 +34,10 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
     Args:
         root: the folder that holds the folder `<Name>`.
         name: "Cora", "CiteSeer" or "PubMed".
-        download: where files are missing, let PyG's `Planetoid` download them into `root` first.
+        download: let PyG's `Planetoid` download missing files into `root` first (ConnectionError if that fails).
         normalize_features: divide the features of every node by their sum.
 
-    Returns:
-        The graph with x [N, C], edge_index [2, E] in both directions, y [N] and three masks [N].
-
-    Raises:
-        ValueError: an unknown name, a damaged file, or files that do not belong together.
-        FileNotFoundError, ConnectionError: files are missing, with the way to get them, or the download failed.
+    Returns x [N, C], edge_index [2, E] in both directions, y [N] and three masks [N].
 
     Examples:
         >>> load_planetoid(folder, "Cora")  # says what to put where
@@ -90,8 +83,12 @@ def _read_graph(files: dict[str, Path]) -> Data:
             parts[part] = _read_part(part, path.read_bytes())
     _check(files, parts)
     with reading(files["graph"], _WAY_OUT):
-        edge_index = _edges(parts["graph"])
-
+        neighbours = parts["graph"]
+        row = np.repeat(np.arange(len(neighbours)), [len(found) for found in neighbours])
+        edge_index = torch.from_numpy(np.stack([row, np.concatenate(neighbours)]))
+        check_indices(edge_index, len(neighbours), "the neighbours")
+        # Every pair once, without loops, sorted as PyG sorts them.
+        edge_index = coalesce(remove_self_loops(edge_index)[0], num_nodes=len(neighbours), sort_by_row=False)
     num_nodes, num_train = len(parts["graph"]), len(parts["y"])
     known, tested = torch.arange(len(parts["ally"])), torch.from_numpy(parts["test.index"])
     x, y = torch.zeros(num_nodes, parts["allx"].shape[1]), torch.full((num_nodes,), -1)
@@ -106,7 +103,6 @@ def _read_graph(files: dict[str, Path]) -> Data:
 
 
 def _read_part(part: str, content: bytes) -> Any:
-    """Return a CSR matrix, an array [rows, classes], lists of neighbours, or an array of the numbers in a text."""
     if part == "test.index":
         return np.array([int(line) for line in content.decode("ascii").split()], np.int64)
     value = read_pickle(content)
@@ -142,12 +138,3 @@ def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
         refuse("y", f"{train} papers to train with and {_NUM_VAL} to validate with exceed the {num_known} of allx")
     if (last + 1) * features > _LARGEST // 4:
         refuse("allx", f"{last + 1} papers with {features} features exceed {_LARGEST} bytes")
-
-
-def _edges(graph: list[Int64[np.ndarray, " _"]]) -> Tensor:
-    """Every pair once, without loops, sorted as PyG sorts them."""
-    row = np.repeat(np.arange(len(graph)), [len(neighbours) for neighbours in graph])
-    edge_index = torch.from_numpy(np.stack([row, np.concatenate(graph)]))
-    check_indices(edge_index, len(graph), "the neighbours")
-    edge_index, _ = remove_self_loops(edge_index)
-    return coalesce(edge_index, num_nodes=len(graph), sort_by_row=False)

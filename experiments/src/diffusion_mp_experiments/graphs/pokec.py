@@ -19,6 +19,7 @@ from diffusion_mp_experiments.files.reading import as_path, check_indices, check
 from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
 from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
 
+Source = Literal["snap", "linkx"]
 _FILES = {"snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"], "linkx": ["pokec.mat"]}
 _HOW_TO_GET = {
     "snap": "Download soc-pokec-profiles.txt.gz and soc-pokec-relationships.txt.gz from "
@@ -48,11 +49,7 @@ _FIRST_TEXT = len(FEATURES) - len(_TEXTS)
 
 
 def load_pokec(
-    root: str | Path,
-    source: Literal["snap", "linkx"] = "snap",
-    *,
-    cache: str | Path | None = None,
-    progress: bool = True,
+    root: str | Path, source: Source = "snap", *, cache: str | Path | None = None, progress: bool = True
 ) -> Data:
     """Load Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
 
@@ -61,22 +58,17 @@ def load_pokec(
     - `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe is not published.
 
     The 65 features of the SNAP files: public, completion percentage, last login, registration and age, each
-    standardised over the users who state it, 0 for the others; flags where one of the first two, one of the dates, or
-    the age (0 is none) is not stated; flags for each of the five most frequent regions (the part before the comma), and
-    for no region; and for each of the 51 columns 9 to 59, whether it is filled.
+    standardised over the users who state it, 0 for the others. Flags where one of the first two, one of the dates, or
+    the age (0 is none) is not stated. Flags for each of the five most frequent regions (the part before the comma), and
+    for no region. And for each of the 51 columns 9 to 59, whether it is filled.
 
-    The data has no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, as
-    `random_split(data.y, 0.1, 0.1, generator)` draws them, while their released command draws 50, 25 and 25 % (D13 in
-    docs/errata.md): say which one a number was obtained with. The arrays are memory-mapped from the folder `cache`, by
-    default `root/processed/pokec-<source>`, which records the SHA-256 sums of the files, for none are published.
+    There are no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, while their released command
+    draws 50, 25 and 25 % (D13 in docs/errata.md): say which one a number was obtained with. The arrays are
+    memory-mapped from the folder `cache`, by default `root/processed/pokec-<source>`, which records the SHA-256 sums of
+    the files.
 
-    Returns:
-        The graph with x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated;
-        of SNAP also user_id [N].
-
-    Raises:
-        ValueError: an unknown source, or a damaged file, with its lines where they are known.
-        FileNotFoundError: files are missing; the sentence says which and where to get them.
+    Returns x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated; of SNAP
+    also user_id [N].
 
     Examples:
         >>> load_pokec(folder)  # says what to put where
@@ -103,7 +95,6 @@ def load_pokec(
 
 
 def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> None:
-    """Write edge_index [2, E], in the order of the file."""
     user = np.load(arrays.path / "user_id.npy")
     order = np.argsort(user)
     ids = user[order]
@@ -120,7 +111,6 @@ def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> Non
 
 
 def _read_mat(path: Path, arrays: ArrayFolder) -> None:
-    """Write x, edge_index and y, block by block."""
     way_out = "It must be LINKX's pokec.mat, with node_feat [N, C], edge_index [2, E] and label [1, N]; fetch it anew."
     with reading(path, way_out), TemporaryDirectory(dir=arrays.path) as scratch:
         x, edges, label = read_matrices(path, ["node_feat", "edge_index", "label"], Path(scratch), _MEMORY)
@@ -147,7 +137,6 @@ def _integers(numbers: Shaped[np.ndarray, " ..."], name: str) -> Int64[np.ndarra
 
 
 def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> None:
-    """Write x [N, 65], y [N] and user_id [N], a row for each line of the file."""
     num_users = count_lines(path, progress=progress)
     if not num_users:
         raise ValueError(f"{path} must have a line for every user; it is empty.")

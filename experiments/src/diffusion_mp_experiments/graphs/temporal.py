@@ -33,18 +33,13 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
     Reads `root/<name>.json`. A forecast sees `lags` values, 4 and 8 by default. Edges are made undirected: two
     directions have their mean weight, and one alone serves for both.
 
-    Returns:
-        Snapshots in the order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight [E].
-
-    Raises:
-        TypeError, ValueError, FileNotFoundError: an option does not fit, or the file is damaged or missing.
+    Returns snapshots in the order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight
+    [E].
 
     Examples:
-        >>> import json
-        >>> content = {"edges": [[0, 1]], "FX": [[0.0, 9.0], [1.0, 8.0], [2.0, 7.0], [3.0, 6.0]]}  # four times
-        >>> _ = (folder / "chickenpox.json").write_text(json.dumps(content))
-        >>> load_snapshots(folder, "chickenpox", lags=2)[0].x.tolist()
-        [[0.0, 1.0], [9.0, 8.0]]
+        >>> load_snapshots(folder / "none", "england_covid")  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: england_covid...missing england_covid.json. Fetch it from the folder dataset of https...
     """
     check_choice(name, "name", get_args(TemporalName))
     lags = _LAGS[name] if lags is None else as_whole(lags, "lags")
@@ -52,7 +47,9 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
     check_present(name, path.parent, [path], f"Fetch it {_FOLDER}")
     with reading(path, f"Fetch it anew, {_FOLDER}"):
         content = json.loads(path.read_bytes())
-        series = _series(content["FX" if name == "chickenpox" else "y"])
+        series = torch.tensor(content["FX" if name == "chickenpox" else "y"], dtype=torch.float64).float()
+        if series.dim() != 2 or not series.numel() or not series.isfinite().all():
+            raise ValueError(f"its series must be finite numbers [times, nodes], got {list(series.shape)}")
         times, nodes = series.shape
         if name == "chickenpox":
             graphs = [_graph(content["edges"], [1.0] * len(content["edges"]), nodes)]
@@ -62,18 +59,8 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
             series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
     if not 0 < lags < times:
         raise ValueError(f"lags must lie in 1..{times - 1}, for {name} has {times} times; got {lags}.")
-    return [
-        Data(x=series[now - lags : now].t().contiguous(), y=series[now], **graphs[(now - 1) % len(graphs)])
-        for now in range(lags, times)
-    ]
-
-
-def _series(rows: Any) -> Tensor:
-    """The values [times, N] of all nodes."""
-    series = torch.tensor(rows, dtype=torch.float64).float()
-    if series.dim() != 2 or not series.numel() or not series.isfinite().all():
-        raise ValueError(f"its series must be finite numbers [times, nodes], got {list(series.shape)}")
-    return series
+    lagged = ((now, series[now - lags : now].t().contiguous()) for now in range(lags, times))
+    return [Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged]
 
 
 def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
@@ -96,8 +83,6 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
     - "own": the mean of y_i over the given snapshots, whatever the lags are.
     - "ridge": a linear autoregression, the same for all nodes (Hoerl & Kennard 1970), its penalty chosen by
       leave-one-out cross-validation.
-
-    ValueError for an unknown name or no snapshots.
 
     Examples:
         >>> series = [Data(x=torch.rand(5, 4), y=torch.rand(5)) for _ in range(8)]

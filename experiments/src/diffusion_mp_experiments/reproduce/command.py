@@ -35,7 +35,6 @@ makes the numbers anew: `configs` has a folder for every table, and in it a YAML
 
 
 def run_reproduce(args: list[str]) -> None:
-    """Make a table, or continue with it, and print it."""
     parser = argparse.ArgumentParser("diffusion-mp reproduce", description="Makes a table of docs/results.md anew.")
     parser.add_argument("table", help="a folder below --configs")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows, not all")
@@ -62,7 +61,6 @@ def run_reproduce(args: list[str]) -> None:
 
 
 def run_results(args: list[str]) -> None:
-    """Write docs/results.md and its figures."""
     parser = argparse.ArgumentParser("diffusion-mp results", description="Writes docs/results.md and its figures.")
     parser.add_argument("--made", type=Path, help="the --out of `reproduce`: its tables replace those in --results")
     for name in ("configs", "results", "docs"):

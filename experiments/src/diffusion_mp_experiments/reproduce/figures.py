@@ -21,7 +21,6 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def _looks() -> Iterator[dict[str, Any]]:
-    """A colour, a marker and a line style for every curve."""
     for style in ("-", "--"):
         for colour, marker in zip(_COLOURS, _MARKERS, strict=True):
             yield {"color": colour, "marker": marker, "linestyle": style, "markersize": 4, "linewidth": 1.2}
@@ -46,17 +45,10 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure, axes = _single(1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
         shown = [(place, line.differences[name]) for place, line in enumerate(lines) if name in line.differences]
-        axes.errorbar(
-            [mean for _, (mean, _) in shown],
-            [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown],
-            xerr=[2 * error for _, (_, error) in shown],
-            fmt=_MARKERS[k],
-            color=_COLOURS[k],
-            markersize=4,
-            capsize=2,
-            linewidth=1,
-            label=f"ahead of {titles[name]}",
-        )
+        means, errors = [mean for _, (mean, _) in shown], [2 * error for _, (_, error) in shown]
+        places = [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown]
+        look: dict[str, Any] = {"fmt": _MARKERS[k], "color": _COLOURS[k], "markersize": 4, "capsize": 2, "linewidth": 1}
+        axes.errorbar(means, places, xerr=errors, label=f"ahead of {titles[name]}", **look)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=table.metric.scale / 50)  # a constant is far behind, and others close together
     axes.xaxis.set_major_formatter("{x:g}")
@@ -136,7 +128,6 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
 
 
 def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
-    """F at every state of every certified network, the mean over its runs."""
     figure, axes = _single(4)
     for line, look in zip((line for line in lines if any(line.states.get("F", []))), _looks(), strict=False):
         axes.plot(range(len(line.states["F"])), line.states["F"], label=line.title, **{**look, "markersize": 3})

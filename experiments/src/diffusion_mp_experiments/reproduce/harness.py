@@ -23,8 +23,6 @@ Key = tuple[str, str, int, int, bool]
 
 @dataclass(frozen=True)
 class Run:
-    """One training of a row with some settings."""
-
     row: str
     settings: dict[str, Any]
     config: dict[str, Any]
@@ -35,7 +33,6 @@ class Run:
 
     @property
     def key(self) -> Key:
-        """Equal to `key` of the record of this run."""
         return self.row, digest(self.config), self.split, self.seed, self.tuning
 
 
@@ -45,20 +42,11 @@ def key(record: Record) -> Key:
 
 
 def reproduce(table: Table, out: Path, jobs: int = 1, only: Sequence[str] = ()) -> list[Record]:
-    """Make the rows of a table, or continue what was stopped; return the lines of `results.jsonl`.
+    """Make the rows of a table (`only` these), or continue what was stopped; return the lines of `results.jsonl`.
 
-    The folder gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in the
-    end `results.jsonl`: of every row that is complete its reported runs and its search.
-
-    Args:
-        table: see `load_table`.
-        out: folder of this table.
-        jobs: number of processes, of one thread each.
-        only: names of rows; all by default.
-
-    Raises:
-        ValueError: no such row, or another process works in this folder.
-        OSError: the folder cannot be written to.
+    The folder `out` gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in
+    the end `results.jsonl`: of every row that is complete its reported runs and its search. `jobs` is the number of
+    processes, of one thread each. ValueError if another process works in the folder.
     """
     rows = table.named(only)
     check_writable(out)
@@ -77,7 +65,6 @@ class _Harness:
         self.found: dict[str, list[Search]] = {}
 
     def searches(self, row: Row) -> list[Search]:
-        """The search of a row, or with nested tuning one for every split."""
         if row.name not in self.found:
             splits = range(self.table.splits) if self.table.nested else [None]
             self.found[row.name] = [Search(self.table, row, self.storage, split) for split in splits]
@@ -99,13 +86,11 @@ class _Harness:
         return results
 
     def trials(self, search: Search) -> Iterator[tuple[int, Run]]:
-        """The trainings of a search, with the number of their trial."""
         for number, settings in enumerate(search.settings):
             for split in search.splits:
                 yield number, self.planned(search.row, settings, split, 0, tuning=True)
 
     def reported(self, row: Row) -> Iterator[Run]:
-        """The trainings that are reported, with the settings that the search has found."""
         searches = self.searches(row)
         for split in range(self.table.splits):
             search = searches[split if self.table.nested else 0]
@@ -117,7 +102,6 @@ class _Harness:
         return Run(row.name, settings, config, self.table.metric.name, split, seed, tuning)
 
     def run(self, runs: Sequence[Run], jobs: int, bar: tqdm[Any]) -> None:
-        """Train what is not done."""
         left = {run.key: (run,) for run in runs if run.key not in self.done}
         bar.n += len(runs) - len(left)
         bar.initial += len(runs) - len(left)  # they do not count in the estimate of the time left

@@ -26,12 +26,7 @@ ABLATIONS: dict[str, type[Diffusivity]] = {"identity": IdentityDiffusivity, "uni
 
 
 class Readout(nn.Module):
-    """A `DiffusionGNN` whose logits are spread to equilibrium by α (I − (1 − α) Â)⁻¹ (`APPNPConv`).
-
-    Args:
-        in_channels, hidden_channels, out_channels, num_layers, options: of the network.
-        alpha: α in (0, 1), the share of the network's logits.
-    """
+    """A `DiffusionGNN` whose logits are spread to equilibrium by α (I − (1 − α) Â)⁻¹ (`APPNPConv`), α in (0, 1)."""
 
     def __init__(
         self,
@@ -48,7 +43,6 @@ class Readout(nn.Module):
         self.readout = APPNPConv(out_channels, K=None, alpha=alpha)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """Logits [N, out_channels]."""
         return self.readout(self.body(x, edge_index, edge_weight), edge_index, edge_weight)
 
 
@@ -56,10 +50,7 @@ class HeatNetwork(nn.Module):
     """An encoder, the heat equation over the graph for a time t, a decoder: GRAND with a fixed, symmetric diffusivity
     (Chamberlain et al. 2021) and no error in time (`HeatKernel`).
 
-    Args:
-        in_channels, hidden_channels, out_channels: of the features, the state and the logits.
-        t: diffusion time.
-        dropout: rate, of the features and of the state before the decoder.
+    Dropout acts on the features and on the state before the decoder.
     """
 
     def __init__(
@@ -71,12 +62,10 @@ class HeatNetwork(nn.Module):
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.decoder = nn.Linear(hidden_channels, out_channels)
         adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")
-        self.heat = DiffusionConv(
-            hidden_channels, hidden_channels, adjacency, HeatKernel(t, "residual"), transform=False, bias=False
-        )
+        heat = HeatKernel(t, "residual")
+        self.heat = DiffusionConv(hidden_channels, hidden_channels, adjacency, heat, transform=False, bias=False)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """Logits [N, out_channels]."""
         x = self.heat(relu(self.encoder(dropout(x, self.dropout, self.training))), edge_index, edge_weight)
         return self.decoder(dropout(x, self.dropout, self.training))
 
@@ -103,16 +92,11 @@ class DropoutSeenDIFFormer(DIFFormer):
 
 
 class Diagonalized(Diffusivity):
-    """The couplings of another diffusivity, diagonalised.
+    """The couplings of another diffusivity, diagonalised: it has no parameters, one head and symmetric couplings.
 
     For training on all pairs of one graph of a few thousand nodes: N³ operations once, and the state at rest is two
-    products with a dense matrix, exact at any β and μ. The coupling is cached until features or edges change.
-
-    Args:
-        diffusivity: without parameters, of one head; its couplings are symmetric.
-
-    Raises:
-        CouplingMismatchError: when it is called, a coupling that is not symmetric or has several heads.
+    products with a dense matrix, exact at any β and μ. The coupling is cached until features or edges change. One that
+    is not symmetric, or has several heads, raises CouplingMismatchError.
     """
 
     depends_on = "graph"

@@ -24,18 +24,15 @@ class Predictor(nn.Module):
     known: Tensor
 
     def fit(self, data: FullGraphDataModule) -> None:
-        """Compute the scores, from the labels of the training nodes only."""
         nodes = data.data
         y = nodes.y.where(nodes.train_mask, -1)
         scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
         self.register_buffer("known", scores, persistent=False)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        """Scores [N, num_classes], for labels [N] that are −1 except on training nodes."""
         raise NotImplementedError(f"{type(self).__name__} must define scores(x, graph, y, num_classes).")
 
     def forward(self, *inputs: Any) -> Tensor:
-        """The scores."""
         return self.known
 
 
@@ -105,7 +102,6 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _scores(classes: np.ndarray, found: np.ndarray, num_classes: int) -> Tensor:
-    """Log-probabilities of all classes, from those of the classes that have a label."""
     scores = torch.full((len(found), num_classes), -100.0)
     scores[:, torch.from_numpy(classes)] = torch.from_numpy(found).float()
     return scores
@@ -118,7 +114,6 @@ class NoCorrection(nn.Module):
         """Do nothing."""
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """Zero [N, 1] for every node."""
         return torch.zeros_like(x[:, :1])
 
 
@@ -128,10 +123,8 @@ class GraphConstant(nn.Module):
     share: Tensor
 
     def fit(self, data: BatchDataModule) -> None:
-        """Count the labels."""
         labels = torch.cat([batch.y for batch in data.train_dataloader()])
         self.register_buffer("share", one_hot(labels, data.num_classes).float().mean(0), persistent=False)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """The shares, for every graph [B, C]."""
         return self.share.expand(graph.num_graphs, -1)

@@ -59,5 +59,4 @@ def parsed(text: str, path: Path) -> list[Record]:
 
 
 def write(records: Iterable[Record], path: Path) -> None:
-    """Replace a file by these lines."""
     replace_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())

@@ -16,8 +16,6 @@ Estimate = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a table, in the units of its metric."""
-
     row: str
     title: str
     score: Estimate
@@ -31,7 +29,6 @@ class Line:
 
 
 def lines(table: Table, records: Iterable[Record]) -> list[Line]:
-    """The rows that have results, in the order of the table."""
     records = list(records)
     runs, searches = (
         {row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)] for row in table.rows}
@@ -105,7 +102,6 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def markdown(table: Table, found: Sequence[Line]) -> str:
-    """A table without a sweep: a line for every row."""
     digits, titles = table.metric.digits, {row.name: row.title for row in table.rows}
     baselines = [name for name in table.baselines if any(name == line.row for line in found)]
     ablations = list(dict.fromkeys(name for line in found for name in line.ablated))
@@ -121,8 +117,7 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
 
 def points(table: Table, found: Sequence[Line]) -> list[tuple[str, dict[int, Line]]]:
     """In a table with a sweep the title of every curve, and its lines by the place of the value."""
-    by_name = {line.row: line for line in found}
-    curves = []
+    by_name, curves = {line.row: line for line in found}, []
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
         curves.append((title, {place: by_name[name] for place, name in enumerate(names) if name in by_name}))
@@ -159,7 +154,6 @@ def _signed(value: Estimate | None, digits: int) -> str:
 
 
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
-    """A table with how it was made, in Markdown."""
     splits, hours = max(line.splits for line in found), sum(line.seconds for line in found) / 3600
     if max(line.trials for line in found) == 1:
         tuned = "with the settings that its configuration names"
@@ -168,10 +162,8 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     else:
         tuned = f"tuned on {_counted(table.tuning, 'other')}"
     seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
-    how = (
-        f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
-        f"without a better validation score. All of it took {hours:.1f} hours of one core."
-    )
+    how = f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
+    how += f"without a better validation score. All of it took {hours:.1f} hours of one core."
     made = {line.row for line in found}
     if missing := [row.title for row in table.rows if row.name not in made]:
         how += f" Not made yet: {'; '.join(missing)}."
@@ -187,9 +179,7 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
         if record["kind"] == "search" and record["split"] is None and record["trials"][0]["settings"]:
             tried = [trial for trial in record["trials"] if trial["value"] is not None] or record["trials"]
             settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
-            values = [
-                f"{path} {value:.3g}" if isinstance(value, float) else f"{path} {value}" for path, value in settings
-            ]
+            values = (f"{path} {format(value, '.3g' if isinstance(value, float) else '')}" for path, value in settings)
             found.append(f"- {titles[record['row']]}: {', '.join(values)}")
     return "\n".join(["What the searches chose:\n", *found]) if found else ""
 

@@ -60,12 +60,8 @@ class Search:
     """The trials of a row, each on all tuning splits; a row without axes has one trial and no splits.
 
     The settings of trial k are drawn with the seed k. So a search that was stopped continues as it would have, and rows
-    draw the same values of the axes that they share.
-
-    Args:
-        table, row: what is searched.
-        storage: where trials are kept.
-        split: with nested tuning the reported split whose validation nodes decide.
+    draw the same values of the axes that they share. With nested tuning `split` is the reported split whose validation
+    nodes decide.
     """
 
     def __init__(self, table: Table, row: Row, storage: BaseStorage, split: int | None = None) -> None:
@@ -94,7 +90,6 @@ class Search:
                 self.study.tell(number, value, state=state)
 
     def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
-        """Return the settings of the first trial with the highest value."""
         if not self.splits:
             return self.settings[0]
         known = {number: value for number, value in values.items() if value is not None}

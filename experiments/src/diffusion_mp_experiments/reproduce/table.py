@@ -28,12 +28,10 @@ class Metric:
 
     @property
     def sign(self) -> float:
-        """1 where more is better, −1 where less is."""
         return 1.0 if self.mode == "max" else -1.0
 
     @property
     def digits(self) -> int:
-        """Decimals that a table shows."""
         return 1 if self.scale == 100 else 3
 
 
@@ -77,7 +75,6 @@ class Sweep:
     title: str
 
     def points(self, row: Row) -> Iterator[Row]:
-        """The row at every value."""
         for value in self.values:
             fixed, title = {**row.fixed, self.path: value}, f"{row.title}, {self.title} {value}"
             yield replace(row, name=f"{row.name}@{value}", title=title, fixed=fixed, curve=row.name)
@@ -130,8 +127,7 @@ class Table:
             raise ValueError(f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not.")
 
     @property
-    def nested(self) -> bool:
-        """Whether every reported split has settings of its own."""
+    def nested(self) -> bool:  # whether every reported split has settings of its own
         return self.tuning == "nested"
 
     def named(self, names: Sequence[str]) -> list[Row]:
@@ -142,7 +138,6 @@ class Table:
         return [row for row in self.rows if not names or (row.curve or row.name) in names]
 
     def row(self, name: str) -> Row:
-        """The row of that name."""
         return next(row for row in self.rows if row.name == name)
 
     def axes(self, row: Row) -> Config:
@@ -168,10 +163,8 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
         if "class_path" in config:
             config = config.setdefault("init_args", {})
     if last in config:
-        raise ValueError(
-            f"row {row!r} gives {'.'.join(path)} and searches it; say `{'.'.join(path)}: null` in its search, or "
-            "do not give it."
-        )
+        name, way_out = ".".join(path), "or do not give it"
+        raise ValueError(f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, {way_out}.")
     config[last] = value
 
 
@@ -187,10 +180,6 @@ def load_table(folder: Path, root: str | None = None) -> Table:
 
     With `like: TABLE` it may name rows of that table, whose other values it inherits, axis by axis in `search`. With
     `like: ROW` a row inherits from that row all but its title, arguments and axes. A null axis is not searched.
-
-    Raises:
-        FileNotFoundError: no such table; the sentence names the existing ones.
-        ValueError: a file with a name that no table or row has.
     """
     path = folder / "table.yaml"
     if not path.is_file():

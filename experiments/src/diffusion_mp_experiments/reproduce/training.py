@@ -49,8 +49,7 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
     """Train once and return the result.
 
     Args:
-        config: as `Table.config` makes it.
-        metric: the name under which the module logs it.
+        config, metric: as `Table.config` makes it, and the name under which the module logs the metric.
         split, seed, tuning: the split of the data module; initial weights and dropout are drawn from split and seed.
 
     Returns:
@@ -103,7 +102,6 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 
 @lru_cache(4)
 def _data(config: str, split: int, tuning: bool) -> DataModule:
-    """A process trains many models on few splits, which are read once."""
     options = json.loads(config)
     options["init_args"] = {**options.get("init_args", {}), "split": split, "tuning": tuning}
     data = made(pl.LightningDataModule, options)
@@ -124,7 +122,6 @@ class LastLogged:
         self.values[name] = value
 
     def take(self, name: str) -> float:
-        """Return the value of that name, and reset all metrics."""
         value = self.values[name]
         number = float(value.compute() if isinstance(value, Metric) else value)
         for each in self.values.values():
@@ -166,7 +163,6 @@ def _fit(module: Any, data: DataModule, logged: LastLogged, epochs: int, patienc
 
 @torch.no_grad()
 def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
-    """Run the steps of Lightning's stage "val" or "test"."""
     training, step = module.training, module.validation_step if stage == "val" else module.test_step
     module.eval()
     module.on_validation_epoch_start()
@@ -179,7 +175,6 @@ def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
 
 def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tuning: bool) -> dict[str, Any]:
     def value(stage: str) -> float | None:
-        """The metric, or None if it is not finite, since JSON has no such number."""
         try:
             _evaluate(module, data.val_dataloader() if stage == "val" else data.test_dataloader(), stage)
         except _DIVERGED:
@@ -195,7 +190,9 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
         result["test"] = value("test")
     result["states"] = {name: [round(each, 6) for each in found] for name, found in states.items() if found}
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-        result["states"]["F"] = _energies(trained, data.data)
+        steps, trained.num_layers = trained.num_layers, trained.num_layers or STEPS  # of a network at rest, the first
+        result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
+        trained.num_layers = steps
     result["ablated"] = {}
     for ablation in () if hasattr(trained, "fit") else ABLATIONS:  # the scores of a predictor are fixed
         module.model = model = deepcopy(trained)
@@ -203,15 +200,6 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
             result["ablated"][ablation] = value("test")
     module.model = trained
     return result
-
-
-def _energies(model: CertifiedDIFFormer, nodes: Data) -> list[float]:
-    """F at every state; of a network at rest, on the first steps towards it."""
-    steps, model.num_layers = model.num_layers, model.num_layers or STEPS
-    try:
-        return model.energies(nodes.x, nodes.edge_index).tolist()
-    finally:
-        model.num_layers = steps
 
 
 @contextmanager

@@ -59,7 +59,6 @@ def byte_tokens(text: bytes, max_length: int) -> Int[Tensor, " L"]:
 def item_random(*key: str | int) -> Random:
     """Return a generator that depends on `key` alone, such as task, seed, split and index, in any worker and order.
 
-    Call `random()` only: it is the one method whose sequence Python promises across versions and machines. The key is
-    hashed, so that neighbouring keys give unrelated sequences.
+    Call `random()` only: Python promises its sequence across versions and machines. The key is hashed.
     """
     return Random("/".join(map(str, key)))

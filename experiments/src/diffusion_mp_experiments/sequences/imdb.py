@@ -30,10 +30,6 @@ class IMDb(SequenceDataset):
         split: "train" or "test", 25 000 reviews each.
         max_length: bytes that are kept of a review.
 
-    Raises:
-        ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, or a damaged archive.
-        FileNotFoundError: there are no reviews.
-
     Examples:
         >>> (folder / "train" / "pos").mkdir(parents=True)
         >>> _ = (folder / "train" / "pos" / "0_9.txt").write_text("Splendid!")
@@ -68,13 +64,11 @@ class IMDb(SequenceDataset):
         return len(self._reviews)
 
     def item(self, index: int) -> Item:
-        """Return review `index` and its label."""
         text, label = self._reviews[check_index(index, 0, len(self))]
         return byte_tokens(text, self.max_length), label
 
 
 def _files(path: Path, split: str) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, size and content of the files in an archive, or of those of a split in a folder."""
     if path.is_file():
         yield from ((member.name, member.size, content) for member, content in members(path))
     for file in (path / split).glob("*/*.txt"):

@@ -50,17 +50,12 @@ class ListOps(SequenceDataset):
     Shapes: tokens [L] long, 1–17 (`TOKENS` of this module), min_length <= L <= max_length; label 0–9.
 
     Args:
-        split: "train", "val" or "test".
+        split, seed: "train", "val" or "test"; the seed draws everything.
         num: how many; the Arena's 96 000/2 000/2 000 by default.
-        seed: draws everything.
-        min_length, max_length: in tokens, inclusive; parentheses are no tokens, "]" is one.
+        min_length, max_length: in tokens, inclusive; RuntimeError on access if no tree of such a length is found.
         max_depth: of the tree, where there are only digits; the outermost operation is at 1.
         max_args: of an operation; the original has 5, and a depth of 20.
         operators: of MIN, MAX, MED, SM, FIRST and LAST.
-
-    Raises:
-        ValueError: an unknown split or operator, or a number out of range.
-        RuntimeError: no tree of such a length is found (when an item is drawn).
 
     Examples:
         >>> tokens, value = ListOps(num=2, min_length=10, max_length=50)[0]
@@ -102,7 +97,6 @@ class ListOps(SequenceDataset):
         return self._num
 
     def item(self, index: int) -> Item:
-        """Return expression `index` and its answer."""
         random = item_random("listops", self.seed, self.split, check_index(index, 0, self._num))
         shape = next(filter(None, (self._shape(random) for _ in range(_ATTEMPTS))), None)
         if shape is None:
@@ -132,7 +126,6 @@ class ListOps(SequenceDataset):
         return shape if length >= self.min_length else None
 
     def _fill(self, shape: list[int], random: Random) -> tuple[list[str], int]:
-        """Draw digits and operators for a shape; return the words of the expression and its answer."""
         words: list[str] = []
         open_: list[tuple[str, int, list[int]]] = [("FIRST", 2, [])]  # operator, number of arguments, those known
         for arguments in shape:

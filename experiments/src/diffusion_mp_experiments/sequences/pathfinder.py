@@ -47,7 +47,7 @@ class Pathfinder(SequenceDataset):
 
     After Linsley et al. (2018), in the size of the Long Range Arena (Tay et al. 2021): 32 × 32 pixels, two long paths
     of 14 dashes that begin 7 pixels apart, up to five short ones of 4 to distract (two fit on average), discs of radius
-    1.5. The drawing is not theirs: dashes of 2 pixels and gaps of 1.5, turns of at most 60° between dashes, and paths
+    1.5. The drawing is not theirs: dashes of 2 pixels and gaps of 1.5, turns of at most 60° between dashes. Paths are
     more than 2 pixels apart, so that the gaps within a path are shorter than those between paths.
 
     Item i is of class i mod 2. The class only decides which ends get a disc, the beginning of one path and the end of
@@ -57,17 +57,11 @@ class Pathfinder(SequenceDataset):
     Shapes: tokens [size²] long, 0–255; label 0 or 1.
 
     Args:
-        split: "train", "val" or "test".
+        split, seed: "train", "val" or "test"; the seed draws everything.
         num: how many; the Arena's 160 000/20 000/20 000 by default.
-        seed: draws everything.
-        size: pixels of a side.
-        dashes: of a long path; the Arena's "hard" has 14, its "easy" 6.
-        distractors: short paths at most; fewer where they do not fit.
-        distractor_dashes: of a short path.
-
-    Raises:
-        ValueError: an unknown split, a count below 1, or a size below 24.
-        RuntimeError: paths of such a length do not fit (when an item is drawn).
+        size: pixels of a side, at least 24.
+        dashes: of a long path, 14 for "hard" and 6 for "easy"; RuntimeError on access if two of them do not fit.
+        distractors, distractor_dashes: short paths at most, fewer where they do not fit, and the dashes of each.
 
     Examples:
         >>> item = Pathfinder(num=2, size=24, dashes=6, distractors=1)[0]
@@ -120,7 +114,6 @@ class Pathfinder(SequenceDataset):
         return Scene(image, label, solid, tuple((int(row), int(column)) for row, column in ends))
 
     def _paths(self, random: Random) -> list[DashedPath]:
-        """The two long paths, then the short ones that fit."""
         for _ in range(_SCENES):
             room = _Room(self.size)
             one = room.path(random, self.dashes, _TRIES)
@@ -208,7 +201,6 @@ class _Room:
         return DashedPath([(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line])
 
     def _free_line(self, taken: bytearray, point: Point, angle: int, steps: int) -> list[Point]:
-        """Return the points of a line if all of them are free, else none."""
         (row, column), (down, right), line = point, _UNIT[angle], list[Point]()
         for _ in range(steps + 1):
             if taken[self._cell(row, column)]:

@@ -23,17 +23,8 @@ _LAZY = {
     for name in names.split()
 }
 
-__all__ = [
-    "check_writable",
-    "exit_code",
-    "load_checkpoint",
-    "mean_squared_error",
-    "multi_label_loss",
-    "node_cross_entropy",
-    "replace_file",
-    "save_checkpoint",
-    *_LAZY,
-]
+__all__ = ["check_writable", "exit_code", "load_checkpoint", "mean_squared_error", "multi_label_loss"]
+__all__ += ["node_cross_entropy", "replace_file", "save_checkpoint", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:

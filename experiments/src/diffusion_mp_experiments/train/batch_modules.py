@@ -54,8 +54,7 @@ class TUDataModule(BatchDataModule):
     """A set of TUDataset in random parts (see `load_tu`).
 
     Args:
-        root: the folder that holds the folder `<name>`.
-        name: "MUTAG" or "PROTEINS", say.
+        root, name: the folder that holds the folder `<name>`, and "MUTAG" or "PROTEINS", say.
         train, val: shares of the graphs; the others test.
         batch_size, split, tuning: see `BatchDataModule`.
 
@@ -83,12 +82,11 @@ class TUDataModule(BatchDataModule):
 
 
 class SynMolDataModule(BatchDataModule):
-    """SynMol with its published test molecules (see `load_synmol`).
+    """SynMol with its published test molecules (see `load_synmol`); tuning uses training molecules only.
 
     Args:
-        root: folder of the file.
-        val: share of the training molecules that validate.
-        batch_size, split, tuning: see `BatchDataModule`; tuning uses training molecules only.
+        root, val: folder of the file, and the share of the training molecules that validate.
+        batch_size, split, tuning: see `BatchDataModule`.
 
     Examples:
         >>> data = SynMolDataModule("data/SynMol")  # reads the files later
@@ -130,8 +128,7 @@ class SnapshotDataModule(BatchDataModule):
         train, val: shares of the snapshots; the others test (2 : 2 : 6 in Wu, Wipf & Yan 2025, Table 5).
         windows: how many windows there are for tuning.
         batch_size: snapshots of a batch.
-        split: number of the window, or of a run in a table; there is one published split.
-        tuning: whether settings are being chosen.
+        split, tuning: number of the window, or of a run in a table; there is one published split.
 
     Examples:
         >>> data = SnapshotDataModule("data/spatial_temporal", "chickenpox")  # reads the files later
@@ -168,7 +165,6 @@ class SnapshotDataModule(BatchDataModule):
 
     @property
     def num_classes(self) -> int:
-        """1, a number for every node: the out_channels of a model."""
         return 1
 
     def parts(self) -> Parts:
@@ -201,6 +197,5 @@ def _labels(graphs: Sequence[Data], tuning: bool) -> torch.Tensor:
 
 
 def _selected(graphs: Sequence[Data], split: Split) -> Parts:
-    """The graphs of every mask."""
     train, val, test = ([graphs[i] for i in mask.nonzero().flatten().tolist()] for mask in split)
     return train, val, test

@@ -18,20 +18,12 @@ from diffusion_mp_experiments.files.reading import as_path
 def replace_file(path: str | Path, data: bytes) -> None:
     """Write a file that is, at every moment and after a kill, the old one or the complete new one.
 
-    The bytes go to a neighbour with the ending .part, which is then renamed; only a kill can leave one behind.
-
-    Args:
-        path: where.
-        data: the new content.
-
-    Raises:
-        OSError: there is no room or no permission; the sentence names the file.
+    The bytes go to a neighbour with the ending .part, which is then renamed; only a kill can leave one behind. An
+    OSError names the file.
 
     Examples:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     replace_file(pathlib.Path(folder, "note"), b"complete or absent")
-        ...     pathlib.Path(folder, "note").read_bytes()
+        >>> replace_file(folder / "note", b"complete or absent")
+        >>> (folder / "note").read_bytes()
         b'complete or absent'
     """
     path = as_path(path, "path")
@@ -51,16 +43,10 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
 
 def save_checkpoint(state: Any, path: str | Path) -> None:
-    """`torch.save` by way of `replace_file`, whose errors it raises.
-
-    Args:
-        state: tensors and plain types.
-        path: where.
+    """`torch.save` of tensors and plain types by way of `replace_file`, whose errors it raises.
 
     Examples:
         >>> save_checkpoint({"x": x}, folder / "x.ckpt")
-        >>> torch.equal(load_checkpoint(folder / "x.ckpt")["x"], x)
-        True
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -70,30 +56,19 @@ def save_checkpoint(state: Any, path: str | Path) -> None:
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
     """`torch.load` of a local file as tensors and plain types; nothing in a file is ever executed.
 
-    Args:
-        path: of a local file.
-        map_location: where tensors go, as in `torch.load`.
-
-    Raises:
-        ValueError: an address, or a file of another kind.
-        FileNotFoundError: there is no file.
-
     Examples:
         >>> save_checkpoint({"epoch": 3}, folder / "x.ckpt")
         >>> load_checkpoint(folder / "x.ckpt")
         {'epoch': 3}
     """
     if "://" in str(path):
-        raise ValueError(
-            f"Checkpoints are read from files of this machine only, got {path}; download it, and give its path."
-        )
+        must = "Checkpoints are read from files of this machine only"
+        raise ValueError(f"{must}, got {path}; download it, and give its path.")
     path = as_path(path, "path")
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not the path of a file"
-        example = "runs/fit/version_0/checkpoints/last.ckpt"
-        raise FileNotFoundError(
-            f"A checkpoint was expected, and {str(path)!r} is {kind}; give a path such as {example}."
-        )
+        way_out = "give a path such as runs/fit/version_0/checkpoints/last.ckpt"
+        raise FileNotFoundError(f"A checkpoint was expected, and {str(path)!r} is {kind}; {way_out}.")
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # damaged bytes make zip, pickle and torch raise nearly anything
@@ -104,10 +79,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Make the folder, and write a file of 64 KiB there that disappears again.
-
-    Raises:
-        OSError: it is a file, cannot be written to, or its disk is full; the sentence names the folder.
+    """Make the folder, and write a file of 64 KiB there that disappears again; an OSError names the folder.
 
     Examples:
         >>> check_writable(folder)  # raises where it is not

@@ -26,10 +26,10 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam,
 class Supervised(pl.LightningModule):
     """Base class: a model trained on examples, in batches with `y` unless a subclass defines `compared`.
 
-    Runs can be resumed and stop at NaN. Logged once an epoch, with the metric "acc" say: train_loss, train_acc,
-    val_loss, val_acc, test_loss, test_acc; train_aux_loss, the sum of what modules record for `auxiliary_loss`; and
-    val_score, which checkpoints and early stopping watch. It is val_acc with ties broken by the lower val_loss, and
-    negative for metrics that should be low.
+    Runs can be resumed; a loss of NaN ends them with FloatingPointError. Logged once an epoch, with the metric "acc"
+    say: train_loss, train_acc, val_loss, val_acc, test_loss, test_acc; train_aux_loss, the sum of what modules record
+    for `auxiliary_loss`; and val_score, which checkpoints and early stopping watch. It is val_acc with ties broken by
+    the lower val_loss, and negative for metrics that should be low. Arguments: see `NodeClassifier`.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Supervised(pl.LightningModule):
         self.save_hyperparameters(ignore=["model"])
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
-        """The outputs for the examples of a stage, and their targets."""
         return self(batch), batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -74,14 +73,12 @@ class Supervised(pl.LightningModule):
         return loss + auxiliary
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the losses of the last validation."""
         self._val_losses.clear()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._val_losses.append(self._evaluate(batch, "val"))
 
     def on_validation_epoch_end(self) -> None:
-        """Log val_score."""
         score, count = self.val_metric.compute(), sum(count for _, count in self._val_losses)
         loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.
@@ -92,12 +89,10 @@ class Supervised(pl.LightningModule):
         self._evaluate(batch, "test")
 
     def configure_optimizers(self) -> Any:
-        """The optimizer named in the constructor, over all parameters."""
         arguments: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         return _OPTIMIZERS[self.optimizer](self.parameters(), **arguments)
 
     def _evaluate(self, batch: Any, stage: str) -> tuple[Tensor, int]:
-        """The loss over the examples of a stage, and their number."""
         outputs, targets = self.compared(batch, stage)
         loss, metric = self.loss(outputs, targets), getattr(self, f"{stage}_metric")
         metric.update(outputs, targets)
@@ -121,10 +116,6 @@ class NodeClassifier(Supervised):
         optimizer: "adam" or "adamw".
         metric: a name of `Score`, "acc" or "roc_auc" say.
 
-    Raises:
-        ValueError: logits and labels that do not fit (see `node_cross_entropy`), or other arguments.
-        FloatingPointError: while training, when a loss is no finite number.
-
     Examples:
         >>> module = NodeClassifier(DIFFormer(4, 16, 3), lr=0.01)
     """
@@ -140,35 +131,25 @@ class NodeClassifier(Supervised):
         super().__init__(model, lr, weight_decay, optimizer, metric)
 
     def forward(self, data: Data) -> Tensor:
-        """Logits [N, C] of every node."""
         check_kind(data, "data", Data, "a torch_geometric Data")
         logits: Tensor = self.model(data.x, data.edge_index, data.edge_weight)
         return logits
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the nodes of a stage."""
         mask, logits = batch[f"{stage}_mask"], self(batch)
         if logits.shape[:1] != mask.shape:
-            raise ValueError(
-                f"The model returned {list(logits.shape)} for {mask.numel()} nodes; "
-                "it must return one row of logits per node."
-            )
+            must = "it must return one row of logits per node"
+            raise ValueError(f"The model returned {list(logits.shape)} for {mask.numel()} nodes; {must}.")
         return logits[mask], batch.y[mask]
 
     def predict_step(self, batch: Data, batch_idx: int) -> Tensor:
-        """The predicted class [N] of every node."""
         return self(batch).argmax(dim=-1)
 
 
 class GraphClassifier(Supervised):
     """Train `model(x, graph)`, with `task="graph"` say, on batches of graphs such as `ToDiffusionGraph` makes.
 
-    Args:
-        model: returns logits [B, C], a row for each graph.
-        lr, weight_decay, optimizer, metric: as in `NodeClassifier`.
-
-    Raises:
-        ValueError, FloatingPointError: as in `NodeClassifier`.
+    The model returns logits [B, C], a row for each graph. Other arguments: see `NodeClassifier`.
 
     Examples:
         >>> module = GraphClassifier(GPS(4, 16, 3, task="graph"), lr=0.001)
@@ -184,15 +165,8 @@ class Forecaster(Supervised):
     """Train `model(x, graph)` to correct a forecast of snapshots: ŷ = base + g · model(x, A), g = 0 at the start.
 
     So training starts at the base exactly (as in Bachlechner et al. 2021). The loss is the mean of (ŷ − y)² over all
-    nodes of all snapshots, as in PyG Temporal.
-
-    Args:
-        model: returns a number [N, 1] for every node.
-        lr, weight_decay, optimizer: as in `NodeClassifier`.
-        metric: "mse" or "mae".
-
-    Raises:
-        ValueError, FloatingPointError: as in `NodeClassifier`.
+    nodes of all snapshots, as in PyG Temporal. The model returns a number [N, 1] for every node, and `metric` is "mse"
+    or "mae". Other arguments: see `NodeClassifier`.
 
     Examples:
         >>> module = Forecaster(DiffusionGNN(4, 16, 1), lr=0.01)
@@ -210,7 +184,6 @@ class Forecaster(Supervised):
         self.gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: Data) -> Tensor:
-        """ŷ [N]."""
         _check_batch(batch, "graph", "base")
         correction: Tensor = self.model(batch.x, batch.graph)
         if correction.shape != (len(batch.base), 1):
@@ -226,7 +199,6 @@ class Forecaster(Supervised):
 
 
 def _check_batch(batch: object, *parts: str) -> None:
-    """Raise unless a batch of graphs has these attributes."""
     check_kind(batch, "batch", Data, f"a torch_geometric Data or Batch with {' and '.join(parts)}")
     missing = [part for part in parts if part not in cast("Data", batch)]
     if missing:
@@ -240,14 +212,9 @@ class SequenceClassifier(Supervised):
     Zhou, Table 4). No val_score is logged, since the last epoch is the one to take.
 
     Args:
-        model: any module that returns logits [B, classes].
-        classes: how many classes there are.
-        lr: learning rate after the warm-up.
-        weight_decay: decoupled weight decay.
-        warmup: share of the steps.
-
-    Raises:
-        ValueError, FloatingPointError: a warm-up outside [0, 1), or as in `NodeClassifier`.
+        model, classes: any module that returns logits [B, classes].
+        lr, weight_decay: learning rate after the warm-up, and decoupled weight decay.
+        warmup: share of the steps, in [0, 1).
 
     Examples:
         >>> module = SequenceClassifier(PDETransformer([20], 16, 2, heads=2, max_length=10), classes=2)
@@ -264,7 +231,6 @@ class SequenceClassifier(Supervised):
         self.warmup = warmup
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Logits [B, classes]."""
         logits: Tensor = self.model(*inputs)
         return logits
 
@@ -276,7 +242,6 @@ class SequenceClassifier(Supervised):
         """Log no val_score: after the last step the learning rate is zero."""
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, and a learning rate that changes with every step."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=(0.9, 0.98), weight_decay=self.weight_decay)
         steps = max(1, int(self.trainer.estimated_stepping_batches))
         rising = max(1, round(self.warmup * steps))

@@ -35,7 +35,6 @@ _LIGHTNING = ("fit", "validate", "test", "predict")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand, or without one make the table of the digits; return the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args and args[0] in ("-h", "--help", "help"):
         print(_USAGE)
@@ -83,15 +82,9 @@ def exit_code(command: Callable[[], int], if_stopped: str) -> int:
     OSError, ValueError and FloatingPointError give 2, with their notes; other exceptions are faults of the program, and
     pass.
 
-    Args:
-        command: returns an exit code.
-        if_stopped: how to go on.
-
     Examples:
         >>> exit_code(lambda: 0, if_stopped="Nothing is lost; start it again.")
         0
-        >>> exit_code(lambda: len(load_checkpoint(folder / "none.ckpt")), if_stopped="")  # no traceback but a sentence
-        2
     """
     try:
         with _signals_raise():

@@ -51,7 +51,6 @@ class SplitDataModule(pl.LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} must define parts() and return three lists of Data.")
 
     def together(self, part: Sequence[Data]) -> list[Data]:
-        """The batches of a part that is served in order."""
         return list(part)
 
     @property
@@ -107,7 +106,6 @@ class FullGraphDataModule(SplitDataModule):
 
     @property
     def data(self) -> Data:
-        """The graph with its masks."""
         return self.part(0)[0]
 
     def predict_dataloader(self) -> Iterable[Data]:
@@ -125,7 +123,6 @@ class DigitsDataModule(FullGraphDataModule):
 
     Examples:
         >>> data = DigitsDataModule(per_class=5, seed=0)
-        >>> data.setup("fit")
     """
 
     def __init__(self, per_class: int = 5, num_val: int = 500, num_neighbors: int = 5, seed: int = 0) -> None:
@@ -177,9 +174,8 @@ class PlanetoidDataModule(FullGraphDataModule):
         super().__init__(drawn, tuning)
         check_flags(sparse=sparse)
         if tuning and not self.numbered:
-            raise ValueError(
-                f"tuning needs a number as split, for only such splits keep its labels apart; got {split!r}."
-            )
+            reason = "for only such splits keep its labels apart"
+            raise ValueError(f"tuning needs a number as split, {reason}; got {split!r}.")
         self.root, self.network, self.sparse, self.download = as_path(root, "root"), name, sparse, download
         self.per_class, self.num_val, self.num_test = per_class, num_val, num_test
 
@@ -201,8 +197,7 @@ class HeterophilousDataModule(FullGraphDataModule):
     """A graph of Platonov et al. (2023) with one of its published splits (see `load_heterophilous`).
 
     Args:
-        root, name: see `load_heterophilous`.
-        split, tuning: see `SplitDataModule`.
+        root, name, split, tuning: see `load_heterophilous` and `SplitDataModule`.
         normalize_features: divide the features of every node by their sum.
 
     Examples:
@@ -233,9 +228,8 @@ class FacebookDataModule(FullGraphDataModule):
     """A university of Facebook100 in random parts (see `load_facebook`).
 
     Args:
-        root, name: see `load_facebook`.
+        root, name, split, tuning: see `load_facebook` and `SplitDataModule`.
         train, val: shares of the students whose gender is known; the others test (Lim et al. 2021).
-        split, tuning: see `SplitDataModule`.
 
     Examples:
         >>> data = FacebookDataModule("data/LINKXDataset", "johnshopkins55")  # reads the files later
@@ -260,14 +254,10 @@ class FacebookDataModule(FullGraphDataModule):
 
 
 class OgbDataModule(FullGraphDataModule):
-    """ogbn-arxiv or ogbn-proteins with its published split (see `load_ogb`).
+    """ogbn-arxiv or ogbn-proteins with its published split (arguments: see `load_ogb` and `SplitDataModule`).
 
     Papers are joined in both directions; proteins have the sums of their edges' features (`SumEdgeFeatures`) and 112
     labels, for which `metric="roc_auc"` is the published score.
-
-    Args:
-        root, name, cache: see `load_ogb`.
-        split, tuning: see `SplitDataModule`; there is one split.
 
     Examples:
         >>> data = OgbDataModule("data", "ogbn-arxiv")  # reads the files later
@@ -299,11 +289,9 @@ class KNNDataModule(FullGraphDataModule):
     """Images or messages on the graph of their nearest neighbours (see `KNNGraph`), few labels per class.
 
     Args:
-        name: "MNIST", "20Newsgroups" or "digits".
-        root: folder of the files, see `load_mnist` and `load_newsgroups`; digits need none.
+        name, root: "MNIST", "20Newsgroups" or "digits"; folder of the files of the first two.
         k, metric, weighted, sharpness: of the graph, see `KNNGraph`.
-        per_class: training labels of each class.
-        num_val: validation nodes; all others are test nodes.
+        per_class, num_val: training labels of each class, and validation nodes; all others are test nodes.
         split, tuning: see `SplitDataModule`.
         num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`).
 
@@ -333,7 +321,6 @@ class KNNDataModule(FullGraphDataModule):
         self.per_class, self.num_val, self.num_parts = per_class, num_val, num_parts
 
     def train_dataloader(self) -> Iterable[Data]:
-        """The graph, or its parts."""
         if self.num_parts == 1:
             return self._in_order(0)
         loader: Any = RandomPartitionLoader(self.data, self.num_parts, seed=self.split)

@@ -7,7 +7,7 @@ import logging
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -40,7 +40,11 @@ def run_lightning(args: list[str]) -> None:
     Its warnings are shown, except its own deprecations, that data in memory have no workers, and that a resumed run
     finds its checkpoints.
     """
-    with _lightning_from(logging.WARNING), warnings.catch_warnings():
+    names = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")  # their announcements have the level INFO
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    with warnings.catch_warnings():
+        for logger in levels:
+            logger.setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b")
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
@@ -48,20 +52,9 @@ def run_lightning(args: list[str]) -> None:
             DiffusionCLI(args)
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
-
-
-@contextmanager
-def _lightning_from(level: int) -> Iterator[None]:
-    """Let Lightning log from this level on; its announcements have the level INFO."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger, before in zip(loggers, levels, strict=True):
-            logger.setLevel(before)
+        finally:
+            for logger, level in levels.items():
+                logger.setLevel(level)
 
 
 class DiffusionCLI(LightningCLI):
@@ -90,7 +83,6 @@ class DiffusionCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Names of the run, its callbacks, and the channels that the data set decides."""
         parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--name", type=str, default="fit", help="folder of this kind of run below --out")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
@@ -166,7 +158,6 @@ class DiffusionCLI(LightningCLI):
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
         if options.get("logger") in (None, True):
@@ -239,12 +230,10 @@ class EpochProgress(ProgressBar):
     def disable(self) -> None:
         """Do nothing: the bar of another process than the first is hidden already."""
 
-    def enable(self) -> None:
-        """Do nothing."""
+    enable = disable
 
 
 def _width(data: pl.LightningDataModule, name: str) -> int:
-    """A width of the model, which the data decide."""
     try:
         return int(getattr(data, name))
     except AttributeError as error:
@@ -267,7 +256,6 @@ def _check_local(args: Sequence[str]) -> None:
 
 
 def _resuming(args: Iterable[str], checkpoint: str) -> str:
-    """The same command, from this checkpoint on."""
     kept, words = [], iter(args)
     for word in words:
         if word == "--ckpt_path":
@@ -278,7 +266,6 @@ def _resuming(args: Iterable[str], checkpoint: str) -> str:
 
 
 def _tensors(predictions: Any) -> Iterator[Tensor]:
-    """The batches of all loaders that ``Trainer.predict`` returns, nested or not."""
     if isinstance(predictions, Tensor) and predictions.dim() > 0:
         yield predictions
     elif isinstance(predictions, (list, tuple)):

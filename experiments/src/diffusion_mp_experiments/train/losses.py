@@ -13,9 +13,6 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
     Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
 
-    Raises:
-        TypeError, ValueError: other dtypes or shapes, no node, or labels outside 0..C−1.
-
     Examples:
         >>> node_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
         torch.Size([])
@@ -31,10 +28,9 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
             "squeeze the target to one dimension and select the same nodes from both."
         )
     if logits.size(1) < 2:
-        raise ValueError(
-            f"logits {list(logits.shape)} have one column, so every node is class 0 and the loss is always 0; "
-            "give two columns or more, or use mean_squared_error for one target per node."
-        )
+        way_out = "give two columns or more, or use mean_squared_error for one target per node"
+        why = "have one column, so every node is class 0 and the loss is always 0"
+        raise ValueError(f"logits {list(logits.shape)} {why}; {way_out}.")
     if target.numel() == 0:
         raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
     low, high = int(target.min()), int(target.max())
@@ -48,9 +44,6 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Mean of (ŷ − y)² over equal shapes; [N, 1] against [N] is refused, because it broadcasts to N × N.
-
-    Raises:
-        ValueError: the shapes differ, or there is nothing to average.
 
     Examples:
         >>> mean_squared_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
@@ -74,9 +67,6 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
 
     Shapes: logits [N, T], target [N, T] of 0 and 1, numbers of any type → 0-dim.
 
-    Raises:
-        TypeError, ValueError: logits of another dtype, different or empty shapes, or a label that is neither 0 nor 1.
-
     Examples:
         >>> multi_label_loss(torch.zeros(3, 2), torch.ones(3, 2)).shape
         torch.Size([])
@@ -85,10 +75,8 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     check_kind(target, "target", Tensor, "a tensor [N, T] of 0 and 1")
     check_device(target, "target", logits.device, "logits")
     if logits.dim() != 2 or logits.shape != target.shape or not target.numel():
-        raise ValueError(
-            f"Expected logits and target [N, T] of one shape, with an entry or more; got {list(logits.shape)} and "
-            f"{list(target.shape)}."
-        )
+        found = f"{list(logits.shape)} and {list(target.shape)}"
+        raise ValueError(f"Expected logits and target [N, T] of one shape, with an entry or more; got {found}.")
     if not ((target == 0) | (target == 1)).all():
         raise ValueError("target must hold 0 and 1 only, whether a task's answer is yes; leave out what is not known.")
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))

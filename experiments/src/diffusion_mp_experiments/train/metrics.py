@@ -28,14 +28,11 @@ class Score(Metric):
     - "acc": the share of right classes; "macro_f1": F₁ within each class, averaged over classes. Logits [N, C], labels
       [N].
     - "roc_auc", "ap": area under the ROC curve, and average precision, of each class against all others, or of each
-      task of several, averaged over those that have both positive and negative examples (as ogbn-proteins asks for,
-      Hu et al. 2020). Logits [N, C] and labels [N] of C classes, or logits [N, T] and T labels [N, T] of 0 and 1.
+      task of several. They are averaged over those that have both positive and negative examples (Hu et al. 2020).
+      Logits [N, C] and labels [N] of C classes, or logits [N, T] and T labels [N, T] of 0 and 1.
     - "mrr": the mean of 1/rank of the right candidate, where half of those with the same score are before it. Scores
       [N, candidates], and the index of the right one [N].
     - "mse", "mae": mean squared and mean absolute error. Numbers of one shape.
-
-    Args:
-        metric: which one.
 
     Examples:
         >>> Score("acc").metric
@@ -55,16 +52,13 @@ class Score(Metric):
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
-        """Whether more is better."""
         return self.metric not in ("mse", "mae")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add the outputs of a model and their targets."""
         self.outputs.append(outputs.detach())
         self.targets.append(targets)
 
     def compute(self) -> Tensor:
-        """The score of everything that was added."""
         return _SCORES[self.metric](dim_zero_cat(self.outputs), dim_zero_cat(self.targets))
 
 
@@ -98,18 +92,10 @@ _SCORES: dict[str, Callable[..., Tensor]] = {
 
 
 def weighted_accuracy(num_classes: int) -> MulticlassRecall:
-    """The score of PATTERN and CLUSTER (Dwivedi et al. 2023): accuracy within each class, averaged over classes.
+    """The score of PATTERN and CLUSTER (Dwivedi et al. 2023): accuracy within each of C classes, averaged over classes.
 
     Guessing the larger class scores 1/C, however uneven the classes. Nodes of all batches are counted together, whereas
-    the released code averages the scores of batches.
-
-    Args:
-        num_classes: C.
-
-    Shapes: update and forward take logits [N, C] or classes [N], and labels [N] in 0..C − 1.
-
-    Raises:
-        TypeError, ValueError: less than two classes.
+    the released code averages the scores of batches. Shapes: logits [N, C] or classes [N], and labels [N] in 0..C − 1.
 
     Examples:
         >>> weighted_accuracy(3)(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))
