@@ -16,11 +16,7 @@ class ReadsInputs(nn.Module):
         attention = SymmetricDiffusivity(attention, diagonal=False)
         self.encoder = nn.Linear(in_channels, out_channels)
         self.conv = DiffusionConv(
-            out_channels,
-            out_channels,
-            0.5 * attention + 0.5 * AdjacencyDiffusivity("row"),
-            reads="features",
-            steps=2,
+            out_channels, out_channels, 0.5 * attention + 0.5 * AdjacencyDiffusivity("row"), reads="features", steps=2
         )
 
     def forward(self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None) -> Tensor:

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import posterior_variance
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    LowRankCoupling,
-    SparseCoupling,
-    UniformCoupling,
-)
+from diffusion_mp.couplings import Coupling, IdentityCoupling, LowRankCoupling, SparseCoupling, UniformCoupling
 from diffusion_mp.diagnostics import smoothing_floor
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
 from diffusion_mp.energies import (

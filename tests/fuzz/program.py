@@ -53,10 +53,7 @@ class Arg:
 
     def unsure(self, *which: str) -> Arg:
         """The argument where these may be refused or not; every one if none is named."""
-        return replace(
-            self,
-            wrong=[replace(w, valid=None) if not which or w.what in which else w for w in self.wrong],
-        )
+        return replace(self, wrong=[replace(w, valid=None) if not which or w.what in which else w for w in self.wrong])
 
     def or_left_out(self) -> Arg:
         """The argument where it need not be given."""

@@ -15,13 +15,7 @@ from kernel_cases import DOUBLE, assert_same, everything, randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffusion_mp.kernels.sparse_flow import (
-    Features,
-    solve_rows,
-    sparse_flow_potentials,
-    support,
-    tiled,
-)
+from diffusion_mp.kernels.sparse_flow import Features, solve_rows, sparse_flow_potentials, support, tiled
 from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
