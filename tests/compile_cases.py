@@ -3,8 +3,6 @@
 Run by `test_compile.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator

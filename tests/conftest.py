@@ -13,8 +13,6 @@ A test that waits for ever fails after `LIMIT` seconds, and names the line where
 long as they need.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Run by `models/test_export.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from typing import Any

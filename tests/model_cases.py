@@ -1,7 +1,5 @@
 """Every model once, with inputs of any size: for what has to hold for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

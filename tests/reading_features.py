@@ -1,7 +1,5 @@
 """A small model whose attention reads its inputs while its hidden state moves."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, Graph, SimpleDiffusivity, SymmetricDiffusivity

@@ -1,7 +1,5 @@
 """`TensorCache`: a layer that gets the same tensors again takes the graph it made of them, and never a wrong one."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

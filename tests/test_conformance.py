@@ -1,8 +1,6 @@
 """One list of everything with laws to obey: a new class or option is tested by being listed here."""
 
 # ruff: noqa: F403, F405 (everything public)
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

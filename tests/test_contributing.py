@@ -1,7 +1,5 @@
 """The three worked examples of CONTRIBUTING run as they stand, are short, and obey the laws."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Entries of docs/errata.md in numbers: what was printed fails, what stands there instead holds."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

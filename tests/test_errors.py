@@ -1,8 +1,6 @@
 """Bad input is answered by a sentence: which argument, what came, what was expected, before any arithmetic."""
 
 # ruff: noqa: F403, F405 (everything public)
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

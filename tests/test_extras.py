@@ -1,7 +1,5 @@
 """A core installation: the library is imported without extras and experiments, and whatever needs them says so."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The lowest versions that are allowed are those that `.ci/floors` tries."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from itertools import chain

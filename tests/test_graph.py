@@ -1,7 +1,5 @@
 """`Graph`: what it accepts, what it caches, and its policies."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

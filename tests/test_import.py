@@ -1,7 +1,5 @@
 """What `import diffusion_mp` does: no warning, nothing that waits for its first use is loaded, and no experiment."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from graphlib import TopologicalSorter

@@ -1,7 +1,5 @@
 """Values and gradients of PyG's layers, by choosing a diffusivity and an update only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Pattern`: edges by their ends, in one counting pass, in narrow indices, and not moved where they stand right."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Public names that others return, or that stand for a kind: each is what its docstring says."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -1,8 +1,6 @@
 """Mistakes that code of this field has shown, each kept out by a test. D-numbers are those of docs and ERRATA."""
 
 # ruff: noqa: F403, F405 (everything public)
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

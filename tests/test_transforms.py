@@ -1,7 +1,5 @@
 """Layers under what torch wraps around them: activation checkpointing and ``torch.func``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What tests of training share: a trainer that writes and prints nothing, and equality of checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytorch_lightning as pl

@@ -3,8 +3,6 @@
 Prints, as JSON, the sentence of every library function that needs one, and the exit status and words of every example.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

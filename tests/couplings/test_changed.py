@@ -1,7 +1,5 @@
 """A coupling in another dtype, on another device or without gradient is the same operator, and keeps nothing alive."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

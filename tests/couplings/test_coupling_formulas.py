@@ -1,7 +1,5 @@
 """Each kind of coupling against its formula, written out by hand."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

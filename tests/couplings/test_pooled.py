@@ -1,7 +1,5 @@
 """Sums over senders: in one piece and merged from blocks they give the product and all its gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

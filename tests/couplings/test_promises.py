@@ -1,7 +1,5 @@
 """Promises of couplings: computed once, on first access, and true."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The sparse-flow coupling against its rows solved by the sort, and the quantities of its circuit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Reweighted, symmetrically normalised and projected couplings against dense matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

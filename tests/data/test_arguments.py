@@ -1,7 +1,5 @@
 """What parts of a graph are made of: arguments that are something else are named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Laplacian encodings, `ToDiffusionGraph` and `pad`: values, devices, workers and refusals."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Random partitions (even, new, with a training node in every part, uniform) and clusters of nodes."""
 
-from __future__ import annotations
-
 import random
 import sys
 from typing import Any

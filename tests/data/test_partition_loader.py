@@ -1,7 +1,5 @@
 """`RandomPartitionLoader`: batches are pieces of the graph, all of it once, as PyG would cut them."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`roughness`: Eq. 6 and ‖ΔZ‖ ≤ √(8𝓔(Z)); `EnergyTrace`, which changes nothing; the picture of a coupling."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`lipschitz` against singular values of Jacobians; `perturbation_bound` and the corrected Theorem 4.7."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

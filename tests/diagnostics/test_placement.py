@@ -1,7 +1,5 @@
 """`commutator` against commutators of matrices; `diagnose`: its rows, and a model that it does not change."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The variance of a node against an inverse and samples; Theorem T6 at steady states and elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The edge loss against the slides' double sum, and auxiliary losses from a module to the training step."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

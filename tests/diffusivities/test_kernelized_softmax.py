@@ -1,7 +1,5 @@
 """NodeFormer's attention and relational bias: the slides' formulas, limits, noise and walks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

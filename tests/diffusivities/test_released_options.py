@@ -1,7 +1,5 @@
 """Options that released code needs, each against its formula written out densely: values, gradients, refusals."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

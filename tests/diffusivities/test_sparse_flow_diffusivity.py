@@ -1,7 +1,5 @@
 """SFi-attention against its definition, and the edge form against the all-pair form."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

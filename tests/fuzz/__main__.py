@@ -1,7 +1,5 @@
 """The command: counts by verdict, the kinds of what was bad with a reproducer of each, exit 1 if there was any."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

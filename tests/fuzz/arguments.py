@@ -1,7 +1,5 @@
 """What may stand for a count, a state, edges, a coupling …: right expressions that fit together, and wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from .program import Arg, Draw, Wrong

@@ -1,7 +1,5 @@
 """The verdict on a program: right, refused in a sentence of the library's own, or bad and why."""
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 import dis

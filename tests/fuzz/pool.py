@@ -1,7 +1,5 @@
 """Worker processes: reused over many programs, given up when one takes too long, replaced when one dies."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A search for bad programs: many are judged, the bad ones made short and grouped by kind."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """Arguments of a public name by its signature: annotations say what they are, names which values are right."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace

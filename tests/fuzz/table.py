@@ -1,7 +1,5 @@
 """The table: a strategy for every public name, or the reason why it has none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

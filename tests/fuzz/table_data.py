@@ -4,8 +4,6 @@ What reads files is given none, or one that the program writes: no data set is n
 """
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .arguments import *

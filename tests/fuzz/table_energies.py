@@ -1,8 +1,6 @@
 """Strategies of penalties, energies and certificates, of diagnostics, and of the checks in `testing`."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .arguments import *

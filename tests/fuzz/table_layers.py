@@ -1,8 +1,6 @@
 """Strategies of the layers and of the models that are called like them."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

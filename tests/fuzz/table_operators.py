@@ -1,8 +1,6 @@
 """Strategies of graphs, couplings, diffusivities and updates."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ DIFFUSION_MP_FUZZ_CALLS sets another number than 300. A failure prints every kin
 ``python -m tests.fuzz`` does the same for any seed and number.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

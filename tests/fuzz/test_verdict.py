@@ -1,7 +1,5 @@
 """The verdict finds what it looks for: one program of every sort, judged by a real worker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Importing torch takes seconds, so the process that did it only forks: a child se
 fault or because it took too long, another takes its place at once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Ragged batches, and memory that is never clean by chance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

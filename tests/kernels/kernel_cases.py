@@ -1,7 +1,5 @@
 """What the tests of kernels share: shapes, inputs, and the comparison with a reference in double precision."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What kernels have in common: registration, precision of sums, derivatives, and graphs that stay apart in a batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

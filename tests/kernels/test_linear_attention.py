@@ -1,7 +1,5 @@
 """Linear attention, block by block, against its dense reference in double precision."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stencils along sequences: the fast paths against the matrices, the matrices against the definition, the bases."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

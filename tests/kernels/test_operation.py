@@ -1,7 +1,5 @@
 """The declaration of an operation, a prefix sum, whose derivative is its transpose; and the choice of a backend."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

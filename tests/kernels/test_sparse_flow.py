@@ -1,7 +1,5 @@
 """Sparse flow: exact against the optimality conditions and a converged proximal run; the fast path against the sort."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

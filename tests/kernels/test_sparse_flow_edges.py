@@ -1,7 +1,5 @@
 """The row problem on observed edges against dense rows in which all other pairs are closed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The GPU kernels, run by Triton's interpreter, against the references in double precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

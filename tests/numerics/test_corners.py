@@ -1,7 +1,5 @@
 """No node, no edge, no position, no feature: defined, or refused in a sentence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numbers at the ends of the range: norms, distances and sums that over- or underflow if computed plainly."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

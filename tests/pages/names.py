@@ -3,8 +3,6 @@
 python -m tests.pages.names      # from the root: writes the table into docs/api/index.md anew
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

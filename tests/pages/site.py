@@ -7,8 +7,6 @@ Fails where a link or its anchor leads nowhere, where anything is loaded from an
 errors of the console and on a page that is wider than a phone. Screenshots are light, dark, and as wide as a phone.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
