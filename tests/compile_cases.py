@@ -80,30 +80,25 @@ def certified(constraint: str) -> nn.Module:
 CASES: dict[str, Callable[[], nn.Module]] = {
     "difformer-s": lambda: dm.DIFFormer(8, 6, 3),
     "difformer-s-graph": lambda: dm.DIFFormer(8, 6, 3),
-    "difformer-s-published-graph": lambda: dm.DIFFormer(
-        8, 6, 3, 1, heads=2, projection="separate", transform=True, source=True, leak=0.1
-    ),
+    "difformer-s-published-graph": lambda: dm.DIFFormer(8, 6, 3, 1, heads=2, projection="separate", transform=True,
+        source=True, leak=0.1),
     "difformer-a": lambda: dm.DIFFormer(8, 6, 3, 1, kernel="sigmoid"),
     "difformer-s-mean-graph": lambda: dm.DIFFormer(8, 6, 3, 1, graph="mean"),
     "certified": lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, heads=2, constraint="sphere"),
     "certified-graph": lambda: dm.CertifiedDIFFormer(8, 6, 3, 1),
-    "certified-projections-graph": lambda: dm.CertifiedDIFFormer(
-        8, 6, 3, 1, penalty="gaussian", constraint="nonnegative", projection="tied"
-    ),
+    "certified-projections-graph": lambda: dm.CertifiedDIFFormer(8, 6, 3, 1, penalty="gaussian",
+        constraint="nonnegative", projection="tied"),
     "nodeformer": lambda: dm.NodeFormer(8, 6, 3, heads=2),
     "nodeformer-graph": lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2),
     "sgformer": lambda: dm.SGFormer(8, 6, 3, heads=2),
     "sgformer-graph": lambda: dm.SGFormer(8, 6, 3, shared_encoder=False),
     "sgformer-frobenius-graph": lambda: dm.SGFormer(8, 6, 3, normalize="frobenius", projection="tied"),
-    "difformer-released-graph": lambda: dm.DIFFormer(
-        8, 6, 3, 1, projection="separate", qkv_bias=True, graph_weight=0.3, direction="pyg", degrees="count"
-    ),
-    "nodeformer-released-graph": lambda: dm.NodeFormer(
-        8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True, stabilizer=1e-6
-    ),
-    "sgformer-pyg-graph": lambda: dm.SGFormer(
-        8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", aggregate="cat"
-    ),
+    "difformer-released-graph": lambda: dm.DIFFormer(8, 6, 3, 1, projection="separate", qkv_bias=True,
+        graph_weight=0.3, direction="pyg", degrees="count"),
+    "nodeformer-released-graph": lambda: dm.NodeFormer(8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True,
+        stabilizer=1e-6),
+    "sgformer-pyg-graph": lambda: dm.SGFormer(8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
+        aggregate="cat"),
     "readme-graph": readme,
     "certified-sphere-graph": lambda: certified("sphere"),
     "certified-ball-graph": lambda: certified("ball"),
@@ -117,7 +112,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "sfi-former": lambda: dm.SFiFormer(8, 6, 3, 1, heads=2),
     "pde-diffusion": lambda: dm.PDEDiffusion1d(8, strides=(1, 4)),
     "gat-graph": lambda: dm.GATConv(8, 3, 2),
-}
+}  # fmt: skip
 
 
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
@@ -287,19 +282,14 @@ def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: dm.DiffusionConv(
-            8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2)), 8, projection="separate")
-        ),
-        pytest.param(
-            lambda: dm.DiffusionConv(
-                8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(delta=torch.log1p), 8, projection="separate")
-            ),
-            marks=pytest.mark.slow,
-        ),
+        lambda: dm.DiffusionConv(8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2)), 8,
+            projection="separate")),
+        pytest.param(lambda: dm.DiffusionConv(8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(delta=torch.log1p), 8,
+            projection="separate")), marks=pytest.mark.slow),
         lambda: dm.DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25))),
     ],
     ids=["f", "delta", "learned-step"],
-)
+)  # fmt: skip
 def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
     conv = build()
     x, edge_index, batch = instance(7)

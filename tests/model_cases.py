@@ -80,25 +80,19 @@ BATCH = (*EDGES, "batch")
 
 MODELS = {
     "difformer": Case(lambda: dm.DIFFormer(8, 6, 3)),
-    "difformer-options": Case(
-        lambda: dm.DIFFormer(
-            8, 6, 3, graph="mean", heads=2, projection="separate", transform=True, source=True, leak=0.1
-        ),
-        (*EDGES, "edge_weight"),
-    ),
+    "difformer-options": Case(lambda: dm.DIFFormer(8, 6, 3, graph="mean", heads=2, projection="separate",
+        transform=True, source=True, leak=0.1), (*EDGES, "edge_weight")),
     "difformer-sigmoid": Case(lambda: dm.DIFFormer(8, 6, 3, kernel="sigmoid"), BATCH),
     "difformer-graphs": Case(lambda: dm.DIFFormer(8, 6, 3, 1, task="graph"), BATCH),
     "difformer-links": Case(lambda: dm.DIFFormer(8, 6, 3, task="link"), (*EDGES, "edge_label_index")),
     "certified": Case(lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, heads=2)),
-    "certified-options": Case(
-        lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, centre=True, constraint="sphere", penalty="gaussian"), BATCH
-    ),
+    "certified-options": Case(lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, centre=True, constraint="sphere",
+        penalty="gaussian"), BATCH),
     "nodeformer": Case(lambda: dm.NodeFormer(8, 6, 3, heads=2)),
     "nodeformer-options": Case(lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2), BATCH),
     "sgformer": Case(lambda: dm.SGFormer(8, 6, 3)),
-    "sgformer-options": Case(
-        lambda: dm.SGFormer(8, 6, 3, normalize="frobenius", projection="tied", shared_encoder=False, gnn="gat"), BATCH
-    ),
+    "sgformer-options": Case(lambda: dm.SGFormer(8, 6, 3, normalize="frobenius", projection="tied",
+        shared_encoder=False, gnn="gat"), BATCH),
     "mlp": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="mlp", dropout=0.0)),
     "gcn": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gcn", dropout=0.0)),
     "sgc": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="sgc", dropout=0.0)),
@@ -110,10 +104,8 @@ MODELS = {
     "gps": Case(lambda: dm.GPS(8, 6, 3, 2, heads=2)),
     "dfi-former": Case(lambda: dm.DFiFormer(8, 6, 3, 2, heads=2)),
     "sfi-former": Case(lambda: dm.SFiFormer(8, 6, 3, 2, heads=2)),
-    "sfi-former-options": Case(
-        lambda: dm.SFiFormer(8, 6, 3, 2, heads=2, edge_dim=4, task="graph", attention={"hops": 2}),
-        (*BATCH, "edge_attr"),
-    ),
+    "sfi-former-options": Case(lambda: dm.SFiFormer(8, 6, 3, 2, heads=2, edge_dim=4, task="graph",
+        attention={"hops": 2}), (*BATCH, "edge_attr")),
     "label-propagation": Case(lambda: dm.LabelPropagation(3), ("y", "edge_index")),
     "pde-transformer": Case(lambda: dm.PDETransformer([9], 8, 3, 2, 2, max_length=40, placement="P5"), ("x", "mask")),
-}
+}  # fmt: skip

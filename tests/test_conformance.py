@@ -100,16 +100,13 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "uniform-float32": lambda: UniformCoupling(11, PTR, dtype=SINGLE),
     "sparse-ragged": lambda: SparseCoupling(graph(True)),
     "sparse-ones": lambda: SparseCoupling(Graph(11, EDGES), torch.ones(10, dtype=DOUBLE), nonnegative=True),
-    "sparse-no-edge":
-        lambda: SparseCoupling(Graph(3, torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=DOUBLE)),
-            symmetric=True),
+    "sparse-no-edge": lambda: SparseCoupling(Graph(3, torch.zeros(2, 0, dtype=torch.long),
+        torch.zeros(0, dtype=DOUBLE)), symmetric=True),
     "sparse-heads-ragged": lambda: SparseCoupling(graph(), leaf(10, 2)),
-    "sparse-symmetric":
-        lambda: SparseCoupling(Graph(4, torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 3]])),
-            torch.tensor([0.5, 0.5, 2, 2, 1], dtype=DOUBLE), symmetric=True, nonnegative=True),
-    "sparse-row-stochastic":
-        lambda: SparseCoupling(Graph(3, torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])),
-            torch.tensor([1, 0.25, 1, 0.75], dtype=DOUBLE), row_stochastic=True, nonnegative=True),
+    "sparse-symmetric": lambda: SparseCoupling(Graph(4, torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 3]])),
+        torch.tensor([0.5, 0.5, 2, 2, 1], dtype=DOUBLE), symmetric=True, nonnegative=True),
+    "sparse-row-stochastic": lambda: SparseCoupling(Graph(3, torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])),
+        torch.tensor([1, 0.25, 1, 0.75], dtype=DOUBLE), row_stochastic=True, nonnegative=True),
     "sparse-float32": lambda: SparseCoupling(graph(), leaf(10, 2, dtype=SINGLE)),
     "low-rank": lambda: LowRankCoupling(*features(1)),
     "low-rank-heads": lambda: LowRankCoupling(*features(2)),
@@ -121,12 +118,10 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "linear-attention-one-graph": lambda: LinearAttentionCoupling(*features(1), constant=2.0, own=0.5, unit=True),
     "linear-attention-float32":
         lambda: LinearAttentionCoupling(*features(2, dtype=SINGLE), PTR, constant=1.0, unit=True, nonnegative=True),
-    "linear-attention-tied":
-        lambda: LinearAttentionCoupling(*2 * features(2, positive=True)[:1], PTR, constant=0.5, own=0.25,
-            nonnegative=True),
-    "linear-attention-tied-float32":
-        lambda: LinearAttentionCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR, constant=1.0, unit=True,
-            nonnegative=True),
+    "linear-attention-tied": lambda: LinearAttentionCoupling(*2 * features(2, positive=True)[:1], PTR, constant=0.5,
+        own=0.25, nonnegative=True),
+    "linear-attention-tied-float32": lambda: LinearAttentionCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR,
+        constant=1.0, unit=True, nonnegative=True),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(*distance_features(leaf(11, 2, 3)), PTR, symmetric=True),
     "low-rank-float32": lambda: LowRankCoupling(*features(2, dtype=SINGLE), PTR),
@@ -157,12 +152,10 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "reweighted-ragged":
         lambda: ReweightedCoupling(LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)),
     "reweighted-rows": lambda: ReweightedCoupling(PairwiseCoupling(*features(1)), leaf(11, 3)),
-    "reweighted-columns-ragged":
-        lambda: ReweightedCoupling(SparseCoupling(graph(True), nonnegative=True), None, leaf(11, 2, positive=True),
-            nonnegative=True),
-    "reweighted-symmetric":
-        lambda: ReweightedCoupling(UniformCoupling(11, PTR, dtype=DOUBLE), *2 * [leaf(11, 2, positive=True)],
-            symmetric=True, nonnegative=True),
+    "reweighted-columns-ragged": lambda: ReweightedCoupling(SparseCoupling(graph(True), nonnegative=True), None,
+        leaf(11, 2, positive=True), nonnegative=True),
+    "reweighted-symmetric": lambda: ReweightedCoupling(UniformCoupling(11, PTR, dtype=DOUBLE),
+        *2 * [leaf(11, 2, positive=True)], symmetric=True, nonnegative=True),
     "reweighted-float32":
         lambda: ReweightedCoupling(LowRankCoupling(*features(2, dtype=SINGLE), PTR), leaf(11, 2, dtype=SINGLE)),
     "row-normalized-ragged":
@@ -172,18 +165,15 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
             *2 * [silent()]) * 0.5 + 2.0 * SparseCoupling(mutual_graph(), nonnegative=True)),
     "polynomial-reversible":
         lambda: PolynomialCoupling(row_normalized(SparseCoupling(mutual_graph(), nonnegative=True)), leaf(2)),
-    "row-normalized-sum":
-        lambda: row_normalized(IdentityCoupling(11, dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True),
-            PTR)),
+    "row-normalized-sum": lambda: row_normalized(IdentityCoupling(11,
+        dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)),
     "symmetric-pairwise-ragged": lambda: symmetric_normalized(tied("sigmoid", False)),
     "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(tied("exp", False), diagonal=False),
     "symmetric-low-rank-off-diagonal-ragged": lambda: symmetric_normalized(symmetric_positive(), diagonal=False),
-    "symmetric-sum-off-diagonal":
-        lambda: symmetric_normalized(0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True),
-            diagonal=False),
-    "symmetric-float32":
-        lambda: symmetric_normalized(PairwiseCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR, normalize=False,
-            symmetric=True), diagonal=False),
+    "symmetric-sum-off-diagonal": lambda: symmetric_normalized(0.5 * tied("exp", False) + SparseCoupling(graph(True),
+        nonnegative=True), diagonal=False),
+    "symmetric-float32": lambda: symmetric_normalized(PairwiseCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR,
+        normalize=False, symmetric=True), diagonal=False),
     "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=DOUBLE)),
     "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
     "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
@@ -193,13 +183,11 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
     "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
     "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
-    "polynomial-by-head-ragged":
-        lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(2, 3, positive=True),
-            nonnegative=True),
+    "polynomial-by-head-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True),
+        leaf(2, 3, positive=True), nonnegative=True),
     "polynomial-symmetric": lambda: PolynomialCoupling(symmetric_low_rank(), leaf(2, 2)),
-    "polynomial-float32":
-        lambda: PolynomialCoupling(PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
-            torch.tensor([0.5, 0.25], dtype=DOUBLE)),
+    "polynomial-float32": lambda: PolynomialCoupling(PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
+        torch.tensor([0.5, 0.25], dtype=DOUBLE)),
     **{
         f"neumann-{boundary}-ragged": partial(NeumannCoupling, 11, leaf(2, 2), (1, 3), boundary, PTR)
         for boundary in ("symmetric", "replicate", "drop", "periodic", "causal")
@@ -218,14 +206,12 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "scaled-by-head": lambda: leaf(2) * PairwiseCoupling(*features(2), PTR),
     "scaled-positive": lambda: ScaledCoupling(leaf(2, positive=True), tied("exp", False), nonnegative=True),
     "simple-on-sphere-ragged": lambda: SimplePenalty().coupling(leaf(11, 2, 3), PTR, constraint=Sphere()),
-    "certified-ragged":
-        lambda: (ScaledCoupling(leaf(positive=True), GaussianPenalty().coupling(leaf(11, 2, 3), PTR),
-            nonnegative=True) + 0.5 * SparseCoupling(graph(True).to_undirected(), nonnegative=True)),
+    "certified-ragged": lambda: (ScaledCoupling(leaf(positive=True), GaussianPenalty().coupling(leaf(11, 2, 3), PTR),
+        nonnegative=True) + 0.5 * SparseCoupling(graph(True).to_undirected(), nonnegative=True)),
     "sum-of-halves": lambda: (0.5 * PairwiseCoupling(*features(2), PTR) + 0.5 * UniformCoupling(11, PTR, dtype=DOUBLE)),
     "sum-with-graph": lambda: 0.5 * LowRankCoupling(*features(2), PTR) + 0.5 * SparseCoupling(graph(True)),
-    "sum-nested":
-        lambda: ((IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(),
-            leaf(10, 2))) * 0.5 + LowRankCoupling(*features(1))),
+    "sum-nested": lambda: ((IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(),
+        leaf(10, 2))) * 0.5 + LowRankCoupling(*features(1))),
 }  # fmt: skip
 
 
@@ -494,9 +480,8 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         lambda: DiffusionConv(4, 2, SimpleDiffusivity(heads=2), heads=2, transform=False, concat=True),
     "generic-keep-state": lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"),
     "generic-reads-values": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"),
-    "generic-reads-features":
-        (lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"),
-            {"extra": features_of}),
+    "generic-reads-features": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"),
+        reads="features"), {"extra": features_of}),
     "generic-steps": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3),
     "generic-dropout": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5),
     "generic-residual": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")),
@@ -508,15 +493,12 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-heat": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), HeatKernel(1.0)),
     "generic-trapezoidal":
         lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), CrankNicolson(2.0)),
-    "generic-backtracking":
-        lambda: DiffusionConv(4, 4, SigmoidDiffusivity(normalize=None, measure="distance"),
-            Backtracking(SigmoidPenalty(), 8.0), bias=False),
-    "generic-momentum":
-        lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"),
-            MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)),
-    "generic-positions":
-        (lambda: DiffusionConv(4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False, bias=False),
-            {"edges": False}),
+    "generic-backtracking": lambda: DiffusionConv(4, 4, SigmoidDiffusivity(normalize=None, measure="distance"),
+        Backtracking(SigmoidPenalty(), 8.0), bias=False),
+    "generic-momentum": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"),
+        MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)),
+    "generic-positions": (lambda: DiffusionConv(4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False,
+        bias=False), {"edges": False}),
     "generic-equilibrium":
         lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), Equilibrium(leak=0.5)),
     **{
@@ -535,9 +517,8 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "difformer-conv-softmax": lambda: DIFFormerConv(4, 4, kernel="softmax", self_loops="keep", tau=0.2),
     "difformer-conv-gaussian": lambda: DIFFormerConv(4, 4, kernel="gaussian", normalize=None, transform=False),
     "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1), {"extra": source}),
-    "difformer-conv-released":
-        lambda: DIFFormerConv(4, 4, 2, projection="separate", transform=True, qkv_bias=True, graph_weight=0.3,
-            direction="pyg", degrees="count"),
+    "difformer-conv-released": lambda: DIFFormerConv(4, 4, 2, projection="separate", transform=True, qkv_bias=True,
+        graph_weight=0.3, direction="pyg", degrees="count"),
     "sgformer-conv": lambda: SGFormerConv(4, 4),
     "sgformer-conv-no-edges": (lambda: SGFormerConv(4, 4, beta=1.0), {"edges": False}),
     "sgformer-conv-source": (lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True), {"extra": source}),
@@ -556,9 +537,8 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "nodeformer-conv-row": lambda: NodeFormerConv(4, 4, relational_bias="row", normalize="row", num_samples=0),
     "nodeformer-conv-no-bias":
         lambda: NodeFormerConv(4, 2, 2, relational_bias=None, projection=None, tau=1.0, num_features=7, bias=False),
-    "nodeformer-conv-released":
-        lambda: NodeFormerConv(4, 3, 2, relational_bias="sym", hops=2, powers="reach", gate=None, qkv_bias=True,
-            stabilizer=1e-6),
+    "nodeformer-conv-released": lambda: NodeFormerConv(4, 3, 2, relational_bias="sym", hops=2, powers="reach",
+        gate=None, qkv_bias=True, stabilizer=1e-6),
     "sfi-conv": lambda: SFiConv(4, 4, 2),
     "sfi-conv-no-edges": (lambda: SFiConv(4, 4), {"edges": False}),
     "sfi-conv-conserved":
@@ -598,26 +578,21 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "gcnii": (lambda: GCNIIConv(4, 0.2, theta=0.5, layer=2), {"extra": source}),
     "gcnii-plain": lambda: GCNIIConv(4),
     "difformer": lambda: DIFFormer(4, 6, 3),
-    "difformer-published":
-        lambda: DIFFormer(4, 6, 3, heads=2, projection="separate", transform=True, activation="relu", dropout=0.2,
-            tau=0.5, layer_norm=True),
+    "difformer-published": lambda: DIFFormer(4, 6, 3, heads=2, projection="separate", transform=True,
+        activation="relu", dropout=0.2, tau=0.5, layer_norm=True),
     "difformer-source": lambda: DIFFormer(4, 6, 3, 3, source=True, leak=0.2, layer_norm=False, graph=None),
     "certified-conv": lambda: CertifiedConv(4),
     "certified-conv-no-edges": (lambda: CertifiedConv(4, heads=2), {"edges": False}),
-    "certified-conv-source":
-        (lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2, projection="tied"),
-            {"extra": source}),
-    "certified-conv-sphere":
-        (lambda: CertifiedConv(4, constraint="sphere", graph=AdjacencyDiffusivity("sum", direction="undirected")),
-            {"extra": source}),
+    "certified-conv-source": (lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2,
+        projection="tied"), {"extra": source}),
+    "certified-conv-sphere": (lambda: CertifiedConv(4, constraint="sphere",
+        graph=AdjacencyDiffusivity("sum", direction="undirected")), {"extra": source}),
     "certified-conv-no-attention": lambda: CertifiedConv(4, penalty=None, constraint=None),
     "certified": lambda: CertifiedDIFFormer(4, 6, 3, 3),
-    "certified-heads":
-        lambda: CertifiedDIFFormer(4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2, projection="tied",
-            dropout=0.2),
-    "certified-inputs":
-        lambda: CertifiedDIFFormer(4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False), graph=False,
-            encoder_layers=1),
+    "certified-heads": lambda: CertifiedDIFFormer(4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2,
+        projection="tied", dropout=0.2),
+    "certified-inputs": lambda: CertifiedDIFFormer(4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False),
+        graph=False, encoder_layers=1),
     "certified-at-rest":
         lambda: CertifiedDIFFormer(4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0),
     "nodeformer": lambda: NodeFormer(4, 6, 3, heads=2),
@@ -629,12 +604,10 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "gnn-jumps": lambda: DiffusionGNN(4, 6, 3, 2, norm="layer", act="elu", jk="cat"),
     "gnn-jumps-gat": lambda: DiffusionGNN(4, 6, 3, 2, conv="gat", heads=2, norm="batch", jk="max"),
     "sgformer": lambda: SGFormer(4, 6, 3),
-    "sgformer-released":
-        lambda: SGFormer(4, 6, 3, heads=2, num_gnn_layers=1, alpha=0.8, beta=0.9, shared_encoder=False, dropout=0.2,
-            gnn_dropout=0.5),
-    "sgformer-pyg":
-        lambda: SGFormer(4, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", dropout_on="state",
-            qkv_bias=True),
+    "sgformer-released": lambda: SGFormer(4, 6, 3, heads=2, num_gnn_layers=1, alpha=0.8, beta=0.9,
+        shared_encoder=False, dropout=0.2, gnn_dropout=0.5),
+    "sgformer-pyg": lambda: SGFormer(4, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
+        dropout_on="state", qkv_bias=True),
     "sgformer-cat": lambda: SGFormer(4, 6, 3, trans_num_layers=2, aggregate="cat", dropout=0.2),
     "gated-gcn-model": lambda: GatedGCN(4, 6, 3, 2),
     "gps": lambda: GPS(4, 6, 3, 1, heads=2),

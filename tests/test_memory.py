@@ -57,13 +57,9 @@ CASES = [
     case("SigmoidDiffusivity()", 6_000, SHARE * 4 * 6_000**2, pytest.mark.unwatched),
     case("SparseFlowDiffusivity(64, heads=4, head_channels=16)", 3_000, SHARE * 4 * 4 * 3_000**2, EXHAUSTIVE),
     # 50 samples of 32 features for every node and sample would be 0.12 GiB; they never exist together
-    case(
-        "KernelizedSoftmaxDiffusivity(64, head_channels=16, num_samples=50, num_features=32)",
-        20_000,
-        SHARE * 4 * 20_000 * 50 * 32,
-        EXHAUSTIVE,
-    ),
-]
+    case("KernelizedSoftmaxDiffusivity(64, head_channels=16, num_samples=50, num_features=32)", 20_000,
+        SHARE * 4 * 20_000 * 50 * 32, EXHAUSTIVE),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("diffusivity", "num_nodes", "limit"), CASES)

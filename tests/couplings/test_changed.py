@@ -1,5 +1,6 @@
 """A coupling in another dtype, on another device or without gradient is the same operator, and keeps nothing alive."""
 
+# ruff: noqa: F403, F405 (everything public)
 import gc
 import weakref
 
@@ -7,17 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    Coupling,
-    DenseCoupling,
-    IdentityCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-)
+from diffusion_mp import *
 from diffusion_mp.couplings.base import PROMISES
-from diffusion_mp.energies import FunctionPenalty
-from diffusion_mp.graph import Graph
 from test_conformance import COUPLINGS, PTR, leaf
 
 FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)

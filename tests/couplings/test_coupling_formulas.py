@@ -1,5 +1,6 @@
 """Each kind of coupling against its formula, written out by hand."""
 
+# ruff: noqa: F403, F405 (everything public)
 import warnings
 from collections.abc import Callable
 
@@ -9,18 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    Coupling,
-    DenseCoupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-    UniformCoupling,
-    distance_features,
-)
-from diffusion_mp.graph import Graph
+from diffusion_mp import *
+from diffusion_mp.couplings import distance_features
 from diffusion_mp.testing import tolerance
 
 
@@ -89,25 +80,16 @@ FORMULAS: dict[str, tuple[Callable[..., Coupling], Callable[..., Tensor], bool]]
     "sum": (lambda q, k: UniformCoupling(9, PTR, normalize=False), lambda q, k: torch.ones(1, 9, 9), False),
     "low rank": (lambda q, k: LowRankCoupling(q, k, PTR), scores, False),
     "linear": (lambda q, k: LinearAttentionCoupling(q, k, PTR), scores, True),
-    "DIFFormer-s": (
-        lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=1.0, unit=True),
-        lambda q, k: 1 + cosines(q, k),
-        True,
-    ),
-    "SGFormer": (
-        lambda q, k: LinearAttentionCoupling(q, k, PTR, own=1.0, unit=True),
-        lambda q, k: OWN + cosines(q, k),
-        True,
-    ),
-    "both": (
-        lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=0.3, own=0.7),
-        lambda q, k: 0.3 + 0.7 * OWN + scores(q, k),
-        True,
-    ),
+    "DIFFormer-s": (lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=1.0, unit=True), lambda q,
+        k: 1 + cosines(q, k), True),
+    "SGFormer": (lambda q, k: LinearAttentionCoupling(q, k, PTR, own=1.0, unit=True), lambda q, k: OWN + cosines(q, k),
+        True),
+    "both": (lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=0.3, own=0.7), lambda q,
+        k: 0.3 + 0.7 * OWN + scores(q, k), True),
     "exp": (lambda q, k: PairwiseCoupling(q, k, PTR, normalize=False), lambda q, k: scores(q, k).exp(), False),
     "softmax": (lambda q, k: PairwiseCoupling(q, k, PTR), lambda q, k: scores(q, k).exp(), True),
     "sigmoid": (lambda q, k: PairwiseCoupling(q, k, PTR, "sigmoid"), lambda q, k: scores(q, k).sigmoid(), True),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -1,5 +1,6 @@
 """Promises of couplings: computed once, on first access, and true."""
 
+# ruff: noqa: F403, F405 (everything public)
 import gc
 import weakref
 from collections.abc import Callable
@@ -9,24 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, ExplicitEuler, GINConv, SimpleDiffusivity
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LowRankCoupling,
-    NeumannCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    SumCoupling,
-    UniformCoupling,
-    row_normalized,
-)
+from diffusion_mp import *
+from diffusion_mp.couplings import row_normalized
 from diffusion_mp.couplings.base import PROMISES
-from diffusion_mp.diffusivities import AllPairDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity
-from diffusion_mp.graph import Graph
+from diffusion_mp.diffusivities import AllPairDiffusivity
 from diffusion_mp.testing import check_coupling
 
 PTR = torch.tensor([0, 3, 3, 4, 9])

@@ -1,27 +1,14 @@
 """Reweighted, symmetrically normalised and projected couplings against dense matrices."""
 
+# ruff: noqa: F403, F405 (everything public)
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import AdjacencyDiffusivity, CouplingMismatchError, GaussianDiffusivity, Graph, SimpleDiffusivity
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    ProjectedCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    distance_features,
-    row_normalized,
-    symmetric_normalized,
-    without_diagonal,
-)
-from diffusion_mp.diffusivities import SymmetricDiffusivity
-from diffusion_mp.energies import GaussianPenalty
+from diffusion_mp import *
+from diffusion_mp.couplings import distance_features, row_normalized, symmetric_normalized, without_diagonal
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64

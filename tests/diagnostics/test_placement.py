@@ -183,19 +183,15 @@ LAYER = PDEDiffusion1d(6).double()
         (nn.Linear(2, 2).double(), X, {"points": "a"}, "points must be an integer"),  # which has no diffusion layer
         (nn.Linear(2, 2).double(), X, {"points": None}, "points must be an integer"),
         (nn.Linear(2, 2).double(), X, {"tol": -1.0}, "tol must be finite and > 0"),
-        (
-            transformer(None),
-            X / 0,
-            {"diffusion": LAYER},
-            r"the state that inputs give at blocks\.0\.attention must be fin",
-        ),
+        (transformer(None), X / 0, {"diffusion": LAYER},
+            r"the state that inputs give at blocks\.0\.attention must be fin"),
         (transformer("P1"), X / 0, {}, "the state that inputs give at site must be finite"),
         (transformer(None), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
         (transformer("P6"), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
         (transformer("P1"), X, {"sites": SITES}, "sites needs diffusion"),
         (transformer(None), X, {"sites": ["embedding"], "diffusion": LAYER}, "sites must be one of"),
     ],
-)
+)  # fmt: skip
 def test_it_says_what_it_needs(model: nn.Module, x: Tensor, options: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         diagnose(model, x, **options)

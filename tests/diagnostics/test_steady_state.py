@@ -1,5 +1,6 @@
 """The variance of a node against an inverse and samples; Theorem T6 at steady states and elsewhere."""
 
+# ruff: noqa: F403, F405 (everything public)
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,20 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import posterior_variance
-from diffusion_mp.couplings import Coupling, IdentityCoupling, LowRankCoupling, SparseCoupling, UniformCoupling
-from diffusion_mp.diagnostics import smoothing_floor
-from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
-from diffusion_mp.energies import (
-    GaussianPenalty,
-    Penalty,
-    QuadraticPenalty,
-    SigmoidPenalty,
-    SimplePenalty,
-    get_constraint,
-)
-from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
-from diffusion_mp.graph import Graph
+from diffusion_mp import *
+from diffusion_mp.energies import get_constraint
 from diffusion_mp.testing.problems import path_problem
 
 DOUBLE = torch.float64
@@ -183,19 +172,15 @@ REFUSALS = [
     (posterior_variance, (OMEGA, 0.0), ValueError, "leak must be finite and > 0"),
     (posterior_variance, (torch.eye(3), 0.1), TypeError, "coupling must be a Coupling"),
     (posterior_variance, (FALSE, 0.01), SingularSystemError, r"positive row sums|not positive definite"),
-    (
-        posterior_variance,
-        (MANY, 0.1),
-        CouplingMismatchError,
-        r"densely, up to 16,777,216 entries; got 25,000,000\. Take",
-    ),
+    (posterior_variance, (MANY, 0.1), CouplingMismatchError,
+        r"densely, up to 16,777,216 entries; got 25,000,000\. Take"),
     (smoothing_floor, (OMEGA, Z, Z[..., :2]), ValueError, r"source must have the shape \[11, 2, 3\] of the state x"),
     (smoothing_floor, (NORMALIZED, Z, Z), CouplingMismatchError, r"symmetric and nonnegative.*got Pairwise"),
     (smoothing_floor, (UNSIGNED, Z, Z), CouplingMismatchError, "got LowRankCoupling"),
     (partial(smoothing_floor, leak=-1.0), (OMEGA, Z, Z), ValueError, "leak must be finite and >= 0"),
     (partial(smoothing_floor, beta="1"), (OMEGA, Z, Z), TypeError, "beta must be a number"),
     (smoothing_floor, (OMEGA, Z, Z[:3]), ValueError, "source must have 11 rows"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -1,5 +1,6 @@
 """NodeFormer's attention and relational bias: the slides' formulas, limits, noise and walks."""
 
+# ruff: noqa: F403, F405 (everything public)
 import math
 
 import numpy as np
@@ -8,15 +9,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from diffusion_mp import (
-    Graph,
-    KernelizedSoftmaxDiffusivity,
-    PolynomialCoupling,
-    RelationalBias,
-    SimpleDiffusivity,
-    SparseCoupling,
-    kernel_error,
-)
+from diffusion_mp import *
 from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions
 from diffusion_mp.kernels.noise import gumbel
 from diffusion_mp.testing import tolerance

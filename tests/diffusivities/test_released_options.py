@@ -1,5 +1,6 @@
 """Options that released code needs, each against its formula written out densely: values, gradients, refusals."""
 
+# ruff: noqa: F403, F405 (everything public)
 from itertools import product
 from typing import Any
 
@@ -7,24 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import (
-    AdjacencyDiffusivity,
-    AdjacencyEnhancedDiffusivity,
-    Coupling,
-    DIFFormerConv,
-    DiffusionConv,
-    Diffusivity,
-    Graph,
-    GraphAugmentedDiffusivity,
-    KernelizedSoftmaxDiffusivity,
-    NodeFormerConv,
-    RelationalBias,
-    SGFormerConv,
-    SGFormerDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SoftmaxDiffusivity,
-)
+from diffusion_mp import *
 from diffusion_mp.testing import check_diffusivity
 
 DOUBLE = torch.float64

@@ -240,20 +240,11 @@ def forecast(d: Draw) -> None:
 
 
 DATA: dict[str, Strategy] = {
-    "data.random_split": calls(
-        "data.random_split",
-        y=labels,
-        train=lambda d: number(d, 0.5, 0.25, below="1.5"),
-        val=lambda d: number(d, 0.1, 0.0, zero=True, below="1.5"),
-        generator=lambda d: generator(d, optional=False),
-    ),
-    "data.random_split_per_class": calls(
-        "data.random_split_per_class",
-        y=labels,
-        num_val=lambda d: count(d, 4, 0, zero=True),
-        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
-        generator=lambda d: generator(d, optional=False),
-    ),
+    "data.random_split": calls("data.random_split", y=labels, train=lambda d: number(d, 0.5, 0.25, below="1.5"),
+        val=lambda d: number(d, 0.1, 0.0, zero=True, below="1.5"), generator=lambda d: generator(d, optional=False)),
+    "data.random_split_per_class": calls("data.random_split_per_class", y=labels,
+        num_val=lambda d: count(d, 4, 0, zero=True), num_test=lambda d: Arg(d.pick(["None", "5"]),
+        count(d, zero=True, none=True).wrong), generator=lambda d: generator(d, optional=False)),
     "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
     "data.KNNGraph": knn_transform,
     "data.knn_graph": calls("data.knn_graph", x=points),
@@ -269,17 +260,13 @@ DATA: dict[str, Strategy] = {
     "sequences.SequenceDataset": sequence_dataset,
     "sequences.IMDb": calls("sequences.IMDb", path=absent),
     "graphs.SBMDataset": sbm,
-    "graphs.synthetic_pokec": calls(
-        "graphs.synthetic_pokec",
-        num_nodes=lambda d: count(d, 50, 20),
-        num_edges=lambda d: count(d, 100, 40),
-        num_features=lambda d: count(d, 4, 2),
+    "graphs.synthetic_pokec": calls("graphs.synthetic_pokec", num_nodes=lambda d: count(d, 50, 20),
+        num_edges=lambda d: count(d, 100, 40), num_features=lambda d: count(d, 4, 2),
         homophily=lambda d: number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
         signal=lambda d: number(d, 0.3, 0.0, optional=True, zero=True),
         spread=lambda d: number(d, 1.5, optional=True, zero=True),
         unlabelled=lambda d: number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
-        cache=never(NOT_A_PATH).without("None", "empty"),
-    ),
+        cache=never(NOT_A_PATH).without("None", "empty")),
     "graphs.load_digits": calls("graphs.load_digits", "made.x"),
     "graphs.SumEdgeFeatures": edge_sums,
     "graphs.fit_forecast": forecast,
@@ -290,18 +277,14 @@ DATA: dict[str, Strategy] = {
     "graphs.load_synmol": calls("graphs.load_synmol", root=absent, split=named("train")),
     "graphs.load_planetoid": calls("graphs.load_planetoid", root=absent, leave="download", name=named("Cora")),
     "graphs.load_pokec": calls("graphs.load_pokec", root=absent, leave="cache progress"),
-    "graphs.PeptidesFunctional": calls(
-        "graphs.PeptidesFunctional",
-        source=absent,
-        root=Arg("'peptides'", NOT_A_PATH[:4]),
-        num_graphs=lambda d: count(d, 2, optional=True, none=True),
-        log=Arg("False"),
-    ),
+    "graphs.PeptidesFunctional": calls("graphs.PeptidesFunctional", source=absent,
+        root=Arg("'peptides'", NOT_A_PATH[:4]), num_graphs=lambda d: count(d, 2, optional=True, none=True),
+        log=Arg("False")),
     **{
         f"graphs.load_{name}": calls(f"graphs.load_{name}", root=absent, name=_name)
         for name in ("facebook", "heterophilous", "tu")
     },
-}
+}  # fmt: skip
 
 # ---------------------------------------------------------------- training
 
@@ -393,69 +376,42 @@ def load_checkpoint(d: Draw) -> None:
 
 
 TRAIN: dict[str, Strategy] = {
-    "train.save_checkpoint": calls(
-        "train.save_checkpoint", state=Arg("{'a': torch.ones(2)}"), path=written("a.ckpt", "a folder: '.'")
-    ),
+    "train.save_checkpoint": calls("train.save_checkpoint", state=Arg("{'a': torch.ones(2)}"),
+        path=written("a.ckpt", "a folder: '.'")),
     "train.load_checkpoint": load_checkpoint,
-    "train.replace_file": calls(
-        "train.replace_file",
-        path=written("a.txt", "a folder: '.'"),
-        data=Arg("b'text'", bad("a string | None | a number | a list")),
-    ),
+    "train.replace_file": calls("train.replace_file", path=written("a.txt", "a folder: '.'"),
+        data=Arg("b'text'", bad("a string | None | a number | a list"))),
     "train.check_writable": calls("train.check_writable", folder=written("out").without("empty")),
     "train.NodeClassifier": node_classifier,
-    "train.SequenceClassifier": calls(
-        "train.SequenceClassifier",
-        "made(torch.ones(2, 5, 3))",
+    "train.SequenceClassifier": calls("train.SequenceClassifier", "made(torch.ones(2, 5, 3))",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
-        warmup=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
-    ),
+        warmup=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0")),
     "train.node_cross_entropy": node_cross_entropy,
     "train.mean_squared_error": mean_squared_error,
-    "train.weighted_accuracy": calls(
-        "train.weighted_accuracy",
+    "train.weighted_accuracy": calls("train.weighted_accuracy",
         "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
-        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")),
-    ),
+        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1"))),
     "train.multi_label_loss": multi_label_loss,
     "train.GraphClassifier": batch_learner("GraphClassifier", 2, "acc", "roc_auc"),
     "train.Forecaster": batch_learner("Forecaster", 1, "mse", "mae", base="torch.zeros({n})"),
     "train.Score": score,
-    "train.HeterophilousDataModule": calls(
-        "train.HeterophilousDataModule", "made.num_features", root=absent, split=seed, name=_name
-    ),
-    "train.FacebookDataModule": calls(
-        "train.FacebookDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
-    ),
-    "train.OgbDataModule": calls(
-        "train.OgbDataModule",
-        "made.num_features",
-        root=absent,
-        split=seed,
-        leave="cache",
-        name=named("ogbn-arxiv", "ogbn-proteins"),
-    ),
-    "train.KNNDataModule": calls(
-        "train.KNNDataModule", "made.num_features", root=absent, split=seed, name=named("MNIST", "20Newsgroups")
-    ),
-    "train.TUDataModule": calls(
-        "train.TUDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
-    ),
-    "train.SynMolDataModule": calls(
-        "train.SynMolDataModule", "made.num_features", root=absent, split=seed, leave="val"
-    ),
-    "train.SnapshotDataModule": calls(
-        "train.SnapshotDataModule",
-        "made.num_features",
-        root=absent,
-        split=seed,
-        leave="train val",
-        name=named("chickenpox", "england_covid"),
-        base=lambda d: choice(d, "zero", "ridge"),
-    ),
+    "train.HeterophilousDataModule": calls("train.HeterophilousDataModule", "made.num_features", root=absent,
+        split=seed, name=_name),
+    "train.FacebookDataModule": calls("train.FacebookDataModule", "made.num_features", root=absent, split=seed,
+        leave="train val", name=_name),
+    "train.OgbDataModule": calls("train.OgbDataModule", "made.num_features", root=absent, split=seed, leave="cache",
+        name=named("ogbn-arxiv", "ogbn-proteins")),
+    "train.KNNDataModule": calls("train.KNNDataModule", "made.num_features", root=absent, split=seed,
+        name=named("MNIST", "20Newsgroups")),
+    "train.TUDataModule": calls("train.TUDataModule", "made.num_features", root=absent, split=seed, leave="train val",
+        name=_name),
+    "train.SynMolDataModule": calls("train.SynMolDataModule", "made.num_features", root=absent, split=seed,
+        leave="val"),
+    "train.SnapshotDataModule": calls("train.SnapshotDataModule", "made.num_features", root=absent, split=seed,
+        leave="train val", name=named("chickenpox", "england_covid"), base=lambda d: choice(d, "zero", "ridge")),
     "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
-}
+}  # fmt: skip
 
 # ---------------------------------------------------------------- ranks
 

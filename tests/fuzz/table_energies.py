@@ -338,14 +338,11 @@ FUNCTIONS: dict[str, Strategy] = {
     "edge_loss": calls("edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed),
     "fixed_point": fixed_point,
     "full_graph_inference": full_graph_inference,
-    "kernel_error": calls(
-        "kernel_error", diffusivity=random_features, x=state, num_features=feature_counts, graph=graph
-    ),
-    "lipschitz": calls(
-        "lipschitz",
-        f=lambda d: options(d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE),
-        x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank", "a higher rank"),
-    ),
+    "kernel_error": calls("kernel_error", diffusivity=random_features, x=state, num_features=feature_counts,
+        graph=graph),
+    "lipschitz": calls("lipschitz", f=lambda d: options(d, "torch.sin", "lambda x: 2 * x",
+        wrong=NOT_A_FUNCTION + NOT_A_STATE), x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank",
+        "a higher rank")),
     "released_state_dict": released_state_dict,
     "roughness": roughness,
     "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free, beta=WEIGHT),
@@ -353,17 +350,14 @@ FUNCTIONS: dict[str, Strategy] = {
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
-    "diagnostics.plot_attention": calls(
-        "diagnostics.plot_attention",
-        coupling=any_symmetric,
-        ax=never(bad("a string: 'ax' | a number")),
-        head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True),
-    ),
+    "diagnostics.plot_attention": calls("diagnostics.plot_attention", coupling=any_symmetric,
+        ax=never(bad("a string: 'ax' | a number")), head=lambda d: options(d, 0,
+        wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True)),
     "diagnostics.SmoothingFloor": record("diagnostics.SmoothingFloor(1.0, 2.0, 0.0, 1.0).floor"),
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
     "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
     "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
-}
+}  # fmt: skip
 
 # ---------------------------------------------------------------- testing
 
@@ -421,41 +415,26 @@ def adjacency(d: Draw) -> Arg:
 UNIFORM = "mp.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked("check_coupling", UNIFORM, _inert(NOT_A_COUPLING)),
-    "testing.check_diffusivity": checked(
-        "check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY), level=level
-    ),
+    "testing.check_diffusivity": checked("check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY),
+        level=level),
     "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=level),
     "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
-    "testing.assert_energy_descent": checked(
-        "assert_energy_descent",
-        "mp.ExplicitEuler(0.5)",
-        NOT_A_MODULE,
-        instances=lambda d: count(d, 1, 2),
-        steps=lambda d: count(d, 1, 2),
-        num_nodes=lambda d: count(d, 4, 6),
-        channels=lambda d: count(d, 2, 3),
-        energy=lambda d: never(NOT_A_FUNCTION).without("None"),
-    ),
+    "testing.assert_energy_descent": checked("assert_energy_descent", "mp.ExplicitEuler(0.5)", NOT_A_MODULE,
+        instances=lambda d: count(d, 1, 2), steps=lambda d: count(d, 1, 2), num_nodes=lambda d: count(d, 4, 6),
+        channels=lambda d: count(d, 2, 3), energy=lambda d: never(NOT_A_FUNCTION).without("None")),
     **{
         f"testing.{name}": problem(name)
         for name in ("path_problem", "cycle_problem", "complete_problem", "grid_problem", "random_problem")
     },
-    "testing.problem_on_graph": calls(
-        "testing.problem_on_graph", "made.heat(0.5)", name=Arg("'mine'", bad("a number?")), adjacency=adjacency
-    ),
+    "testing.problem_on_graph": calls("testing.problem_on_graph", "made.heat(0.5)",
+        name=Arg("'mine'", bad("a number?")), adjacency=adjacency),
     "testing.Problem": record("testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"),
     "testing.exact_problems": record("len(testing.exact_problems())"),
     "testing.cosine_mode": calls("testing.cosine_mode", k=lambda d: count(d, 1, 2, zero=True)),
-    "testing.order_of_convergence": calls(
-        "testing.order_of_convergence",
-        step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
+    "testing.order_of_convergence": calls("testing.order_of_convergence", step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
         problem=Arg("testing.path_problem(4)", bad("None | a string: 'path' | a tensor")),
-        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")),
-    ),
-    "testing.tolerance": calls(
-        "testing.tolerance",
-        operation=lambda d: choice(d, "product", "degree", "gradient", optional=False),
-        dtype=lambda d: dtype(d).without("a number", "complex"),
-    ),
+        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string"))),
+    "testing.tolerance": calls("testing.tolerance", operation=lambda d: choice(d, "product", "degree", "gradient",
+        optional=False), dtype=lambda d: dtype(d).without("a number", "complex")),
     "testing.Tolerance": record("testing.Tolerance(1e-3, 1e-3)"),
-}
+}  # fmt: skip

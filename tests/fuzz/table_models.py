@@ -276,14 +276,8 @@ def certified_difformer(d: Draw) -> None:
 
 MODELS: dict[str, Strategy] = {
     "CertifiedDIFFormer": certified_difformer,
-    "DIFFormer": model(
-        "DIFFormer",
-        leave="update",
-        more="heads kernel projection normalize graph self_loops leak",
-        of=DIFFormerConv,
-        heads=heads,
-        normalize=lambda d: choice(d, "row", None),
-    ),
+    "DIFFormer": model("DIFFormer", leave="update", more="heads kernel projection normalize graph self_loops leak",
+        of=DIFFormerConv, heads=heads, normalize=lambda d: choice(d, "row", None)),
     "NodeFormer": model("NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads),
     "SGFormer": model(
         "SGFormer",
@@ -305,4 +299,4 @@ MODELS: dict[str, Strategy] = {
     "LaplacianEncoder": laplacian_encoder,
     "PDEDiffusion1d": pde_diffusion,
     "PDETransformer": pde_transformer,
-}
+}  # fmt: skip

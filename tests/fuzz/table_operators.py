@@ -400,47 +400,31 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     },
     "GaussianDiffusivity": of_state("GaussianDiffusivity", more=f"{LOOSE} measure", of=AllPairDiffusivity, **QUERY_KEY),
     "MixtureDiffusivity": of_state("MixtureDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, **MIXTURE),
-    "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, penalty=own_penalties
-    ),
+    "PenaltyDiffusivity": of_state("PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY,
+        penalty=own_penalties),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True, leave="zero_degree"),
     "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
     "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
-    "EdgeSparseFlowDiffusivity": of_state(
-        "EdgeSparseFlowDiffusivity",
-        needed=True,
-        more="lam friction",
-        of=SparseFlowDiffusivity,
-        **QUERY_KEY,
-        alpha=alpha,
-    ),
-    "SparseFlowDiffusivity": of_state(
-        "SparseFlowDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY, alpha=alpha
-    ),
-    "KernelizedSoftmaxDiffusivity": of_state(
-        "KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY
-    ),
-    "SGFormerDiffusivity": of_state(
-        "SGFormerDiffusivity",
-        more="projection",
-        of=QueryKeyDiffusivity,
-        **QUERY_KEY | {"normalize": lambda d: choice(d, "row", "frobenius")},
-    ),
+    "EdgeSparseFlowDiffusivity": of_state("EdgeSparseFlowDiffusivity", needed=True, more="lam friction",
+        of=SparseFlowDiffusivity, **QUERY_KEY, alpha=alpha),
+    "SparseFlowDiffusivity": of_state("SparseFlowDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY,
+        alpha=alpha),
+    "KernelizedSoftmaxDiffusivity": of_state("KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity,
+        **QUERY_KEY),
+    "SGFormerDiffusivity": of_state("SGFormerDiffusivity", more="projection", of=QueryKeyDiffusivity,
+        **QUERY_KEY | {"normalize": lambda d: choice(d, "row", "frobenius")}),
     "NeumannDiffusivity": of_state("NeumannDiffusivity"),
     "RelationalBias": of_state("RelationalBias", needed=True, more="self_loops direction", of=AdjacencyDiffusivity),
     "SymmetricDiffusivity": composed("SymmetricDiffusivity", diffusivity=unnormalised),
-    "AdjacencyEnhancedDiffusivity": composed(
-        "AdjacencyEnhancedDiffusivity", attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()")
-    ),
-    "GraphAugmentedDiffusivity": composed(
-        "GraphAugmentedDiffusivity",
+    "AdjacencyEnhancedDiffusivity": composed("AdjacencyEnhancedDiffusivity",
+        attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()")),
+    "GraphAugmentedDiffusivity": composed("GraphAugmentedDiffusivity",
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
         graph_term=one_of("mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
-        mix=lambda d: choice(d, "sum", "mean"),
-    ),
-}
+        mix=lambda d: choice(d, "sum", "mean")),
+}  # fmt: skip
 
 # ---------------------------------------------------------------- updates
 
@@ -505,14 +489,8 @@ UPDATES: dict[str, Strategy] = {
         leak=lambda d: number(d, 0.5, 0.2, zero=True),
     ),
     "CertifiedStep": step("CertifiedStep", symmetric=True, beta=_weight, constraint=_sphere),
-    "Backtracking": step(
-        "Backtracking",
-        symmetric=True,
-        source=False,
-        penalty=lambda d: options(
-            d, "mp.QuadraticPenalty()", wrong=bad("None | a number | a list | a name: 'nonsense'")
-        ),
-        form=lambda d: choice(d, "conservative"),
-        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'"), optional=True),
-    ),
-}
+    "Backtracking": step("Backtracking", symmetric=True, source=False,
+        penalty=lambda d: options(d, "mp.QuadraticPenalty()",
+        wrong=bad("None | a number | a list | a name: 'nonsense'")), form=lambda d: choice(d, "conservative"),
+        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'"), optional=True)),
+}  # fmt: skip

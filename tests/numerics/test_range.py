@@ -1,5 +1,6 @@
 """Numbers at the ends of the range: norms, distances and sums that over- or underflow if computed plainly."""
 
+# ruff: noqa: F403, F405 (everything public)
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,37 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-    UniformCoupling,
-    distance_features,
-    row_normalized,
-)
+from diffusion_mp import *
+from diffusion_mp.couplings import distance_features, row_normalized
 from diffusion_mp.couplings.features import unit_rows
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    Diffusivity,
-    EdgeDiffusivity,
-    GATDiffusivity,
-    GaussianDiffusivity,
-    KernelizedSoftmaxDiffusivity,
-    MixtureDiffusivity,
-    PenaltyDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SoftmaxDiffusivity,
-)
-from diffusion_mp.energies import FunctionPenalty
-from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
-from diffusion_mp.layers import DiffusionConv, GatedGCNConv, SFiConv
-from diffusion_mp.models import full_graph_inference
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
-from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 from test_conformance import LAYERS
 
 HALVES = (torch.bfloat16, torch.float16)
