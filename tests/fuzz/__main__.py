@@ -12,7 +12,6 @@ from .table import STRATEGIES
 
 
 def main() -> int:
-    """Read the options and search."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Random calls of everything public.")
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

@@ -46,7 +46,6 @@ class Worker:
                 first += 1
 
     def close(self) -> None:
-        """End the processes."""
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
@@ -106,7 +105,6 @@ class Worker:
         return verdict | {"where": ""}
 
     def _kill(self) -> None:
-        """End the child that serves."""
         if self._serving:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._serving, signal.SIGKILL)

@@ -31,7 +31,6 @@ def _texts(*right: str) -> Make:
 
 
 def strides(d: Draw) -> Arg:
-    """Strides of a stencil."""
     wrong = bad(
         "empty: () | a zero: (0,) | negative: (-1,) | a fraction: (1.5,) | a string | a number | None",
         "a bool: (True,) | letters: ('a',) | a module",
@@ -40,13 +39,11 @@ def strides(d: Draw) -> Arg:
 
 
 def dtype(d: Draw) -> Arg:
-    """A floating-point dtype."""
     wrong = bad("a string: 'float32' | integers: torch.int64 | a number | complex: torch.complex64")
     return options(d, f"torch.{d.dtype}", wrong=wrong)
 
 
 def device(d: Draw) -> Arg:
-    """A device."""
     wrong = bad("no device: 'nowhere' | a number: 3.5 | a list: ['cpu']")
     return options(d, "'cpu'", "torch.device('cpu')", wrong=wrong)
 
@@ -134,7 +131,6 @@ PARAMETERS: dict[str, Make] = {
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
-    """The parameters of a public name."""
     package, _, attribute = name.rpartition(".")
     return _signature(getattr(PACKAGES[package or "mp"], attribute))
 
@@ -157,6 +153,12 @@ def arguments(
     for key in leave.split():
         found.pop(key)
     return {key: own[key] if key in own else _fitting(d, name, p) for key, p in found.items()} | own
+
+
+def construct(d: Draw, result: str, name: str, after: str = "", /, **options: Any) -> None:
+    """Call a public name with `arguments`; ``after`` follows the call in the program."""
+    path = name if "." in name else f"mp.{name}"
+    d.call(result, f"{path}({{args}}){after}", **arguments(d, name, **options))
 
 
 def _fitting(d: Draw, name: str, parameter: inspect.Parameter) -> Arg:

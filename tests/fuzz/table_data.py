@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import arguments, calls, device
+from .signatures import arguments, calls, construct, device
 
 NOT_A_PATH = bad(
     "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
@@ -22,17 +22,14 @@ NOT_DATA = bad(
 
 
 def absent(d: Draw) -> Arg:
-    """A path where nothing is."""
     return Arg("'absent'", NOT_A_PATH, valid=None)
 
 
 def written(path: str, *own: str) -> Arg:
-    """A path to write to."""
     return Arg(repr(path), NOT_A_PATH + bad(*own))
 
 
 def labels(d: Draw) -> Arg:
-    """Labels [N]."""
     wrong = not_integers(
         "40",
         "None | a list?: [0, 1, 0, 1] | an array?: np.array([0, 1, 0, 1]) | NaN: torch.full((40,), math.nan)",
@@ -74,13 +71,12 @@ def add_laplacian_pe(d: Draw) -> None:
 
 def to_diffusion_graph(d: Draw) -> None:
     d.sizes = None
-    d.call("transform", "data.ToDiffusionGraph({args})", **arguments(d, "data.ToDiffusionGraph"))
+    construct(d, "transform", "data.ToDiffusionGraph")
     given = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
     d.call("out", "transform({graph}).graph.prepare()", graph=Arg(d.pick([given, f"[{given}, {given}]"]), NOT_DATA))
 
 
 def data_source(d: Draw, nodes: int | None = None) -> str:
-    """A graph with features, labels and masks."""
     n = d.nodes if nodes is None else nodes
     mask = f"torch.ones({n}, dtype=torch.bool)"
     parts = f"x=torch.randn({n}, 3), edge_index={edge_list(d)}, y=torch.zeros({n}).long(), train_mask={mask}"
@@ -90,7 +86,7 @@ def data_source(d: Draw, nodes: int | None = None) -> str:
 def part_of(d: Draw) -> None:
     d.sizes = None
     whole = Arg(data_source(d), NOT_DATA).without("empty")
-    d.call("transform", "data.PartOf({args})", **arguments(d, "data.PartOf", data=whole))
+    construct(d, "transform", "data.PartOf", data=whole)
     n = d.nodes
     batch = f"Data(n_id=torch.arange({n}), batch_size={n}, edge_index={edge_list(d)}, num_nodes={n})"
     d.call("out", "transform({batch})", batch=Arg(batch, NOT_DATA[:6]))
@@ -113,11 +109,7 @@ def loader(d: Draw) -> None:
         "clusters": options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
         "num_replicas": never([w for w in sizes if w.valid is False]),
     }
-    d.call(
-        "loader",
-        "data.RandomPartitionLoader({args})",
-        **arguments(d, "data.RandomPartitionLoader", leave="rank", **given),
-    )
+    construct(d, "loader", "data.RandomPartitionLoader", leave="rank", **given)
     d.call("out", "[batch.x for batch in loader]")
 
 
@@ -149,7 +141,7 @@ def list_ops(d: Draw) -> None:
         "max_args": count(d, 5, optional=True),
         "operators": options(d, "('MIN', 'MAX')", "['SM']", wrong=words, optional=True),
     }
-    d.call("tasks", "sequences.ListOps({args})", **arguments(d, "sequences.ListOps", **given))
+    construct(d, "tasks", "sequences.ListOps", **given)
     _items(d, 2)
 
 
@@ -161,7 +153,7 @@ def pathfinder(d: Draw) -> None:
         "distractors": count(d, 1, 0, zero=True),
         "distractor_dashes": count(d, 2, optional=True),
     }
-    d.call("tasks", "sequences.Pathfinder({args})", **arguments(d, "sequences.Pathfinder", **given))
+    construct(d, "tasks", "sequences.Pathfinder", **given)
     _items(d, 2)
 
 
@@ -183,22 +175,19 @@ def sbm(d: Draw) -> None:
         "pattern_sizes": never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')")),
         "log": Arg("False"),
     }
-    d.call("tasks", "graphs.SBMDataset({args})", **arguments(d, "graphs.SBMDataset", **given))
+    construct(d, "tasks", "graphs.SBMDataset", **given)
     d.call("out", "[tasks[0].x, tasks[0].y]")
 
 
 def _name(d: Draw) -> Arg:
-    """The name of a file that nobody has."""
     return replace(choice(d, "nobody", optional=False).without("another string"), valid=None)
 
 
 def named(*names: str) -> Make:
-    """One of these names."""
     return lambda d: choice(d, *names, optional=False)
 
 
 def points(d: Draw) -> Arg:
-    """Points among which there are neighbours."""
     dtype = "float32" if d.dtype == "float64" else d.dtype
     right = ["torch.randn(9, 3)", "torch.randn(9, 20)", "torch.zeros(9, 3)", "torch.randn(9, 3).half()"]
     right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
@@ -213,7 +202,7 @@ def knn_transform(d: Draw) -> None:
         "of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
         "too few: Data(x=torch.randn(2, 2))",
     )
-    d.call("transform", "data.KNNGraph({args})", **arguments(d, "data.KNNGraph", k=count(d, 5, 2)))
+    construct(d, "transform", "data.KNNGraph", k=count(d, 5, 2))
     d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", wrong))
 
 
@@ -235,7 +224,7 @@ def edge_sums(d: Draw) -> None:
 def forecast(d: Draw) -> None:
     right = "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]"
     snapshots = Arg(right, bad("empty | a number | numbers: [1, 2] | None"))
-    d.call("forecast", "graphs.fit_forecast({args})", **arguments(d, "graphs.fit_forecast", snapshots=snapshots))
+    construct(d, "forecast", "graphs.fit_forecast", snapshots=snapshots)
     d.call("out", "forecast(torch.randn(3, 4))")
 
 
@@ -292,14 +281,12 @@ DATA: dict[str, Strategy] = {
 def node_classifier(d: Draw) -> None:
     d.sizes = None
     own = {"model": module("mp.GCNConv(3, 2)"), "metric": choice(d, "acc", "roc_auc")}
-    d.call("module", "train.NodeClassifier({args})", **arguments(d, "train.NodeClassifier", **own))
+    construct(d, "module", "train.NodeClassifier", **own)
     uses = "[module({data}), module.predict_step({data}, 0), module.configure_optimizers() and 0]"
     d.call("out", uses, data=Arg(data_source(d), NOT_DATA).without("empty"))
 
 
 def batch_learner(name: str, output: int, *metrics: str, **attributes: str) -> Strategy:
-    """A model that is trained on batches of graphs."""
-
     def strategy(d: Draw) -> None:
         d.sizes = None
         task = "'graph'" if name == "GraphClassifier" else "'node'"
@@ -361,11 +348,7 @@ def planetoid_module(d: Draw) -> None:
         "split": part,
         "tuning": replace(flag(d), valid=True if part.right == "3" else None),  # which a random split does not know
     }
-    d.call(
-        "module",
-        "train.PlanetoidDataModule({args})",
-        **arguments(d, "train.PlanetoidDataModule", leave="download", **own),
-    )
+    construct(d, "module", "train.PlanetoidDataModule", leave="download", **own)
     d.call("out", "module.data")
 
 

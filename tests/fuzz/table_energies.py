@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, calls, dtype, made
+from .signatures import arguments, calls, construct, dtype, made
 from .table_models import masks
 from .table_operators import FALLING, MIXTURE, NOT_FALLING
 
@@ -15,10 +15,8 @@ FREE = ("a longer last dimension", "another dtype")  # where the channels may be
 
 
 def penalty(name: str, **make: Make) -> Strategy:
-    """A penalty and its functions."""
-
     def strategy(d: Draw) -> None:
-        d.call("penalty", f"mp.{name}({{args}})", **arguments(d, name, **made(d, make)))
+        construct(d, "penalty", name, **made(d, make))
         asked = d.pick(["delta", "f", "conjugate", "total", "coupling"])
         if asked in ("delta", "f", "conjugate"):
             argument = "omega" if asked == "conjugate" else "z2"
@@ -151,17 +149,15 @@ def joint_energy(d: Draw) -> None:
         "metric": metric.without("a higher rank"),
         "constraint": choice(d, None, "nonnegative", "ball", "sphere"),
     }
-    d.call("energy", "mp.JointEnergy({args})", **arguments(d, "JointEnergy", leave="projection", **given))
+    construct(d, "energy", "JointEnergy", leave="projection", **given)
     d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False)
 
 
 def long_runs(d: Draw) -> Arg:
-    """A penalty of which a theorem about trajectories holds."""
     return options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY)
 
 
 def any_symmetric(d: Draw) -> Arg:
-    """A symmetric coupling of any number of nodes."""
     return coupling(d, symmetric=True, other_size=None)
 
 
@@ -202,7 +198,7 @@ def full_graph_inference(d: Draw) -> None:
         "block_size": count(d, 3, 65536, optional=True),
         "progress": Arg("False"),
     }
-    d.call("out", "mp.full_graph_inference({args})", **arguments(d, "full_graph_inference", **given))
+    construct(d, "out", "full_graph_inference", **given)
 
 
 def released_state_dict(d: Draw) -> None:
@@ -248,11 +244,10 @@ def fixed_point(d: Draw) -> None:
         ),
         "total": options(d, "lambda x: x", wrong=NOT_A_FUNCTION, optional=True).without("None"),
     }
-    d.call("out", "mp.fixed_point({args})", **arguments(d, "fixed_point", leave="what", **given))
+    construct(d, "out", "fixed_point", leave="what", **given)
 
 
 def sequences(d: Draw, channels: int, dtype: str = "float64") -> dict[str, Arg]:
-    """x [B, L, C] and its mask."""
     size, length = d.pick([2, 1, 3, 0]), d.pick([5, 1, 7, 0])
     x = Arg(real(d, size, length, channels, dtype=dtype), wrong_tensors(size, length, channels, dtype=dtype))
     mask = masks(d, size, length)
@@ -278,7 +273,6 @@ def commutator(d: Draw) -> None:
 
 
 def _placed(d: Draw) -> dict[str, Arg]:
-    """A model with an inserted layer, and what it is called with."""
     d.call("model", PLACED)
     asked = {"points": count(d, 2, 1), "tol": number(d, 1e-2)}
     return {"model": Arg("model", NOT_A_MODULE).without("a function"), **sequences(d, 3), **asked}
@@ -302,27 +296,23 @@ def diagnose(d: Draw) -> None:
 
 
 def random_features(d: Draw) -> Arg:
-    """A diffusivity by random features."""
     to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
     wrong = NOT_A_DIFFUSIVITY + bad("of another kind: mp.SimpleDiffusivity()")
     return Arg(f"mp.KernelizedSoftmaxDiffusivity({d.channels}){to}", wrong)
 
 
 def feature_counts(d: Draw) -> Arg:
-    """Numbers of random features."""
     wrong = bad("empty? | a zero: [0] | a fraction: [1.5] | a string | a number | None | a module")
     return options(d, "[4]", "(2, 8)", wrong=wrong)
 
 
 def observed(d: Draw) -> Arg:
-    """A graph with the nodes of the coupling."""
     n = d.nodes
     other = f"of other nodes: mp.Graph({n + 2}, torch.zeros(2, 1, dtype=torch.long))"
     return just_graph(d, f"a graph without edges: mp.Graph({n})", other)
 
 
 def stable(d: Draw) -> Arg:
-    """A coupling whose rows sum to one at most."""
     right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
     wrong = NOT_A_COUPLING + bad("one with normalised rows: mp.SimpleDiffusivity()(torch.ones(2, 2))")
     return options(d, *right, wrong=wrong)
@@ -363,8 +353,6 @@ FUNCTIONS: dict[str, Strategy] = {
 
 
 def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy:
-    """A check of `testing` on something that passes it."""
-
     def strategy(d: Draw) -> None:
         given = {"subject": Arg(right, wrong), **made(d, make), "seed": seed(d)}
         d.call("out", f"testing.{name}({{subject}}, {{args}})", **given)
@@ -373,7 +361,6 @@ def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy
 
 
 def level(d: Draw) -> Arg:
-    """How much is asked."""
     return choice(d, "core", "strict")
 
 
@@ -383,10 +370,8 @@ def _inert(wrong: list[Wrong]) -> list[Wrong]:
 
 
 def problem(name: str) -> Strategy:
-    """A problem with a known answer."""
-
     def strategy(d: Draw) -> None:
-        d.call("problem", f"testing.{name}({{args}})", **arguments(d, f"testing.{name}"))
+        construct(d, "problem", f"testing.{name}")
         asked = d.pick(["coupling", "heat", "implicit", "steady"])
         if asked == "coupling":
             d.call("out", "problem.coupling.degree()")
@@ -403,7 +388,6 @@ def problem(name: str) -> Strategy:
 
 
 def adjacency(d: Draw) -> Arg:
-    """A symmetric, non-negative matrix."""
     wrong = NOT_A_TENSOR + bad(
         "None | of rank one: torch.ones(3) | not square: torch.ones(3, 4) | negative: -torch.ones(3, 3)",
         "not symmetric: torch.triu(torch.ones(3, 3), 1) | NaN: torch.full((3, 3), math.nan)",

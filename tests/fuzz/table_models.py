@@ -10,7 +10,7 @@ from diffusion_mp.layers import DIFFormerConv, SGFormerConv
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, made
+from .signatures import arguments, construct, made
 from .table_layers import called, certified
 
 NOT_OPTIONS = bad("a string | a number | a list | a module")
@@ -35,8 +35,6 @@ def tasks(d: Draw) -> tuple[Arg, dict[str, Arg]]:
 def model(
     name: str, *, needed: bool = False, leave: str = "", more: str = "", of: Any = None, **make: Make
 ) -> Strategy:
-    """A model for nodes, graphs or links."""
-
     def strategy(d: Draw) -> None:
         task, scored = tasks(d)
         given = arguments(d, name, leave=leave, more=more, of=of, task=task, **made(d, make))
@@ -78,7 +76,6 @@ def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
 
 
 def encodings(d: Draw) -> Arg:
-    """Positional encodings: eigenvectors, or with them eigenvalues and a mask."""
     n = d.nodes
     wrong = bad(
         f"None | a string | a number | empty: () | too long: torch.randn({n + 1}, 3) | numbers: (1, 2) | a list: [1.0]",
@@ -90,8 +87,6 @@ def encodings(d: Draw) -> Arg:
 
 
 def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
-    """A stack of blocks with states of edges."""
-
     def strategy(d: Draw) -> None:
         edge_count = len(d.edges)
         channels, x = categories(d, d.channels, d.nodes)
@@ -114,7 +109,6 @@ def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
 
 
 def attention_options(d: Draw) -> Arg:
-    """Options of a stack's attention."""
     wrong = NOT_OPTIONS + bad("a negative leak: {'alpha': -1.0} | a leak of letters: {'alpha': 'a'}")
     return options(d, "{'alpha': 0.5}", "{'friction': 'constant'}", "None", wrong=wrong, optional=True)
 
@@ -183,7 +177,7 @@ def label_propagation(d: Draw) -> None:
 
 def laplacian_encoder(d: Draw) -> None:
     n, k = d.nodes, d.pick([3, 1, 0])
-    d.call("layer", f"mp.LaplacianEncoder({{args}}){cast(d)}", **arguments(d, "LaplacianEncoder"))
+    construct(d, "layer", "LaplacianEncoder", cast(d))
     values = Arg(
         f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None, wrong_tensors(n, k, none=True), True
     )
@@ -197,7 +191,6 @@ def laplacian_encoder(d: Draw) -> None:
 
 
 def masks(d: Draw, size: int, length: int) -> Arg:
-    """Which positions are tokens."""
     n = f"{size}, {length}"
     wrong = bad(
         f"floats: torch.ones({n}) | integers: torch.ones({n}, dtype=torch.long) | a string | a number | a module",

@@ -20,7 +20,6 @@ END_OF_INPUT = 77  # the exit status of a child that was not asked for more
 
 
 def main() -> None:
-    """Serve until the input ends."""
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what programs print does not mix with answers
     status = None
