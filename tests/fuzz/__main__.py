@@ -23,13 +23,9 @@ def main() -> int:
     began = time.monotonic()
     with tqdm(total=options.calls, unit="call", disable=None) as bar:
         result = search(
-            options.seed,
-            options.calls,
-            options.name,
-            options.jobs,
-            options.timeout,
+            options.seed, options.calls, options.name, options.jobs, options.timeout,
             lambda verdict: bar.update() and None,
-        )
+        )  # fmt: skip
     if options.report is None:
         print(result.as_markdown())
     else:

@@ -8,25 +8,11 @@ Make = Callable[[Draw], Arg]
 
 #: Expressions that are wrong in many places, by what they are.
 COMMON = {
-    "None": "None",
-    "NaN": "math.nan",
-    "a class": "nn.Linear",
-    "a dict": "{}",
-    "a fraction": "2.5",
-    "a function": "lambda x: x",
-    "a list": "[1]",
-    "a module": "nn.Linear(2, 2)",
-    "a number": "3",
-    "a string": "'abc'",
-    "a tensor": "torch.ones(2)",
-    "an array": "np.ones((2, 2))",
-    "beyond": "9",
-    "complex": "1 + 2j",
-    "empty": "[]",
-    "infinite": "math.inf",
-    "negative": "-1",
-    "zero": "0",
-}
+    "None": "None", "NaN": "math.nan", "a class": "nn.Linear", "a dict": "{}", "a fraction": "2.5",
+    "a function": "lambda x: x", "a list": "[1]", "a module": "nn.Linear(2, 2)", "a number": "3", "a string": "'abc'",
+    "a tensor": "torch.ones(2)", "an array": "np.ones((2, 2))", "beyond": "9", "complex": "1 + 2j", "empty": "[]",
+    "infinite": "math.inf", "negative": "-1", "zero": "0",
+}  # fmt: skip
 
 
 def bad(*tables: str) -> list[Wrong]:
@@ -382,14 +368,10 @@ def coupling(d: Draw, *, symmetric: bool = False, optional: bool = False, other_
 
 
 DIFFUSIVITIES = [
-    "mp.SimpleDiffusivity()",
-    "mp.SigmoidDiffusivity()",
-    "mp.UniformDiffusivity()",
-    "mp.IdentityDiffusivity()",
-    "mp.GaussianDiffusivity()",
-    "mp.AdjacencyDiffusivity('row')",
+    "mp.SimpleDiffusivity()", "mp.SigmoidDiffusivity()", "mp.UniformDiffusivity()", "mp.IdentityDiffusivity()",
+    "mp.GaussianDiffusivity()", "mp.AdjacencyDiffusivity('row')",
     "0.5 * mp.SimpleDiffusivity() + 0.5 * mp.AdjacencyDiffusivity()",
-]
+]  # fmt: skip
 UPDATES = ["mp.ExplicitEuler(0.5)", "mp.ExplicitEuler(0.5, 'residual')", "mp.ExplicitEuler(0.5, beta=0.5, leak=0.1)"]
 
 

@@ -70,13 +70,9 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(paths)  # the worker runs in another folder
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                cwd=self._folder.name,
-            )
+                [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=self._folder.name,
+            )  # fmt: skip
         self._welcome()
 
     def _welcome(self) -> None:

@@ -134,25 +134,19 @@ def _items(d: Draw, last: int) -> None:
 def list_ops(d: Draw) -> None:
     words = bad("empty: () | another word: ('NONE',) | a number | None")
     given = {
-        "num": count(d, 3, 2, none=True),
-        "min_length": count(d, 4, 5),
-        "max_length": count(d, 60, 90),
-        "max_depth": count(d, 5, optional=True),
-        "max_args": count(d, 5, optional=True),
+        "num": count(d, 3, 2, none=True), "min_length": count(d, 4, 5), "max_length": count(d, 60, 90),
+        "max_depth": count(d, 5, optional=True), "max_args": count(d, 5, optional=True),
         "operators": options(d, "('MIN', 'MAX')", "['SM']", wrong=words, optional=True),
-    }
+    }  # fmt: skip
     construct(d, "tasks", "sequences.ListOps", **given)
     _items(d, 2)
 
 
 def pathfinder(d: Draw) -> None:
     given = {
-        "num": count(d, 2, 3, none=True),
-        "size": count(d, 32, 24),
-        "dashes": count(d, 4, 6),
-        "distractors": count(d, 1, 0, zero=True),
-        "distractor_dashes": count(d, 2, optional=True),
-    }
+        "num": count(d, 2, 3, none=True), "size": count(d, 32, 24), "dashes": count(d, 4, 6),
+        "distractors": count(d, 1, 0, zero=True), "distractor_dashes": count(d, 2, optional=True),
+    }  # fmt: skip
     construct(d, "tasks", "sequences.Pathfinder", **given)
     _items(d, 2)
 
@@ -235,20 +229,11 @@ DATA: dict[str, Strategy] = {
         num_val=lambda d: count(d, 4, 0, zero=True), num_test=lambda d: Arg(d.pick(["None", "5"]),
         count(d, zero=True, none=True).wrong), generator=lambda d: generator(d, optional=False)),
     "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
-    "data.KNNGraph": knn_transform,
-    "data.knn_graph": calls("data.knn_graph", x=points),
-    "data.Split": split,
-    "data.pad": pad,
-    "data.AddLaplacianPE": add_laplacian_pe,
-    "data.ToDiffusionGraph": to_diffusion_graph,
-    "data.PartOf": part_of,
-    "data.RandomPartitionLoader": loader,
-    "data.find_clusters": find_clusters,
-    "sequences.ListOps": list_ops,
-    "sequences.Pathfinder": pathfinder,
-    "sequences.SequenceDataset": sequence_dataset,
-    "sequences.IMDb": calls("sequences.IMDb", path=absent),
-    "graphs.SBMDataset": sbm,
+    "data.KNNGraph": knn_transform, "data.knn_graph": calls("data.knn_graph", x=points), "data.Split": split,
+    "data.pad": pad, "data.AddLaplacianPE": add_laplacian_pe, "data.ToDiffusionGraph": to_diffusion_graph,
+    "data.PartOf": part_of, "data.RandomPartitionLoader": loader, "data.find_clusters": find_clusters,
+    "sequences.ListOps": list_ops, "sequences.Pathfinder": pathfinder, "sequences.SequenceDataset": sequence_dataset,
+    "sequences.IMDb": calls("sequences.IMDb", path=absent), "graphs.SBMDataset": sbm,
     "graphs.synthetic_pokec": calls("graphs.synthetic_pokec", num_nodes=lambda d: count(d, 50, 20),
         num_edges=lambda d: count(d, 100, 40), num_features=lambda d: count(d, 4, 2),
         homophily=lambda d: number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
@@ -256,8 +241,7 @@ DATA: dict[str, Strategy] = {
         spread=lambda d: number(d, 1.5, optional=True, zero=True),
         unlabelled=lambda d: number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
         cache=never(NOT_A_PATH).without("None", "empty")),
-    "graphs.load_digits": calls("graphs.load_digits", "made.x"),
-    "graphs.SumEdgeFeatures": edge_sums,
+    "graphs.load_digits": calls("graphs.load_digits", "made.x"), "graphs.SumEdgeFeatures": edge_sums,
     "graphs.fit_forecast": forecast,
     "graphs.load_ogb": calls("graphs.load_ogb", root=absent, leave="cache progress", name=named("ogbn-arxiv")),
     "graphs.load_mnist": calls("graphs.load_mnist", root=absent),

@@ -63,20 +63,13 @@ def energy(d: Draw) -> None:
     metric = tensor(d, d.nodes, optional=True, positive=True)
     source = tensor(d, *like, optional=True)
     given = arguments(
-        d,
-        "Energy",
-        leave="laplacian",
-        penalty=options(d, *right, wrong=NOT_A_PENALTY),
+        d, "Energy", leave="laplacian", penalty=options(d, *right, wrong=NOT_A_PENALTY),
         lam=number(d, 1.0, 0.3, optional=True),
-        coupling=Arg(of.right if over else None, of.without("None").wrong, True),
-        source=source,
-        beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True),
-        metric=metric.without("a higher rank"),
-        graph_term=coupling(d, symmetric=True, optional=True),
-        activation=relu,
-        version=choice(d, "falling"),
+        coupling=Arg(of.right if over else None, of.without("None").wrong, True), source=source,
+        beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True), metric=metric.without("a higher rank"),
+        graph_term=coupling(d, symmetric=True, optional=True), activation=relu, version=choice(d, "falling"),
         ptr=never(ptr(d).wrong) if over else ptr(d),
-    )
+    )  # fmt: skip
     d.call("energy", "mp.Energy({args})", **given)
     x = (
         free(d)
@@ -113,13 +106,9 @@ def certify_step(d: Draw) -> None:
     joint = Arg("energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()"))
     d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
     d.call(
-        "out",
-        "mp.certify_step({args})",
-        finite=False,
-        energy=joint,
-        coupling=Arg(of.right or "None", of.wrong),
+        "out", "mp.certify_step({args})", finite=False, energy=joint, coupling=Arg(of.right or "None", of.wrong),
         x=free(d),
-    )
+    )  # fmt: skip
 
 
 def energy_trace(d: Draw) -> None:
@@ -167,22 +156,18 @@ def record(source: str) -> Strategy:
 
 
 ENERGIES: dict[str, Strategy] = {
-    "JointEnergy": joint_energy,
-    "Penalty": own_penalty,
+    "JointEnergy": joint_energy, "Penalty": own_penalty,
     **{
         name: penalty(name)
         for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty", "GaussianPenalty")
     },
-    "FunctionPenalty": function_penalty,
-    "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
-    "Energy": energy,
+    "FunctionPenalty": function_penalty, "MixturePenalty": penalty("MixturePenalty", **MIXTURE), "Energy": energy,
     "EnergyTrace": energy_trace,
     "Certificate": record("mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.').__str__()"),
-    "certify": certify,
-    "certify_step": certify_step,
+    "certify": certify, "certify_step": certify_step,
     "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
     "energy_bounds": calls("energy_bounds", coupling=any_symmetric),
-}
+}  # fmt: skip
 
 # ---------------------------------------------------------------- functions
 
@@ -323,23 +308,18 @@ MODEL: Make = lambda d: options(  # noqa: E731
 )
 WEIGHT: Make = lambda d: number(d, 1.0, 0.5, optional=True, negative=True, zero=True)  # noqa: E731
 FUNCTIONS: dict[str, Strategy] = {
-    "auxiliary_loss": calls("auxiliary_loss", model=MODEL),
-    "cite": calls("cite", model=MODEL),
+    "auxiliary_loss": calls("auxiliary_loss", model=MODEL), "cite": calls("cite", model=MODEL),
     "edge_loss": calls("edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed),
-    "fixed_point": fixed_point,
-    "full_graph_inference": full_graph_inference,
+    "fixed_point": fixed_point, "full_graph_inference": full_graph_inference,
     "kernel_error": calls("kernel_error", diffusivity=random_features, x=state, num_features=feature_counts,
         graph=graph),
     "lipschitz": calls("lipschitz", f=lambda d: options(d, "torch.sin", "lambda x: 2 * x",
         wrong=NOT_A_FUNCTION + NOT_A_STATE), x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank",
         "a higher rank")),
-    "released_state_dict": released_state_dict,
-    "roughness": roughness,
+    "released_state_dict": released_state_dict, "roughness": roughness,
     "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free, beta=WEIGHT),
     "posterior_variance": calls("posterior_variance", coupling=stable, leak=lambda d: number(d, 0.5, 0.1)),
-    "commutator": commutator,
-    "perturbation_bound": perturbation_bound,
-    "diagnose": diagnose,
+    "commutator": commutator, "perturbation_bound": perturbation_bound, "diagnose": diagnose,
     "diagnostics.plot_attention": calls("diagnostics.plot_attention", coupling=any_symmetric,
         ax=never(bad("a string: 'ax' | a number")), head=lambda d: options(d, 0,
         wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True)),

@@ -156,11 +156,8 @@ def weights_of_pyg(d: Draw) -> None:
 
 
 LAYERS: dict[str, Strategy] = {
-    "MLPConv": layer("MLPConv"),
-    "GCNConv": layer("GCNConv", needed=True),
-    "SGConv": layer("SGConv", needed=True),
-    "GATConv": gat,
-    "CertifiedConv": certified_conv,
+    "MLPConv": layer("MLPConv"), "GCNConv": layer("GCNConv", needed=True), "SGConv": layer("SGConv", needed=True),
+    "GATConv": gat, "CertifiedConv": certified_conv,
     "DIFFormerConv": layer("DIFFormerConv", leave="update transform keep bias concat", more="dropout",
         of=DiffusionConv, out_channels=same, normalize=lambda d: choice(d, "row", None)),
     "NodeFormerConv": layer("NodeFormerConv", leave="projection",
@@ -174,8 +171,7 @@ LAYERS: dict[str, Strategy] = {
     "GINConv": layer("GINConv", needed=True, mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
         eps=lambda d: number(d, 0.0, 0.2, optional=True, negative=True)),
     "MultiHeadConv": layer("MultiHeadConv", needed=True, source=False, out_channels=same),
-    "APPNPConv": appnp,
-    "GCNIIConv": gcnii,
+    "APPNPConv": appnp, "GCNIIConv": gcnii,
     "GatedGCNConv": with_edges("GatedGCNConv", eps=lambda d: number(d, 1e-6, 0.1, optional=True)),
     "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
     "from_pyg": weights_of_pyg,

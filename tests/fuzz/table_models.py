@@ -229,17 +229,11 @@ def pde_transformer(d: Draw) -> None:
     sizes = bad(f"a string | None | a list{'?' if tokens else ''} | empty | zero")  # another vocabulary may do
     smoothing = ["None"] if placement is None else ["None", "{'alpha': 0.2}"]
     given = arguments(
-        d,
-        "PDETransformer",
-        in_channels=Arg("[7]" if tokens else "3", sizes),
-        hidden_channels=count(d, 4, 8),
-        heads=heads_of_blocks(d),
-        max_length=count(d, 12),
-        placement=Arg(repr(placement), choice(d, None).wrong),
+        d, "PDETransformer", in_channels=Arg("[7]" if tokens else "3", sizes), hidden_channels=count(d, 4, 8),
+        heads=heads_of_blocks(d), max_length=count(d, 12), placement=Arg(repr(placement), choice(d, None).wrong),
         diffusion=options(d, *smoothing, wrong=NOT_OPTIONS, optional=True),
-        task=Arg(repr(task), choice(d, "classify").wrong),
-        causal=never(flag(d).wrong),
-    )
+        task=Arg(repr(task), choice(d, "classify").wrong), causal=never(flag(d).wrong),
+    )  # fmt: skip
     d.call("layer", f"mp.PDETransformer({{args}}){cast(d)}", **given)
 
     def sequences() -> Arg:
@@ -283,13 +277,8 @@ MODELS: dict[str, Strategy] = {
         gnn=lambda d: choice(d, "gcn", "gat", "sgc", "mlp", "residual"),
         aggregate=lambda d: choice(d, "add"),  # "cat" needs edges
     ),
-    "DiffusionGNN": gnn,
-    "GatedGCN": stack("GatedGCN"),
+    "DiffusionGNN": gnn, "GatedGCN": stack("GatedGCN"),
     "GPS": stack("GPS", heads=heads_of_blocks, attention=attention_options),
-    "DFiFormer": stack("DFiFormer", **OF_GPS),
-    "SFiFormer": from_dfi,
-    "LabelPropagation": label_propagation,
-    "LaplacianEncoder": laplacian_encoder,
-    "PDEDiffusion1d": pde_diffusion,
-    "PDETransformer": pde_transformer,
+    "DFiFormer": stack("DFiFormer", **OF_GPS), "SFiFormer": from_dfi, "LabelPropagation": label_propagation,
+    "LaplacianEncoder": laplacian_encoder, "PDEDiffusion1d": pde_diffusion, "PDETransformer": pde_transformer,
 }  # fmt: skip

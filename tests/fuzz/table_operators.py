@@ -245,9 +245,7 @@ def _constant(d: Draw) -> Arg:
 
 
 COUPLINGS: dict[str, Strategy] = {
-    "Graph": graphs,
-    "Coupling": abstract("Coupling"),
-    "PooledCoupling": abstract("PooledCoupling"),
+    "Graph": graphs, "Coupling": abstract("Coupling"), "PooledCoupling": abstract("PooledCoupling"),
     "IdentityCoupling": lambda d: built(d, "IdentityCoupling", num_nodes=node_count(d, beyond_memory=True)),
     "UniformCoupling": lambda d: built(d, "UniformCoupling", num_nodes=node_count(d)),
     "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
@@ -255,18 +253,11 @@ COUPLINGS: dict[str, Strategy] = {
         "LinearAttentionCoupling", positive=True, pooled=True, constant=_constant, own=_constant
     ),
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
-    "LogLowRankCoupling": log_low_rank,
-    "SparseFlowCoupling": sparse_flow,
-    "DenseCoupling": dense,
-    "DistanceCoupling": of_distance,
-    "SparseCoupling": sparse,
-    "NeumannCoupling": neumann,
-    "PolynomialCoupling": polynomial,
-    "ReweightedCoupling": reweighted,
-    "ProjectedCoupling": projected,
-    "ScaledCoupling": scaled,
-    "SumCoupling": summed,
-}
+    "LogLowRankCoupling": log_low_rank, "SparseFlowCoupling": sparse_flow, "DenseCoupling": dense,
+    "DistanceCoupling": of_distance, "SparseCoupling": sparse, "NeumannCoupling": neumann,
+    "PolynomialCoupling": polynomial, "ReweightedCoupling": reweighted, "ProjectedCoupling": projected,
+    "ScaledCoupling": scaled, "SumCoupling": summed,
+}  # fmt: skip
 
 # ---------------------------------------------------------------- diffusivities
 
