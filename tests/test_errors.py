@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from diffusion_mp import *
 from diffusion_mp.data import RandomPartitionLoader, knn_graph
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
+from helpers import refuses
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
 
@@ -275,10 +276,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "kind", "sentence"), CASES)
-def test_bad_input(call: Callable[[], Any], kind: type[Exception], sentence: str) -> None:
-    with pytest.raises(kind, match=sentence):
-        call()
+test_bad_input = refuses(*CASES)
 
 
 def test_an_empty_graph_is_not_an_error() -> None:

@@ -19,10 +19,7 @@ from diffusion_mp.kernels.sparse_flow import RowPotentials, RowTerms, entries, l
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.testing import TOLERANCES, Tolerance, tolerance
 from diffusion_mp.updates import LaplacianUpdate, StateUpdate, teleport, teleport_limit
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import randn
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def ring() -> Graph:
 
 
 def test_teleport_is_a_step_of_appnp_and_its_limit_where_they_end(ring):
-    x, h = draw(5, 3, seed=1), draw(5, 3, seed=2)
+    x, h = randn(5, 3, seed=1), randn(5, 3, seed=2)
     S = AdjacencyDiffusivity("sym")(x, ring)
     dense, alpha = S.to_dense()[0], 0.2
     assert_close(teleport(alpha)(x, S, source=h), (1 - alpha) * dense @ x + alpha * h)
@@ -42,7 +39,7 @@ def test_teleport_is_a_step_of_appnp_and_its_limit_where_they_end(ring):
 
 
 def test_updates_through_a_laplacian_take_both_forms():
-    x, uniform = draw(5, 3), UniformCoupling(5, normalize=False, dtype=torch.float64)
+    x, uniform = randn(5, 3), UniformCoupling(5, normalize=False, dtype=torch.float64)
     found = [update for name in all_updates.__all__ if isinstance(update := getattr(all_updates, name), type)]
     kinds = {update.__name__ for update in found if issubclass(update, LaplacianUpdate)}
     assert kinds >= {"ExplicitEuler", "ImplicitEuler", "CrankNicolson", "Equilibrium", "HeatKernel"}
@@ -53,7 +50,7 @@ def test_updates_through_a_laplacian_take_both_forms():
 
 
 def test_the_algebra_makes_sums_and_multiples(ring):
-    x = draw(5, 3)
+    x = randn(5, 3)
     mixed = 0.25 * SimpleDiffusivity() + AdjacencyDiffusivity("row")
     assert isinstance(mixed, SumDiffusivity)
     assert isinstance(0.25 * SimpleDiffusivity(), ScaledDiffusivity)
@@ -63,7 +60,7 @@ def test_the_algebra_makes_sums_and_multiples(ring):
 
 def test_friction_is_an_attention_of_its_own(ring):
     friction = FrictionAttention(3, heads=2, head_channels=4).double()
-    x = draw(5, 3)
+    x = randn(5, 3)
     query, key = friction(x, ring)
     assert_close(query / friction.scale, friction.query(x).unflatten(1, (2, 4)))
     keys = friction.key(x).unflatten(1, (2, 4))
@@ -71,7 +68,7 @@ def test_friction_is_an_attention_of_its_own(ring):
 
 
 def test_solved_rows_have_entries_that_exist_in_logarithms_too():
-    q, k, fq, fk = (0.5 * draw(6, 1, 3, seed=seed) for seed in range(4))
+    q, k, fq, fk = (0.5 * randn(6, 1, 3, seed=seed) for seed in range(4))
     lam, leak = torch.full((2, 6, 1), 0.5, dtype=torch.float64)
     solved = sparse_flow_potentials(q, k, fq, fk, lam, leak)
     assert isinstance(solved, RowPotentials)
@@ -84,7 +81,7 @@ def test_solved_rows_have_entries_that_exist_in_logarithms_too():
 
 
 def test_halves_of_log_linear_attention_make_the_whole():
-    log_q, log_k, shift, v = draw(6, 1, 4), draw(6, 1, 4, seed=1), draw(6, 1, 1, seed=2), draw(6, 1, 3, seed=3)
+    log_q, log_k, shift, v = randn(6, 1, 4), randn(6, 1, 4, seed=1), randn(6, 1, 1, seed=2), randn(6, 1, 3, seed=3)
     sums = Pooled(*log_linear_pool(Senders(log_k, shift, v)))
     found = log_linear_read(Receivers(log_q, None), sums).values
     weight = torch.einsum("ihf,jhf->hij", log_q.exp(), (log_k + shift).exp())
@@ -92,7 +89,7 @@ def test_halves_of_log_linear_attention_make_the_whole():
 
 
 def test_what_certificates_and_measurements_are(ring):
-    x = draw(5, 3)
+    x = randn(5, 3)
     S = AdjacencyDiffusivity("sym")(x, ring)
     certificate, bounds = certify(S, tau=0.5, form="residual"), energy_bounds(S, tau=0.5)
     assert isinstance(certificate, Certificate)
@@ -102,13 +99,13 @@ def test_what_certificates_and_measurements_are(ring):
     assert 0 <= bounds.lower <= bounds.upper
     floor = smoothing_floor(SigmoidPenalty().coupling(x), x, x, leak=0.5)
     assert isinstance(floor, SmoothingFloor)
-    found = commutator(PDEDiffusion1d(3).double(), torch.nn.Identity(), draw(2, 6, 3))
+    found = commutator(PDEDiffusion1d(3).double(), torch.nn.Identity(), randn(2, 6, 3))
     assert isinstance(found, Commutator)
     assert found.exact == pytest.approx(0)  # the identity commutes with everything
 
 
 def test_small_functions_of_kernels():
-    x = draw(4, 2, 3)
+    x = randn(4, 2, 3)
     assert_close(log_score(x, "sigmoid"), x.sigmoid().log())
     query, key = with_constant(x, 2.0), with_constant(x, 3.0)
     assert_close((query * key).sum(2), (x * x).sum(2) + 6)

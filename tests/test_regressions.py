@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp import *
-from diffusion_mp.testing import tolerance
+from helpers import close
 
 ALL_PAIR = [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity]
 # a ring with a chord; node 5 is isolated
@@ -18,11 +18,6 @@ EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 2], [1, 0, 2, 1, 3, 2, 4
 
 def state(num_nodes: int = 6, channels: int = 4, seed: int = 0) -> Tensor:
     return torch.randn(num_nodes, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
-    rtol, atol = tolerance(operation, got.dtype)
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:

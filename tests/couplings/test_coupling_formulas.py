@@ -12,16 +12,7 @@ from torch import Tensor
 
 from diffusion_mp import *
 from diffusion_mp.couplings import distance_features
-from diffusion_mp.testing import tolerance
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
-    rtol, atol = tolerance(operation, got.dtype)
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+from helpers import close, randn
 
 
 def block(ptr: Tensor) -> Tensor:

@@ -15,13 +15,10 @@ from diffusion_mp.couplings import row_normalized
 from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.diffusivities import AllPairDiffusivity
 from diffusion_mp.testing import check_coupling
+from helpers import randn
 
 PTR = torch.tensor([0, 3, 3, 4, 9])
 PATH = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 class Asked(Coupling):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import PairwiseCoupling, SparseCoupling, SparseFlowCoupling
 from diffusion_mp.kernels.sparse_flow import solve_rows
-from diffusion_mp.testing import tolerance
+from helpers import close
 
 PTR = torch.tensor([0, 4, 4, 5, 12])
 ALPHAS = [0.1, 1.0, math.inf]
@@ -17,10 +17,6 @@ ALPHAS = [0.1, 1.0, math.inf]
 def features(n: int = 12, heads: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [0.7 * torch.randn(n, heads, 3, generator=generator, dtype=torch.float64).to(dtype) for _ in range(4)]
-
-
-def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
-    torch.testing.assert_close(got, expected, **tolerance(operation, got.dtype)._asdict())
 
 
 def circuit(lam: float, alpha: float, ptr: Tensor | None = PTR) -> list[tuple[Tensor, ...]]:

@@ -10,14 +10,11 @@ from torch import Tensor
 from diffusion_mp import *
 from diffusion_mp.couplings import distance_features, row_normalized, symmetric_normalized, without_diagonal
 from diffusion_mp.testing import tolerance
+from helpers import randn
 
 DOUBLE = torch.float64
 N, H = 7, 3
 RTOL, ATOL = tolerance("product", DOUBLE)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
 def low_rank(heads: int) -> LowRankCoupling:

@@ -7,6 +7,7 @@ from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp.data import PartOf, RandomPartitionLoader, find_clusters
 from diffusion_mp.errors import as_whole
+from helpers import refuses
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
 
@@ -91,10 +92,7 @@ REFUSALS += [(lambda options=options: parts(**options), ValueError, message) for
 REFUSALS += [(lambda batch=batch: PartOf(DATA).forward(batch), *refusal) for batch, *refusal in OF_BATCHES]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSALS + OTHERS)
-def test_what_does_not_fit_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_what_does_not_fit_is_refused = refuses(*REFUSALS, *OTHERS)
 
 
 def test_whole_numbers():

@@ -20,6 +20,7 @@ from diffusion_mp.data import AddLaplacianPE, ToDiffusionGraph, pad, transforms
 from diffusion_mp.layers import DIFFormerConv, GCNConv
 from diffusion_mp_experiments.sequences import ListOps, Pathfinder, SequenceDataset
 from diffusion_mp_experiments.sequences.dataset import byte_tokens, item_random
+from helpers import refuses
 
 
 def random_graph(num_nodes, seed=0, weighted=False, p=0.15):
@@ -165,11 +166,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("call", "error", "message"), REFUSALS)
-def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
+test_what_does_not_fit_is_refused = refuses(*REFUSALS)
 
 
 def batches() -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ import torch
 from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, label_mask, random_split, random_split_per_class
+from helpers import refuses
 
 
 def seeded(seed=0):
@@ -126,11 +127,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("call", "error", "message"), REFUSALS)
-def test_what_does_not_fit_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_what_does_not_fit_is_refused = refuses(*REFUSALS)
 
 
 @pytest.mark.usefixtures("no_typecheck")

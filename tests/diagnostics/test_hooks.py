@@ -1,7 +1,6 @@
 """`roughness`: Eq. 6 and ‖ΔZ‖ ≤ √(8𝓔(Z)); `EnergyTrace`, which changes nothing; the picture of a coupling."""
 
 import math
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,6 +14,7 @@ from diffusion_mp.diagnostics import EnergyTrace, plot_attention, roughness
 from diffusion_mp.energies import Energy, QuadraticPenalty
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.testing.laws import seeded
+from helpers import refuses
 
 matplotlib.use("Agg")
 
@@ -61,27 +61,20 @@ def test_the_corrected_inequality_is_tight_on_the_alternating_sequence(length: i
     assert length < 200 or ratio > 0.99 * 8**0.5
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: roughness(torch.zeros(3, 2)),
-            ValueError,
-            r"x must be \[batch, length, channels\]; got a float32 tensor",
-        ),
-        (lambda: roughness(torch.zeros(1, 3, 2), torch.ones(3).bool()), ValueError, r"mask must be \[1, 3\]"),
-        (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
-        (lambda: EnergyTrace(PDEDiffusion1d(2), 3), TypeError, "energy must be a function"),
-        (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
-        (lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1), ValueError, r"head must lie in \[0, 0\]; got 1"),
-        (lambda: plot_attention(LowRankCoupling(ONES, ONES), 3), TypeError, "ax must be a matplotlib axis or None"),
-        (lambda: plot_attention(LowRankCoupling(ONES, -ONES)), ValueError, "must be non-negative"),
-    ],
+test_it_says_what_it_needs = refuses(
+    (
+        lambda: roughness(torch.zeros(3, 2)),
+        ValueError,
+        r"x must be \[batch, length, channels\]; got a float32 tensor",
+    ),
+    (lambda: roughness(torch.zeros(1, 3, 2), torch.ones(3).bool()), ValueError, r"mask must be \[1, 3\]"),
+    (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
+    (lambda: EnergyTrace(PDEDiffusion1d(2), 3), TypeError, "energy must be a function"),
+    (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
+    (lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1), ValueError, r"head must lie in \[0, 0\]; got 1"),
+    (lambda: plot_attention(LowRankCoupling(ONES, ONES), 3), TypeError, "ax must be a matplotlib axis or None"),
+    (lambda: plot_attention(LowRankCoupling(ONES, -ONES)), ValueError, "must be non-negative"),
 )
-def test_it_says_what_it_needs(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 @pytest.fixture

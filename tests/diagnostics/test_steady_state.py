@@ -13,22 +13,19 @@ from torch import Tensor
 from diffusion_mp import *
 from diffusion_mp.energies import get_constraint
 from diffusion_mp.testing.problems import path_problem
+from helpers import randn
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 30])
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
-
-
-FEATURE, X = random(30, 2, 6).abs(), random(30, 4, seed=1)
+FEATURE, X = randn(30, 2, 6).abs(), randn(30, 4, seed=1)
 
 
 def ring(size: int = 30) -> SparseCoupling:
     node = torch.arange(size)
     edges = torch.stack([node, node.roll(1)])
-    weight = random(size, seed=2).exp().repeat(2)
+    weight = randn(size, seed=2).exp().repeat(2)
     return SparseCoupling(Graph(size, torch.cat([edges, edges.flip(0)], 1), weight), nonnegative=True)
 
 
@@ -63,7 +60,7 @@ def test_equals_the_inverse(kind: str, leak: float) -> None:
 
 @pytest.mark.parametrize("low_rank", [True, False])
 def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
-    feature, weight = random(9, 1, 3, seed=4).requires_grad_(), random(9, 1, seed=5)
+    feature, weight = randn(9, 1, 3, seed=4).requires_grad_(), randn(9, 1, seed=5)
     positive = feature.abs()
     coupling = GaussianPenalty().coupling(feature)
     if low_rank:
@@ -162,7 +159,7 @@ def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
 OMEGA, Z = SigmoidPenalty().coupling(draw(0)), draw(0)
 NORMALIZED = SigmoidPenalty().coupling(Z, normalize=True)
 UNSIGNED = LowRankCoupling(Z, Z, symmetric=True)
-FALSE = LowRankCoupling(*2 * [random(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
+FALSE = LowRankCoupling(*2 * [randn(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
 PAIR = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True)
 MANY = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)
 REFUSALS = [

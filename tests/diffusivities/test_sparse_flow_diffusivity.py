@@ -10,8 +10,8 @@ from torch import Tensor
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.sparse_flow import solve_rows
-from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
+from helpers import close
 
 
 def states(n: int = 9, seed: int = 0) -> Tensor:
@@ -21,10 +21,6 @@ def states(n: int = 9, seed: int = 0) -> Tensor:
 def built(cls: type = SparseFlowDiffusivity, **options: object) -> SparseFlowDiffusivity:
     with seeded(0):
         return cls(6, **options).double()
-
-
-def close(got: Any, expected: Any, operation: str = "product") -> None:
-    torch.testing.assert_close(got, expected, **tolerance(operation, torch.float64)._asdict())
 
 
 def scores(query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int) -> Tensor:
