@@ -279,26 +279,26 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
 test_bad_input = refuses(*CASES)
 
 
-def test_an_empty_graph_is_not_an_error() -> None:
+def test_what_is_not_an_error() -> None:
     no_edges = torch.zeros(2, 0, dtype=torch.long)
     assert DIFFormer(3, 4, 2)(X[:0]).shape == (0, 2)
     assert GCNConv(3, 2)(X[:0], no_edges).shape == (0, 2)
     assert GCNConv(3, 2)(X, no_edges).shape == (4, 2)
-
-
-def test_an_asymmetric_step_gets_no_certificate() -> None:
-    certificate = certify(skewed(), X, 0.5)
-    assert not certificate
-    assert "not symmetric" in certificate.reason
-
-
-def test_lists_and_arrays_beside_the_state_are_taken() -> None:
     layer = GCNConv(3, 2)
     as_tensors = layer(X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0]))
     for weight, batch in (([1.0, 0.5, 2.0], [0, 0, 0, 0]), (np.array([1, 0.5, 2]), np.zeros(4, np.int32))):
         assert torch.equal(layer(X, EDGES, weight, batch), as_tensors)
     assert ring().at([[0, 1], [1, 0]]).tolist() == ring().at(torch.tensor([[0, 1], [1, 0]])).tolist()
     assert Graph(np.int64(4), ptr=[0, 1, 4]).num_graphs == 2
+    edges = EdgeIndex(EDGES, sparse_size=(4, 4))
+    assert type(Graph(4, edges).edge_index) is Tensor
+    assert ring().at(edges).shape == (3, 1)
+
+
+def test_an_asymmetric_step_gets_no_certificate() -> None:
+    certificate = certify(skewed(), X, 0.5)
+    assert not certificate
+    assert "not symmetric" in certificate.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
@@ -311,9 +311,3 @@ def test_narrow_indices_do_not_overflow(dtype: torch.dtype) -> None:
     assert torch.equal(narrow.within(1).edges, wide.within(1).edges)
     assert narrow.within(1).edges.min() >= 0
     assert torch.equal(SparseCoupling(narrow).at(edges.to(dtype)), SparseCoupling(wide).at(edges))
-
-
-def test_an_edge_index_of_pyg_is_a_plain_tensor_inside() -> None:
-    edges = EdgeIndex(EDGES, sparse_size=(4, 4))
-    assert type(Graph(4, edges).edge_index) is Tensor
-    assert ring().at(edges).shape == (3, 1)

@@ -26,14 +26,11 @@ def adjacency(graph: Graph) -> Tensor:
     return dense.index_put((graph.edges[1], graph.edges[0]), graph.weights(dense), accumulate=True)
 
 
-def test_degrees_are_weighted_and_directed() -> None:
+def test_degrees_and_self_loop_policies() -> None:
     graph = Graph(4, EDGES, WEIGHT)
     assert graph.degree("in").tolist() == [5, 1, 9, 0]
     assert graph.degree("out").tolist() == [3, 3, 9, 0]
     assert Graph(4, EDGES).degree("in").tolist() == degree(EDGES[1], 4).tolist()
-
-
-def test_self_loop_policies() -> None:
     graph = Graph(4, EDGES, WEIGHT)
     plain = adjacency(graph)
     assert graph.with_self_loops("keep") is graph
@@ -114,7 +111,7 @@ def test_data_with_several_kinds_of_nodes_are_refused_and_taken_when_they_are_on
     assert Graph.from_data(data.to_homogeneous()).edges.tolist() == [[0, 2], [4, 3]]
 
 
-def test_one_graph_is_the_default() -> None:
+def test_one_graph_is_the_default_and_signed_weights_pass_without_validation() -> None:
     graph = Graph(3, EDGES)
     assert graph.is_single
     assert graph.ptr.tolist() == [0, 3]
@@ -122,9 +119,6 @@ def test_one_graph_is_the_default() -> None:
     assert "num_nodes=3" in repr(graph)
     assert Graph(3).num_edges == 0
     assert Graph(3).degree().tolist() == [0, 0, 0]
-
-
-def test_signed_weights_pass_when_validation_is_off() -> None:
     graph = Graph(3, EDGES, -WEIGHT, validate=False)
     assert graph.degree("in").tolist() == [-5, -1, -9]
 

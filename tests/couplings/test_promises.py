@@ -159,7 +159,7 @@ def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
 # ---------------------------------------------------------------- row sums of one
 
 
-def test_a_convex_combination_of_row_stochastic_couplings_is_one() -> None:
+def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic() -> None:
     q = randn(9, 1, 2)
     attention, mean = PairwiseCoupling(q, q), UniformCoupling(9, dtype=q.dtype)
     assert (0.25 * attention + 0.75 * mean).row_stochastic
@@ -167,6 +167,14 @@ def test_a_convex_combination_of_row_stochastic_couplings_is_one() -> None:
     assert (2.0 * attention + -1.0 * mean).row_stochastic
     for other in (attention + mean, SumCoupling([0.5 * mean]), 0.5 * attention, q.new_tensor(1.0) * mean + mean):
         assert not other.row_stochastic
+    edges = Graph(9, PATH)
+    rows = row_normalized(SparseCoupling(edges, randn(4).abs(), nonnegative=True))
+    assert rows.row_stochastic
+    assert (0.5 * rows + 0.5 * rows).row_stochastic
+    mixed = 0.5 * rows + 0.5 * UniformCoupling(9, dtype=torch.float64)
+    assert mixed.degree()[-1].item() == pytest.approx(0.5)
+    assert not mixed.row_stochastic
+    check_coupling(mixed)
 
 
 def test_a_sum_is_what_all_of_its_terms_are() -> None:
@@ -179,17 +187,6 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
     one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
     assert (one + 0.5 * one).metric is not None
     assert (one + other).metric is None
-
-
-def test_half_an_empty_row_and_half_a_full_one_do_not_sum_to_one() -> None:
-    edges = Graph(9, PATH)
-    rows = row_normalized(SparseCoupling(edges, randn(4).abs(), nonnegative=True))
-    assert rows.row_stochastic
-    assert (0.5 * rows + 0.5 * rows).row_stochastic
-    mixed = 0.5 * rows + 0.5 * UniformCoupling(9, dtype=torch.float64)
-    assert mixed.degree()[-1].item() == pytest.approx(0.5)
-    assert not mixed.row_stochastic
-    check_coupling(mixed)
 
 
 # ---------------------------------------------------------------- positive semi-definite

@@ -205,16 +205,13 @@ def test_the_graph_moves_with_its_data() -> None:
     assert not graph.edges.is_meta
 
 
-def test_a_pickled_graph_keeps_what_was_found() -> None:
+def test_what_a_graph_has_found_is_pickled_and_changes_nothing() -> None:
     graph = Graph(5, torch.randint(5, (2, 9)))
     graph.with_self_loops("remaining").prepare()
     again = pickle.loads(pickle.dumps(graph))
     looped = again.with_self_loops("remaining")
     assert torch.equal(looped.csc.order, graph.with_self_loops("remaining").csc.order)
     assert looped.reweighted("twice", lambda: looped._own_weights() * 2).pattern is looped.pattern
-
-
-def test_prepared_forms_do_not_change_what_is_computed() -> None:
     data = MOLECULES[2]
     plain, prepared = Graph.from_data(data), Graph.from_data(data).prepare()
     layer, x = GCNConv(4, 4), data.x.clone().requires_grad_()
@@ -236,9 +233,6 @@ def test_pad() -> None:
     assert tokens.tolist() == [[1, 1, 0], [3, 3, 3]]
     assert mask.tolist() == [[True, True, False], [True] * 3]
     assert pad(items[:1], max_length=3)[0].shape == (1, 2)  # never longer than needed
-
-
-def test_two_texts() -> None:
     batch = [(byte_tokens(b"ab", 9), byte_tokens(b"abcd", 3), 1), (byte_tokens(b"", 9), byte_tokens(b"\0\xff", 9), 0)]
     tokens, mask, other, other_mask, labels = pad(batch)
     assert tokens.tolist() == [[98, 99], [0, 0]]

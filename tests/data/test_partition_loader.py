@@ -165,10 +165,15 @@ def test_clusters_are_kept_together() -> None:
     assert all(batch.kept_edges < 1 for batch in RandomPartitionLoader(data, 2))
 
 
-def test_a_graph_without_edges_is_parts_of_its_nodes() -> None:
+def test_graphs_without_edges_and_batches_of_graphs_are_cut() -> None:
     batches = list(RandomPartitionLoader(Data(x=DATA.x), 4, degrees="full"))
     assert torch.equal(torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES))
     assert all(batch.edge_index is None and batch.kept_edges == 1 for batch in batches)
+    # PyG's Batch is a Data; its `batch` follows the nodes, in order, so that Graph.from_data(batch) has its graphs.
+    whole = Batch.from_data_list([example(20, 50, seed) for seed in range(3)])
+    for part in RandomPartitionLoader(whole, 4):
+        assert torch.equal(part.batch, whole.batch[part.n_id])
+        assert torch.equal(Graph.from_data(part).batch, part.batch)
 
 
 def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,11 +310,3 @@ def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
         torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
         seen += own
     assert seen == int(DATA.train_mask.sum())
-
-
-def test_a_batch_of_graphs_is_one_graph_to_be_cut() -> None:
-    """PyG's Batch is a Data; its `batch` follows the nodes, in order, so that Graph.from_data(batch) has its graphs."""
-    whole = Batch.from_data_list([example(20, 50, seed) for seed in range(3)])
-    for part in RandomPartitionLoader(whole, 4):
-        assert torch.equal(part.batch, whole.batch[part.n_id])
-        assert torch.equal(Graph.from_data(part).batch, part.batch)

@@ -138,7 +138,7 @@ def test_any_state_is_above_what_its_residual_leaves() -> None:
     assert smoothing_floor(omega, torch.zeros_like(h), h).floor == 0
 
 
-def test_the_roughest_source_reaches_it() -> None:
+def test_extreme_states_and_nodes() -> None:
     """Two nodes that hardly hear themselves: 2 is nearly the eigenvalue of I − Ŝ, so no larger floor would hold."""
     problem = path_problem(2)
     h = torch.tensor([[[1.0]], [[-1.0]]], dtype=torch.float64)
@@ -146,9 +146,6 @@ def test_the_roughest_source_reaches_it() -> None:
     found = smoothing_floor(problem.coupling, z, h, leak=0.1)
     assert found.spread == pytest.approx(found.floor, rel=1e-12)
     assert found.residual < 1e-12
-
-
-def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
     edges = torch.tensor([[0, 1], [1, 0]])
     omega = SparseCoupling(Graph(3, edges), torch.ones(2, dtype=torch.float64), symmetric=True, nonnegative=True)
     x = torch.tensor([[1.0], [3.0], [100.0]], dtype=torch.float64)

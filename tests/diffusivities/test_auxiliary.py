@@ -85,16 +85,13 @@ def test_half_precision_entries_are_summed_in_float32():
     torch.testing.assert_close(loss, torch.tensor(4.0).log(), rtol=4e-3, atol=0)
 
 
-def test_no_edge_is_no_loss():
+def test_no_edge_or_one_of_weight_zero_is_no_loss():
     none = torch.zeros(2, 0, dtype=torch.long)
     query = torch.rand(4, 1, 2, requires_grad=True)
     loss = edge_loss(PairwiseCoupling(query, query), Graph(4, none))
     assert loss.item() == 0
     assert torch.equal(torch.autograd.grad(loss, query)[0], torch.zeros_like(query))
     assert edge_loss(PairwiseCoupling(query[:0], query[:0]), Graph(0, none)).item() == 0
-
-
-def test_an_edge_of_weight_zero_is_none_even_where_attention_is_zero():
     graph = Graph(3, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 0.0]))
     attention = SparseCoupling(Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True)
     torch.testing.assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)

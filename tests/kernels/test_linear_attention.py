@@ -47,13 +47,6 @@ def test_values_and_gradients(
     compare(inputs, generator, dtype, ptr=ptr, **options)
 
 
-@pytest.mark.usefixtures("poisoned")
-def test_many_blocks(generator: torch.Generator) -> None:
-    inputs = drawn(*[(4097, 1, 3)] * 3, generator=generator)
-    for dtype in (torch.float64, torch.float32):
-        compare(inputs, generator, dtype, **DIFFORMER)
-
-
 @pytest.mark.usefixtures("poisoned", "two_threads")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("n", [1023, 1024, 1025, 2049])

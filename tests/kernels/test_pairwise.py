@@ -51,13 +51,6 @@ def test_values_and_gradients(case, operation, score, dtype, generator, monkeypa
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("score", SCORES)
-def test_many_tiles(score, generator):
-    inputs = [torch.randn(4097, 1, 3, generator=generator) for _ in range(3)]
-    assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator, backend="cpu")
-
-
-@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("widths", [(5, 5), (5, 3), (66, 64), (1, 9), (2, 12)])

@@ -86,16 +86,6 @@ def test_without_friction_it_is_softmax(n: int, method: str) -> None:
     torch.testing.assert_close(z, s.softmax(-1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_equal_scores_share_the_flow(method: str) -> None:
-    """r = f = 1/n: z = (1 − λ/α n⁻¹)/(n + n⁻¹ …): by hand, μ = (1 + λ n)/(n² + 1/α) and z = n (μ − λ/n)."""
-    n, lam, alpha = 8, 0.02, 0.1
-    z, mu = by(method, torch.zeros(1, n, dtype=DOUBLE), torch.zeros(1, n, dtype=DOUBLE), lam, alpha)
-    expected = (1 + lam * n) / (n**2 + 1 / alpha)
-    assert mu.item() == pytest.approx(expected, rel=1e-13)
-    torch.testing.assert_close(z, torch.full_like(z, n * (expected - lam / n)), rtol=1e-12, atol=0)
-
-
 def test_rows_with_one_partner_and_with_none() -> None:
     closed = -math.inf
     log_c = torch.tensor([[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE).requires_grad_()
@@ -111,14 +101,6 @@ def test_rows_with_one_partner_and_with_none() -> None:
     z, mu = solve_rows(torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5)
     assert z.shape == (2, 0)
     assert mu.tolist() == [0.5, 0.5]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_friction_above_alpha_stops_the_flow(method: str) -> None:
-    s, u = scores(3, 6)
-    z, mu = by(method, s, u, 1000.0, 0.1)
-    assert z.eq(0).all()
-    torch.testing.assert_close(mu, torch.full_like(mu, 0.1), rtol=1e-12, atol=0)
 
 
 def published_settings(n: int = 40) -> tuple[Tensor, Tensor, float]:
