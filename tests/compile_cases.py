@@ -1,7 +1,4 @@
-"""Graph capture: full graphs with a dynamic number of nodes, equal values and gradients.
-
-Run by `test_compile.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
-"""
+"""Graph capture: full graphs with a dynamic number of nodes, equal values and gradients; run by `test_compile.py`."""
 
 import copy
 import math
@@ -48,7 +45,6 @@ def graphs_captured() -> int:
 
 
 def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any) -> None:
-    """Both have the same output and the same gradients."""
     results = []
     for run in (module, compiled):
         leaf = x.clone().requires_grad_(x.is_floating_point())
@@ -62,14 +58,12 @@ def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inp
 
 
 def readme() -> nn.Module:
-    """The layer of README, "A layer in your own model"."""
     return dm.DiffusionConv(
         8, 6, 0.5 * dm.SimpleDiffusivity() + 0.5 * dm.AdjacencyDiffusivity("sym"), dm.ExplicitEuler(tau=0.5)
     )
 
 
 def certified(constraint: str) -> nn.Module:
-    """Attention and graph in one certified step with learned weights."""
     attention = dm.Positive(0.5) * dm.SimpleDiffusivity(row_stochastic=False)
     graph_term = dm.Positive(2.0) * dm.AdjacencyDiffusivity("sym", direction="undirected")
     step = dm.CertifiedStep(dm.Positive(1.0), constraint=constraint)
@@ -122,7 +116,6 @@ EXHAUSTIVE = (*EXHAUSTIVE, "sfi-former-graph", "gat-graph")
 
 
 def marked(case: str) -> Any:
-    """The case with the marker that says which run compiles it."""
     marks = () if case in QUICK else pytest.mark.exhaustive if case in EXHAUSTIVE else pytest.mark.slow
     return pytest.param(case, marks=marks)
 
@@ -139,7 +132,6 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
 
 
 def batch_of_graphs(count: int) -> dict[str, Any]:
-    """A batch of so many random graphs, with everything that a model may read."""
     generator = torch.Generator().manual_seed(count)
     batch = torch.repeat_interleave(torch.arange(count), torch.randint(1, 20, (count,), generator=generator))
     pairs = torch.randint(len(batch), (2, 30 * count), generator=generator)

@@ -26,7 +26,6 @@ SEQUENCES = {0: Dim("rows"), 1: Dim("length", min=1, max=40)}
 
 
 def graphs(num_nodes: int) -> Inputs:
-    """Three graphs with everything that a model of graphs may read."""
     generator = torch.Generator().manual_seed(num_nodes)
     batch = torch.arange(num_nodes) * 3 // num_nodes
     pairs = torch.randint(num_nodes, (2, 5 * num_nodes), generator=generator)
@@ -45,7 +44,6 @@ def graphs(num_nodes: int) -> Inputs:
 
 
 def sequences(size: int) -> Inputs:
-    """Sequences of tokens with padding."""
     generator = torch.Generator().manual_seed(size)
     shape = (size // 4, size // 2)
     tokens, mask = torch.randint(9, shape, generator=generator), torch.rand(shape, generator=generator) < 0.8
@@ -59,19 +57,16 @@ class Case(NamedTuple):
     names: tuple[str, ...] = ("x", "edge_index")
 
     def model(self) -> nn.Module:
-        """With the same numbers every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.build()
 
     def inputs(self, size: int) -> Inputs:
-        """Inputs of that size."""
         made = sequences(size) if "mask" in self.names else graphs(size)
         return {name: made[name] for name in self.names}
 
     @property
     def sizes(self) -> Inputs:
-        """Which sizes of these may change."""
         return {name: SEQUENCES if "mask" in self.names else SIZES[name] for name in self.names}
 
 

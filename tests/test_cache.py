@@ -136,7 +136,6 @@ def test_threads_get_the_graphs_of_their_own_edges() -> None:
 
 
 def counted(*tensors: torch.Tensor, key: str = "sum") -> tuple[int, int]:
-    """What is kept, and how often it was found by now."""
     calls = []
 
     def find() -> int:

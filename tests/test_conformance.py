@@ -225,7 +225,6 @@ def listed_classes(builders: dict[str, Callable[[], object]]) -> set[type]:
 
 
 def public_subclasses(package: ModuleType, base: type) -> set[type]:
-    """The concrete classes that the package exports."""
     exported = [getattr(package, name) for name in package.__all__]
     classes = {value for value in exported if inspect.isclass(value) and issubclass(value, base)}
     return {value for value in classes if not inspect.isabstract(value)}
@@ -422,7 +421,6 @@ def source(x: Tensor) -> dict[str, Tensor]:
 
 
 def features_of(x: Tensor) -> dict[str, Tensor]:
-    """Features for a diffusivity to read, likewise."""
     return {"features": 1 - x.cos()}
 
 
@@ -447,7 +445,6 @@ class AsConv(torch.nn.Module):
 
 
 def certified(constraint: str | None) -> DiffusionConv:
-    """Attention and graph in one certified step."""
     attention = Positive(0.5) * GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
     graph_term = Positive(2.0) * AdjacencyDiffusivity("sym", direction="undirected")
     step = CertifiedStep(Positive(1.0), constraint=constraint)

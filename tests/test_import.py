@@ -64,7 +64,6 @@ MODULES = {
 
 
 def imported(module: str, *, anywhere: bool) -> set[str]:
-    """The modules that a module imports, ``anywhere`` or at its top."""
     tree, found = ast.parse(MODULES[module].read_text()), set()
     for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):

@@ -7,7 +7,6 @@ import torch
 
 
 def quiet_trainer(**options: Any) -> pl.Trainer:
-    """A ``Trainer`` on the CPU."""
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     return pl.Trainer(**{"accelerator": "cpu", **quiet, **options})
 

@@ -35,7 +35,6 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def inputs(generator: torch.Generator, scale: float = 1.0) -> list[Tensor]:
-    """q, k, b and v, which require gradients."""
     shapes = [(NODES, 2, 5), (NODES, 2, 5), (NODES, 2, 3), (NODES, 2, 4)]
     drawn = [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [t.requires_grad_() for t in drawn]

@@ -156,9 +156,6 @@ def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
     assert torch.equal(NeumannCoupling(9, randn(1, 1), ptr=PTR).ptr, PTR)
 
 
-# ---------------------------------------------------------------- row sums of one
-
-
 def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic() -> None:
     q = randn(9, 1, 2)
     attention, mean = PairwiseCoupling(q, q), UniformCoupling(9, dtype=q.dtype)
@@ -187,9 +184,6 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
     one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
     assert (one + 0.5 * one).metric is not None
     assert (one + other).metric is None
-
-
-# ---------------------------------------------------------------- positive semi-definite
 
 
 X, Y, R = randn(9, 2, 4, seed=1), randn(9, 2, 4, seed=2), randn(9, 2, seed=3)

@@ -68,9 +68,6 @@ def test_factors_of_another_shape_are_refused(side: str, shape: tuple[int, ...],
         ReweightedCoupling(low_rank(H), **{side: torch.ones(shape)})
 
 
-# ---------------------------------------------------------------- D^-½SD^-½, with and without the diagonal
-
-
 PTR = torch.tensor([0, 6, 6, 7, 13])
 LOOP = torch.tensor([[0, 1, 1, 3, 8, 9, 6], [1, 0, 1, 3, 9, 8, 6]])
 
@@ -179,9 +176,6 @@ def test_couplings_without_symmetric_normalisation_are_refused(no_typecheck: Non
     with pytest.raises(TypeError, match="coupling must be a Coupling"):
         without_diagonal("S")
     assert SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False)).symmetric
-
-
-# ---------------------------------------------------------------- projections
 
 
 def matrix(dense: Tensor, w: Tensor) -> Tensor:

@@ -76,7 +76,6 @@ test_it_says_what_it_needs = refuses(
 
 @pytest.fixture
 def ball(generator: torch.Generator):
-    """Random states [n, d] in double."""
     return lambda n, d: states(generator, n, d)
 
 

@@ -187,9 +187,6 @@ def not_integers(size: str, *own: str) -> list[Wrong]:
     )
 
 
-# ---------------------------------------------------------------- graphs
-
-
 def edge_list(d: Draw) -> str:
     if not d.edges:
         return "torch.zeros(2, 0, dtype=torch.long)"
@@ -319,8 +316,6 @@ def pairs(d: Draw) -> Arg:
     wrong = _wrong_pairs(d, lists, "int32?: torch.zeros(2, 0, dtype=torch.int32)")
     return Arg(d.pick([*right, "torch.zeros(2, 0, dtype=torch.long)"]), wrong)
 
-
-# ---------------------------------------------------------------- objects of the library
 
 NOT_A_COUPLING = bad(
     "None | a string | a number | a list | a tensor: torch.eye(3) | an array | a module",

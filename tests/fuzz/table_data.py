@@ -1,7 +1,4 @@
-"""Strategies of data sets, splits and loaders, of training, and of what runs over ranks.
-
-What reads files is given none, or one that the program writes: no data set is needed, and nothing is fetched.
-"""
+"""Strategies of data sets, splits and loaders, of training, and of what runs over ranks."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
 from dataclasses import replace
@@ -259,8 +256,6 @@ DATA: dict[str, Strategy] = {
     },
 }  # fmt: skip
 
-# ---------------------------------------------------------------- training
-
 
 def node_classifier(d: Draw) -> None:
     d.sizes = None
@@ -380,7 +375,6 @@ TRAIN: dict[str, Strategy] = {
     "train.PlanetoidDataModule": planetoid_module,
 }  # fmt: skip
 
-# ---------------------------------------------------------------- ranks
 
 ONE_RANK = (
     "torch.distributed.is_initialized() or torch.distributed.init_process_group("

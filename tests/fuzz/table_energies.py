@@ -11,8 +11,6 @@ from .table_operators import FALLING, MIXTURE, NOT_FALLING
 
 FREE = ("a longer last dimension", "another dtype")  # where the channels may be any
 
-# ---------------------------------------------------------------- energies
-
 
 def penalty(name: str, **make: Make) -> Strategy:
     def strategy(d: Draw) -> None:
@@ -168,8 +166,6 @@ ENERGIES: dict[str, Strategy] = {
     "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
     "energy_bounds": calls("energy_bounds", coupling=any_symmetric),
 }  # fmt: skip
-
-# ---------------------------------------------------------------- functions
 
 
 def full_graph_inference(d: Draw) -> None:
@@ -328,8 +324,6 @@ FUNCTIONS: dict[str, Strategy] = {
     "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
     "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
 }  # fmt: skip
-
-# ---------------------------------------------------------------- testing
 
 
 def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy:

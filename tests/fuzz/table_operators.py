@@ -15,8 +15,6 @@ from .program import Draw, Strategy
 from .signatures import arguments, construct, device, dtype, made, parameters
 from .table_layers import alpha, rows_or_frobenius
 
-# ---------------------------------------------------------------- graphs
-
 
 def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
     wrong = [w for w in count(d, zero=True).wrong if w.valid is False]
@@ -73,8 +71,6 @@ def graphs(d: Draw) -> None:
     else:
         d.call("out", f"graph.{asked}().degree()")
 
-
-# ---------------------------------------------------------------- couplings
 
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
 
@@ -259,8 +255,6 @@ COUPLINGS: dict[str, Strategy] = {
     "ScaledCoupling": scaled, "SumCoupling": summed,
 }  # fmt: skip
 
-# ---------------------------------------------------------------- diffusivities
-
 
 def of_state(
     name: str, *, needed: bool = False, leave: str = "", more: str = "", of: Any = None, **make: Make
@@ -404,8 +398,6 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         graph_term=one_of("mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
         mix=lambda d: choice(d, "sum", "mean")),
 }  # fmt: skip
-
-# ---------------------------------------------------------------- updates
 
 
 def step(

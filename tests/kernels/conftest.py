@@ -10,7 +10,6 @@ from torch import Tensor
 
 @pytest.fixture(params=BATCHES.values(), ids=BATCHES)
 def batch(request: pytest.FixtureRequest) -> tuple[Tensor | None, int]:
-    """``ptr`` and the number of nodes."""
     return boundaries(request.param)
 
 

@@ -120,9 +120,6 @@ def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> N
     assert torch.equal(alpha, before[1])
 
 
-# ------------------------------------------------------------------------------------------------ the eigenbases
-
-
 @pytest.mark.parametrize("length", range(1, 65))
 def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
     """Lemma 4.1 at every stride: eigenvalues −4 sin²(πkh/2L), symmetric, mass-preserving, commuting."""

@@ -78,8 +78,6 @@ def test_torchs_own_runs_where_torch_transforms():
     assert 0.4 < float((compiled(x) == 0).float().mean()) < 0.6
 
 
-# ---------------------------------------------------------------- Gumbel noise
-
 STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
 
 

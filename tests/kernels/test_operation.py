@@ -201,8 +201,6 @@ def test_sentences() -> None:
             return v
 
 
-# ---------------------------------------------------------------- backends
-
 TABLE = {
     "triton": Implementation(lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None),
     "cpu": Implementation(lambda n: "cpu"),

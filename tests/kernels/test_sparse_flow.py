@@ -180,9 +180,6 @@ def test_no_exponential_of_a_tile_underflows(generator) -> None:
     assert -75 < exponents.least < -60
 
 
-# ------------------------------------------------------------------ the fast path
-
-
 def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
     """z [H, N, N] and μ [N, H] by the sort, graph by graph."""
     bounds = [0, q.size(0)] if ptr is None else ptr.tolist()

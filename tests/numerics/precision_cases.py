@@ -78,32 +78,27 @@ def diffusivity(module: Any, state: State) -> dict[str, Tensor]:
 
 
 def layer(options: dict[str, Any], module: Any, state: State) -> dict[str, Tensor]:
-    """A layer or a model in the calling convention of PyG."""
     edge_index = state.edge_index if options.get("edges", True) else None
     return {"layer": module(state.x, edge_index, **options.get("extra", lambda x: {})(state.x))}
 
 
 def update(kind: str, module: Any, state: State) -> dict[str, Tensor]:
-    """A step with the symmetric adjacency."""
     graph = Graph(len(state.x), state.edge_index)
     coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(state.x, graph)
     return {kind: module(state.x, coupling)}
 
 
 def sequence(module: Any, state: State) -> dict[str, Tensor]:
-    """A model for sequences, on two of them; the second has one token less."""
     mask = torch.ones(2, len(state.x), dtype=torch.bool)
     mask[1, -1:] = False
     return {"layer": module(torch.stack([state.x, 2 * state.x]), mask)}
 
 
 def labels(module: Any, state: State) -> dict[str, Tensor]:
-    """Soft labels propagated."""
     return {"layer": module(state.x.sigmoid(), state.edge_index)}
 
 
 def encodings(module: Any, state: State) -> dict[str, Tensor]:
-    """Eigenvectors, eigenvalues and a mask in the place of the state."""
     return {"layer": module(state.x, state.x.abs(), state.x > -1)}
 
 
@@ -197,7 +192,6 @@ def check_precision(
 
 
 def largest(x: Tensor) -> float:
-    """The largest entry, 0 where there is none."""
     return float(x.abs().max()) if x.numel() else 0.0
 
 

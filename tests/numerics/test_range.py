@@ -26,9 +26,6 @@ def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.fl
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-# ---------------------------------------------------------------- vectors of any length
-
-
 @pytest.mark.parametrize("scale", [1e-36, 1e-20, 1.0, 1e20, 1e38])
 def test_unit_vectors_of_any_length(scale: float, generator: torch.Generator) -> None:
     x = (scale / 16 * randn(5, 1, 7, generator=generator)).requires_grad_()
@@ -99,9 +96,6 @@ def test_the_frobenius_norm(dtype: torch.dtype, ragged: bool, generator: torch.G
         torch.testing.assert_close(q.double(), expected, **tolerance("layer", dtype)._asdict() | {"rtol": 2e-2})
 
 
-# ---------------------------------------------------------------- divisions by small sums
-
-
 def test_reciprocals_are_finite() -> None:
     degree = torch.tensor([0.0, 1e-45, 1e-40, -1e-40, 2.0]).requires_grad_()
     result = reciprocal(degree)
@@ -150,9 +144,6 @@ def test_tiny_and_zero_weights() -> None:
         coupling = AdjacencyDiffusivity(normalization)(torch.zeros(3, 1), Graph(3, edges, weight))  # type: ignore[arg-type]
         (grad,) = torch.autograd.grad((coupling @ torch.ones(3, 1, 1)).sum(), weight)
         assert grad.isfinite().all(), normalization
-
-
-# ---------------------------------------------------------------- edge attention
 
 
 @pytest.mark.parametrize("penalty", ["gaussian", "sigmoid", "simple"])
@@ -237,9 +228,6 @@ def test_distances_in_half_precision(score: Any, dtype: torch.dtype, generator: 
     torch.testing.assert_close(got[:, 0].double(), expected, **tolerance("product", dtype)._asdict())
 
 
-# ---------------------------------------------------------------- gates
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_gates_of_nodes_without_senders(dtype: torch.dtype, autocast: bool, generator: torch.Generator) -> None:
@@ -268,8 +256,6 @@ def test_closed_gates_in_half_precision(dtype: torch.dtype, generator: torch.Gen
     layer(x, edges).float().sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
 
-
-# ---------------------------------------------------------------- every layer and model
 
 # Graphs of five nodes, one, none, seven, one, none and three.
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
@@ -330,9 +316,6 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
     torch.testing.assert_close(ones, torch.ones_like(ones))
     (grad,) = torch.autograd.grad(ones.sum(), x)
     assert grad.isfinite().all()
-
-
-# ---------------------------------------------------------------- long steps
 
 
 LONG: dict[str, StateUpdate] = {

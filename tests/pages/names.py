@@ -114,7 +114,6 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with the table as it should be."""
     head, _, _ = PAGE.read_text().partition(MARK)
     return f"{head}{MARK}\n\n{table()}"
 

@@ -119,7 +119,6 @@ def faults_in_browser(site: Path, screenshots: Path | None) -> list[str]:
 
 
 def main() -> int:
-    """Read the options and look."""
     parser = argparse.ArgumentParser(prog="python -m tests.pages.site", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("--browser", action="store_true")
