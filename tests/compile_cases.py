@@ -72,8 +72,7 @@ def certified(constraint: str) -> nn.Module:
 
 #: Modules that read edges have names that end with "graph".
 CASES: dict[str, Callable[[], nn.Module]] = {
-    "difformer-s": lambda: dm.DIFFormer(8, 6, 3),
-    "difformer-s-graph": lambda: dm.DIFFormer(8, 6, 3),
+    "difformer-s": lambda: dm.DIFFormer(8, 6, 3), "difformer-s-graph": lambda: dm.DIFFormer(8, 6, 3),
     "difformer-s-published-graph": lambda: dm.DIFFormer(8, 6, 3, 1, heads=2, projection="separate", transform=True,
         source=True, leak=0.1),
     "difformer-a": lambda: dm.DIFFormer(8, 6, 3, 1, kernel="sigmoid"),
@@ -93,12 +92,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         stabilizer=1e-6),
     "sgformer-pyg-graph": lambda: dm.SGFormer(8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
         aggregate="cat"),
-    "readme-graph": readme,
-    "certified-sphere-graph": lambda: certified("sphere"),
-    "certified-ball-graph": lambda: certified("ball"),
-    "reads-features-graph": lambda: ReadsInputs(8, 3),
-    "gin-graph": lambda: dm.DiffusionGNN(8, 6, 3, conv="gin"),
-    "gcn-graph": lambda: dm.GCNConv(8, 3),
+    "readme-graph": readme, "certified-sphere-graph": lambda: certified("sphere"),
+    "certified-ball-graph": lambda: certified("ball"), "reads-features-graph": lambda: ReadsInputs(8, 3),
+    "gin-graph": lambda: dm.DiffusionGNN(8, 6, 3, conv="gin"), "gcn-graph": lambda: dm.GCNConv(8, 3),
     "sfi-conv": lambda: dm.SFiConv(8, 8, 2),
     "gps-block-graph": lambda: dm.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False)),
     "gated-gcn-model-graph": lambda: dm.GatedGCN(8, 6, 3, 2),

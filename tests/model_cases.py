@@ -13,15 +13,10 @@ Inputs = dict[str, Any]
 
 #: Which sizes of an input may change, and which of these are equal.
 SIZES: Inputs = {
-    "x": {0: Dim("nodes")},
-    "y": {0: Dim("nodes")},
-    "edge_index": {1: Dim("edges")},
-    "edge_weight": {0: Dim("edges")},
-    "edge_attr": {0: Dim("edges")},
-    "batch": {0: Dim("nodes")},
-    "pe": ({0: Dim("nodes")},) * 3,
+    "x": {0: Dim("nodes")}, "y": {0: Dim("nodes")}, "edge_index": {1: Dim("edges")}, "edge_weight": {0: Dim("edges")},
+    "edge_attr": {0: Dim("edges")}, "batch": {0: Dim("nodes")}, "pe": ({0: Dim("nodes")},) * 3,
     "edge_label_index": {1: Dim("pairs")},
-}
+}  # fmt: skip
 SEQUENCES = {0: Dim("rows"), 1: Dim("length", min=1, max=40)}
 
 
@@ -32,15 +27,12 @@ def graphs(num_nodes: int) -> Inputs:
     edges = pairs[:, batch[pairs[0]] == batch[pairs[1]]]
     encodings = [torch.randn(num_nodes, 5, generator=generator) for _ in range(2)]
     return {
-        "x": torch.randn(num_nodes, 8, generator=generator),
-        "y": torch.rand(num_nodes, 3, generator=generator),
-        "edge_index": edges,
-        "edge_weight": torch.rand(edges.size(1), generator=generator) + 0.5,
-        "edge_attr": torch.randn(edges.size(1), 4, generator=generator),
-        "batch": batch,
+        "x": torch.randn(num_nodes, 8, generator=generator), "y": torch.rand(num_nodes, 3, generator=generator),
+        "edge_index": edges, "edge_weight": torch.rand(edges.size(1), generator=generator) + 0.5,
+        "edge_attr": torch.randn(edges.size(1), 4, generator=generator), "batch": batch,
         "pe": (*encodings, torch.rand(num_nodes, 5, generator=generator) < 0.8),
         "edge_label_index": torch.randint(num_nodes, (2, num_nodes + 1), generator=generator),
-    }
+    }  # fmt: skip
 
 
 def sequences(size: int) -> Inputs:

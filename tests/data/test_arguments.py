@@ -37,19 +37,16 @@ def test_edges_of_fewer_bits(dtype):
 
 
 OF_LOADER = [
-    ({"seed": "a"}, "seed must be a whole number; got 'a'"),
-    ({"seed": 1.5}, "seed must be a whole number"),
+    ({"seed": "a"}, "seed must be a whole number; got 'a'"), ({"seed": 1.5}, "seed must be a whole number"),
     ({"halo": 1}, "halo must be True or False; got 1"),
     ({"allow_unlabelled": None}, "allow_unlabelled must be True or False"),
     ({"num_replicas": 1.5}, "num_replicas must be a whole number"),
     ({"num_replicas": 2, "rank": "0"}, "rank must be a whole number"),
     ({"clusters": torch.zeros(60)}, "clusters must hold integers; got a float32 tensor"),
-    ({"clusters": "metis"}, "clusters must be a tensor"),
-    ({"num_parts": 2.5}, "num_parts must be an integer"),
-    ({"num_parts": True}, "num_parts must be an integer"),
-    ({"data": HeteroData()}, "one graph.*got HeteroData"),
+    ({"clusters": "metis"}, "clusters must be a tensor"), ({"num_parts": 2.5}, "num_parts must be an integer"),
+    ({"num_parts": True}, "num_parts must be an integer"), ({"data": HeteroData()}, "one graph.*got HeteroData"),
     ({"data": Data(edge_index=EDGES.tolist(), num_nodes=60)}, r"edge_index must be a tensor \[2, num_edges\]"),
-]
+]  # fmt: skip
 ONES = torch.ones(60, 10).bool()
 OF_LOADER_VALUES = [
     ({"num_parts": None}, "pass num_parts or batch_size, one of them"),

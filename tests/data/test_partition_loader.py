@@ -31,15 +31,11 @@ def example(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Data:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(nodes, generator=generator)
     return Data(
-        x=torch.arange(3.0 * nodes).view(nodes, 3),
-        y=torch.arange(nodes) % 3,
+        x=torch.arange(3.0 * nodes).view(nodes, 3), y=torch.arange(nodes) % 3,
         edge_index=torch.randint(0, nodes, (2, edges), generator=generator),
-        edge_weight=torch.rand(edges, generator=generator),
-        edge_attr=torch.arange(2.0 * edges).view(edges, 2),
-        train_mask=order < nodes // 4,
-        val_mask=order >= nodes // 2,
-        name="a graph",
-    )
+        edge_weight=torch.rand(edges, generator=generator), edge_attr=torch.arange(2.0 * edges).view(edges, 2),
+        train_mask=order < nodes // 4, val_mask=order >= nodes // 2, name="a graph",
+    )  # fmt: skip
 
 
 DATA = example()

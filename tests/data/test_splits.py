@@ -135,17 +135,10 @@ CALLS = [
     label_mask,
 ]
 BAD_LABELS = {
-    "floats": torch.arange(4.0),
-    "bools": torch.tensor([True, False]),
-    "complex": torch.zeros(4, dtype=torch.complex64),
-    "two dimensions": torch.zeros(4, 1).long(),
-    "a number": torch.tensor(1),
-    "sparse": torch.arange(4).to_sparse(),
-    "meta": torch.zeros(4, dtype=torch.long, device="meta"),
-    "words": ["a", "b"],
-    "a word": "ab",
-    "none": None,
-}
+    "floats": torch.arange(4.0), "bools": torch.tensor([True, False]), "complex": torch.zeros(4, dtype=torch.complex64),
+    "two dimensions": torch.zeros(4, 1).long(), "a number": torch.tensor(1), "sparse": torch.arange(4).to_sparse(),
+    "meta": torch.zeros(4, dtype=torch.long, device="meta"), "words": ["a", "b"], "a word": "ab", "none": None,
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_typecheck")

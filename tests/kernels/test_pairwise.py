@@ -27,12 +27,9 @@ def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 OPERATIONS = {
-    "attention": pairwise_attention,
-    "product": by_shifts,
-    "product-no-loops": partial(by_shifts, loops=False),
-    "logsumexp": lse_of,
-    "logsumexp-no-loops": partial(lse_of, loops=False),
-}
+    "attention": pairwise_attention, "product": by_shifts, "product-no-loops": partial(by_shifts, loops=False),
+    "logsumexp": lse_of, "logsumexp-no-loops": partial(lse_of, loops=False),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("poisoned")

@@ -200,12 +200,9 @@ def test_scores_far_from_zero(shift: float, score: str, generator: torch.Generat
 
 # Nodes of one graph or of the graphs of a batch, heads, features, friction features, channels.
 FLOWS: dict[str, tuple[int | list[int], int, int, int, int]] = {
-    "no node": (0, 1, 3, 3, 3),
-    "one node": (1, 2, 8, 8, 8),
-    "odd": (63, 2, 7, 20, 33),
-    "constant friction": (130, 1, 20, 0, 5),
-    "ragged": ([3, 0, 70, 0], 2, 5, 2, 3),
-}
+    "no node": (0, 1, 3, 3, 3), "one node": (1, 2, 8, 8, 8), "odd": (63, 2, 7, 20, 33),
+    "constant friction": (130, 1, 20, 0, 5), "ragged": ([3, 0, 70, 0], 2, 5, 2, 3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("sizes", "heads", "features", "friction", "channels"), FLOWS.values(), ids=FLOWS)

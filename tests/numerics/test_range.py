@@ -319,14 +319,10 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
 
 
 LONG: dict[str, StateUpdate] = {
-    "implicit": ImplicitEuler(1e6),
-    "implicit-short": ImplicitEuler(1e-6),
-    "trapezoidal": CrankNicolson(1e6),
-    "trapezoidal-short": CrankNicolson(1e-6),
-    "equilibrium": Equilibrium(leak=1e-6),
-    "heat": HeatKernel(1e3),
+    "implicit": ImplicitEuler(1e6), "implicit-short": ImplicitEuler(1e-6), "trapezoidal": CrankNicolson(1e6),
+    "trapezoidal-short": CrankNicolson(1e-6), "equilibrium": Equilibrium(leak=1e-6), "heat": HeatKernel(1e3),
     "heat-short": HeatKernel(1e-6),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LONG)
