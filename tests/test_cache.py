@@ -58,7 +58,7 @@ def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> 
     torch.testing.assert_close(after, layer(x, Graph(4, edge_index.clone())))
 
 
-def test_writes_into_weights_and_batches_are_seen() -> None:
+def test_tensors_learned_and_written_to() -> None:
     edge_index, weight, batch = edges(), torch.rand(4), torch.zeros(4, dtype=torch.long)
     graph = Graph.coerce(X, edge_index, weight, batch)
     weight.mul_(2)
@@ -68,6 +68,13 @@ def test_writes_into_weights_and_batches_are_seen() -> None:
     assert Graph.coerce(X, loop, None, pairs).num_graphs == 1
     pairs[2:] = 1
     assert Graph.coerce(X, loop, None, pairs).num_graphs == 2
+    edge_index, layer = edges(), GCNConv(2, 2)
+    weight = torch.rand(4, requires_grad=True)
+    for _ in range(2):
+        layer(torch.rand(4, 2), edge_index, weight).sum().backward()
+        assert weight.grad is not None
+        weight.grad = None
+    assert Graph.coerce(X, edge_index, weight).edge_weight is weight
 
 
 def test_what_is_found_in_inference_mode_serves_training() -> None:
@@ -86,17 +93,7 @@ def test_what_is_found_in_inference_mode_serves_training() -> None:
     assert not found.is_inference()
 
 
-def test_weights_that_are_learned_are_taken_as_they_are() -> None:
-    edge_index, layer = edges(), GCNConv(2, 2)
-    weight = torch.rand(4, requires_grad=True)
-    for _ in range(2):
-        layer(torch.rand(4, 2), edge_index, weight).sum().backward()
-        assert weight.grad is not None
-        weight.grad = None
-    assert Graph.coerce(X, edge_index, weight).edge_weight is weight
-
-
-def test_what_is_freed_is_forgotten_and_nothing_is_kept_alive() -> None:
+def test_what_is_freed_or_old_is_forgotten() -> None:
     recent: TensorCache[Graph] = TensorCache(100)
 
     def take(edge_index: Tensor) -> Graph:
@@ -112,9 +109,6 @@ def test_what_is_freed_is_forgotten_and_nothing_is_kept_alive() -> None:
     for _ in range(50):
         take(edges())
     assert len(recent._made) == 1
-
-
-def test_there_is_room_for_so_many_numbers_and_the_oldest_go_first() -> None:
     recent: TensorCache[object] = TensorCache(20)
     first, second, third = (torch.zeros(8) for _ in range(3))
     made = [recent.get(0, (t,), lambda _: object()) for t in (first, second, third)]

@@ -148,7 +148,7 @@ def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int, seed: in
     assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (plain + plain.T))
 
 
-def test_what_a_graph_keeps_from_inference_mode_serves_training() -> None:
+def test_what_a_graph_keeps_serves_training_and_learned_weights() -> None:
     graph, model = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]])), DIFFormer(3, 4, 2)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -157,6 +157,14 @@ def test_what_a_graph_keeps_from_inference_mode_serves_training() -> None:
     torch.testing.assert_close(got, expected)
     got.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+    weight = torch.ones(4, requires_grad=True)
+    graph = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), weight)
+    assert graph.is_symmetric
+    for _ in range(2):
+        AdjacencyDiffusivity("sym", self_loops="add")(torch.ones(3, 1), graph).degree().sum().backward()
+    with torch.no_grad():
+        weight[0] = 2
+    assert not graph.is_symmetric
 
 
 def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,14 +180,3 @@ def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1
     DIFFormer(3, 4, 2).double()(torch.ones(4, 3, dtype=torch.float64), graph)
     assert len(calls) == 2  # of another precision
-
-
-def test_what_depends_on_learned_weights_is_found_again() -> None:
-    weight = torch.ones(4, requires_grad=True)
-    graph = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), weight)
-    assert graph.is_symmetric
-    for _ in range(2):
-        AdjacencyDiffusivity("sym", self_loops="add")(torch.ones(3, 1), graph).degree().sum().backward()
-    with torch.no_grad():
-        weight[0] = 2
-    assert not graph.is_symmetric

@@ -43,7 +43,7 @@ def distance_from_the_mean(diffusivity: Diffusivity, x: Tensor) -> float:
     return float((moved - x.mean(0)).norm() / (x - x.mean(0)).norm())
 
 
-def test_attention_over_100_000_nodes_is_not_the_plain_mean() -> None:
+def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queries() -> None:
     x = two_clusters(100_000)
     row = seeded(lambda: SimpleDiffusivity(16, projection="tied"))
     frobenius = seeded(lambda: SimpleDiffusivity(16, projection="tied", normalize="frobenius"))
@@ -51,9 +51,6 @@ def test_attention_over_100_000_nodes_is_not_the_plain_mean() -> None:
         assert distance_from_the_mean(SimpleDiffusivity(), x) > 0.1
         assert distance_from_the_mean(row, x) > 0.1
         assert distance_from_the_mean(frobenius, x) < 1e-4  # the released form, D1: uniform for every practical purpose
-
-
-def test_attention_over_100_000_nodes_trains_its_queries() -> None:
     x = two_clusters(100_000)
     sizes = {}
     for normalize in ("row", "frobenius"):
@@ -208,15 +205,12 @@ def test_training_and_evaluation_use_the_same_tau() -> None:
     torch.testing.assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)  # another τ moves it by more than 0.5
 
 
-def test_dropout_never_touches_what_the_diffusivity_reads() -> None:
+def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> None:
     """D20: the coupling of a training step is the coupling of evaluation."""
     x = state()
     conv = seeded(lambda: DIFFormerConv(4, 4, projection="separate", dropout=0.9)).double()
     dropped = conv.train()(x, EDGES, return_coupling=True)[1].to_dense()
     close(dropped, conv.eval()(x, EDGES, return_coupling=True)[1].to_dense(), "rearranged")
-
-
-def test_two_training_steps_draw_different_dropout_and_a_seed_repeats_them() -> None:
     x = state()
     conv = seeded(lambda: DIFFormerConv(4, 4, dropout=0.5)).double().train()
 

@@ -133,7 +133,16 @@ def test_couplings_die_with_their_last_reference() -> None:
         gc.enable()
 
 
-def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
+def test_a_sum_is_what_all_of_its_terms_are() -> None:
+    identity, part = IdentityCoupling(9), UniformCoupling(9)
+    part.whole = False  # as one is whose rows lie with several processes
+    for coupling in (identity + part, part + identity):
+        assert not coupling.whole
+    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
+    q = randn(9, 1, 2).abs()
+    one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
+    assert (one + 0.5 * one).metric is not None
+    assert (one + other).metric is None
     q = randn(9, 1, 2)
     batch, single = LowRankCoupling(q, q, PTR), LowRankCoupling(q, q)
     identity = IdentityCoupling(9, dtype=q.dtype)
@@ -172,18 +181,6 @@ def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic() -> None
     assert mixed.degree()[-1].item() == pytest.approx(0.5)
     assert not mixed.row_stochastic
     check_coupling(mixed)
-
-
-def test_a_sum_is_what_all_of_its_terms_are() -> None:
-    identity, part = IdentityCoupling(9), UniformCoupling(9)
-    part.whole = False  # as one is whose rows lie with several processes
-    for coupling in (identity + part, part + identity):
-        assert not coupling.whole
-    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
-    q = randn(9, 1, 2).abs()
-    one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
-    assert (one + 0.5 * one).metric is not None
-    assert (one + other).metric is None
 
 
 X, Y, R = randn(9, 2, 4, seed=1), randn(9, 2, 4, seed=2), randn(9, 2, seed=3)

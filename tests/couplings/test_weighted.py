@@ -39,7 +39,7 @@ def test_reweighting_formula(heads: int, sides: str) -> None:
     torch.testing.assert_close(coupling.T.to_dense(), expected.transpose(1, 2), rtol=RTOL, atol=ATOL)
 
 
-def test_row_normalized_leaves_an_empty_row_empty() -> None:
+def test_reweighting_keeps_promises_and_empty_rows() -> None:
     key = torch.ones(3, 1, 1, dtype=DOUBLE)
     query = torch.tensor([2.0, 0.0, 5.0], dtype=DOUBLE).view(3, 1, 1).requires_grad_()
     coupling = row_normalized(LowRankCoupling(query, key, nonnegative=True))
@@ -49,9 +49,6 @@ def test_row_normalized_leaves_an_empty_row_empty() -> None:
     torch.testing.assert_close(degree[:, 0].detach(), torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE))
     (gradient,) = torch.autograd.grad((coupling @ key).sum(), query)
     assert gradient.isfinite().all()
-
-
-def test_reweighting_keeps_the_promises_of_the_caller() -> None:
     coupling: Coupling = IdentityCoupling(N, dtype=DOUBLE)
     weight = randn(N, 1, seed=6)
     plain = ReweightedCoupling(coupling, weight)

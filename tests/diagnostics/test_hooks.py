@@ -94,7 +94,7 @@ class Widen(Smooth):
         return torch.cat([x, x], 1)
 
 
-def test_default_energy_of_every_layer(ball) -> None:
+def test_default_energy_of_every_layer_and_its_plot(ball) -> None:
     x = ball(8, 3)
     model = nn.Sequential(Smooth(), nn.Identity(), Smooth())
     with EnergyTrace(model) as trace:
@@ -104,6 +104,11 @@ def test_default_energy_of_every_layer(ball) -> None:
     assert [record.before for record in trace.records] == pytest.approx([spread, spread / 4])
     assert trace.to_dict()["layer"] == ["0", "2"]
     assert trace.to_dict()["after"] == trace.energies
+    model = nn.Sequential(Smooth(), Smooth())
+    with EnergyTrace(model) as trace:
+        model(ball(5, 2))
+    (line,) = trace.plot(Figure().add_subplot()).lines
+    assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
 
 
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
@@ -136,14 +141,6 @@ def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouch
     assert torch.equal(traced, plain)
     assert len(trace.energies) == 2
     assert not layer._forward_hooks
-
-
-def test_plot(ball) -> None:
-    model = nn.Sequential(Smooth(), Smooth())
-    with EnergyTrace(model) as trace:
-        model(ball(5, 2))
-    (line,) = trace.plot(Figure().add_subplot()).lines
-    assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
 
 
 def test_difformer_is_traced_layer_by_layer(generator: torch.Generator) -> None:

@@ -223,16 +223,13 @@ def test_an_insertion_into_a_baseline_is_the_placement(generator: torch.Generato
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-8), name
 
 
-def test_padding_does_not_matter(generator: torch.Generator) -> None:
+def test_padding_does_not_matter_and_towers_are_perturbed_together(generator: torch.Generator) -> None:
     model, x = transformer("P2"), draw(generator, 1, 9, 2)
     layer = model.blocks[0].after_mlp
     alone = perturbation_bound(model, layer, x[:, :5], tol=1e-9)
     padded = perturbation_bound(model, layer, x.index_fill(1, torch.arange(5, 9), torch.nan), MASK[1:], tol=1e-9)
     for name in NUMBERS:
         assert getattr(padded, name) == pytest.approx(getattr(alone, name), rel=1e-6), name
-
-
-def test_two_towers_are_perturbed_together(generator: torch.Generator) -> None:
     model = transformer("P1", task="retrieve").eval()
     x, other = draw(generator, 2, 9, 2), draw(generator, 2, 7, 2)
     found = perturbation_bound(model, model.after_embedding, x, None, other)

@@ -89,7 +89,7 @@ def test_both_formulas(generator: torch.Generator, mask: Tensor | None) -> None:
     assert found.exact != pytest.approx(found.linearized, rel=1e-3), "the routing itself changes"
 
 
-def test_padding_does_not_matter(generator: torch.Generator) -> None:
+def test_neither_padding_nor_a_norm_behind_the_step_matters(generator: torch.Generator) -> None:
     module, layer, x = attention(6, 3), diffusion(6), draw(generator, 2, 6, 6)
     found = commutator(layer, module, x, MASK)
     again = commutator(layer, module, x.masked_fill(~MASK.unsqueeze(2), 7.0), MASK)
@@ -97,10 +97,7 @@ def test_padding_does_not_matter(generator: torch.Generator) -> None:
     assert again.exact == pytest.approx(found.exact, rel=1e-12)
     assert found.exact == pytest.approx(sum(one.exact**2 for one in alone) ** 0.5, rel=1e-12)
     assert found.routed == pytest.approx(sum(one.routed**2 for one in alone) ** 0.5, rel=1e-12)
-
-
-def test_s_is_the_bare_step(generator: torch.Generator) -> None:
-    """A LayerNorm behind the step (Eq. 16) is not part of S, and stays where it is."""
+    # A LayerNorm behind the step (Eq. 16) is not part of S, and stays where it is.
     module, x = attention(6, 3), draw(generator, 2, 6, 6)
     with_norm = diffusion(6, norm=True)
     assert commutator(with_norm, module, x) == commutator(diffusion(6), module, x)

@@ -128,7 +128,7 @@ def test_a_steady_state_is_above_its_floor(penalty: Penalty, beta: float, leak: 
         assert found.spread >= found.floor
 
 
-def test_any_state_is_above_what_its_residual_leaves() -> None:
+def test_states_and_nodes_at_the_ends() -> None:
     omega, h = GaussianPenalty(0.3).coupling(draw(0), BATCH), draw(1)
     for leak in (0.0, 0.3):
         near = steady(omega, h, 0.5, 0.3) + 1e-2 * draw(3)
@@ -136,10 +136,7 @@ def test_any_state_is_above_what_its_residual_leaves() -> None:
             found = smoothing_floor(omega, state, h, beta=0.5, leak=leak)
             assert found.spread >= found.floor >= 0
     assert smoothing_floor(omega, torch.zeros_like(h), h).floor == 0
-
-
-def test_extreme_states_and_nodes() -> None:
-    """Two nodes that hardly hear themselves: 2 is nearly the eigenvalue of I − Ŝ, so no larger floor would hold."""
+    # Two nodes that hardly hear themselves: 2 is nearly the eigenvalue of I − Ŝ, so no larger floor would hold.
     problem = path_problem(2)
     h = torch.tensor([[[1.0]], [[-1.0]]], dtype=torch.float64)
     z = h / (2 + 0.1)

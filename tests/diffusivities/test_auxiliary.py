@@ -121,7 +121,7 @@ def x(generator) -> Tensor:
     return torch.randn(5, 4, generator=generator)
 
 
-def test_the_losses_of_all_modules_are_summed(x):
+def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
     first, second = Recorder(), Recorder(0.25)
     model = nn.ModuleDict({"first": first, "deep": nn.ModuleList([nn.Sequential(second)]), "mute": nn.Linear(4, 4)})
     first(x, EDGES)
@@ -131,9 +131,6 @@ def test_the_losses_of_all_modules_are_summed(x):
     torch.testing.assert_close(total, expected)
     total.backward()
     assert all(recorder.attention.query.weight.grad.abs().sum() > 0 for recorder in (first, second))
-
-
-def test_it_is_a_zero_that_can_be_added_where_nothing_was_recorded(x):
     for model in (Recorder(), Recorder().double(), nn.Linear(4, 4), nn.ReLU()):
         total = auxiliary_loss(model)
         assert total.dim() == total.item() == 0

@@ -125,7 +125,7 @@ def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     assert float((rows.amax(1) > 0.9).float().mean()) > 0.7, "nearly one-hot at this temperature"
 
 
-def test_noise_is_its_own_and_repeats(generator):
+def test_noise_is_its_own_repeats_and_is_resumed(generator):
     x, state = torch.randn(20, 6, generator=generator, dtype=DOUBLE), torch.get_rng_state()
 
     def run() -> list[Tensor]:
@@ -138,9 +138,6 @@ def test_noise_is_its_own_and_repeats(generator):
     assert not torch.equal(first[1], first[2])
     build(num_samples=3)(x.requires_grad_()).to_dense().square().sum().backward()
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_state_dict_resumes_the_noise(generator):
     x = torch.randn(20, 6, generator=generator, dtype=DOUBLE)
     module = build(num_samples=3)
     module(x)

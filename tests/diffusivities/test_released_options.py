@@ -211,13 +211,17 @@ def test_queries_and_keys_have_biases(kind: type[Diffusivity], heads: int) -> No
     assert_is(diffusivity(x), scores / scores.sum(2, keepdim=True), [x, *diffusivity.parameters()])
 
 
-def test_values_have_biases() -> None:
+def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
     layer = DiffusionConv(5, 4, SimpleDiffusivity(), heads=2, concat=True, bias=False, value_bias=True).double()
     x = randn(11, 5, seed=1)
     _, coupling = layer(x, return_coupling=True)
     values = (x @ layer.value.weight.T + layer.value.bias).view(11, 2, 4)
     moved = 0.5 * values + 0.5 * torch.einsum("hij,jhd->ihd", coupling.to_dense().expand(2, -1, -1), values)
     torch.testing.assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose 'separate'"):
+        SimpleDiffusivity(4, bias=True)
+    with pytest.raises(ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"):
+        DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)
 
 
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
@@ -229,10 +233,3 @@ def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> N
     assert found == {"separate": {"query", "key", "value"}, "tied": {"query", "value"}, None: {"value"}}[projection]
     plain = {name for name, _ in layer(4, 4, **options).named_parameters()}
     assert not [name for name in plain if name.endswith(("query.bias", "key.bias", "value.bias"))]
-
-
-def test_a_bias_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose 'separate'"):
-        SimpleDiffusivity(4, bias=True)
-    with pytest.raises(ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"):
-        DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)

@@ -127,7 +127,7 @@ def test_the_published_step_diverges_where_the_corrected_one_approaches() -> Non
     assert near < 0.7 * far < 1
 
 
-def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
+def test_newton_needs_few_steps_on_published_settings_and_long_rows() -> None:
     r, theta, alpha = published_settings()
     exact, _ = solve_rows(-r.log(), theta, alpha)
     passes = newton_steps(-r.log(), theta, alpha)
@@ -135,16 +135,7 @@ def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
     for step_size in ("corrected", "barzilai_borwein"):
         _, steps = proximal(r, theta, alpha, step_size=step_size, tolerance=1e-6, target=exact, steps=100 * passes)
         assert steps == 100 * passes, step_size
-
-
-@pytest.mark.parametrize("lam", LAMBDAS)
-def test_newton_ends_after_few_steps(lam: float) -> None:
-    log_c, theta = problem(*scores(20, 1000), lam / 1000)
-    assert newton_steps(log_c, theta, 0.1) <= 15
-
-
-def test_a_long_row_begins_near_its_root() -> None:
-    """Of thresholds over many decades every step from the right takes off few: there were 14 to 20."""
+    # Of thresholds over many decades every step from the right takes off few: there were 14 to 20.
     log_c, theta = problem(*scores(50, 4096, spread=8.0), 1 / 4096)
     top = log_c.amax(-1, keepdim=True)
     inputs = (log_c - top).exp(), theta * top.exp(), (-top).exp() / 0.1
@@ -154,6 +145,12 @@ def test_a_long_row_begins_near_its_root() -> None:
     assert slow.steps > found.steps
     rest = (inputs[0] * (found.root - inputs[1]).clamp_min(0)).sum(-1, keepdim=True) + inputs[2] * found.root - 1
     assert rest.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("lam", LAMBDAS)
+def test_newton_ends_after_few_steps(lam: float) -> None:
+    log_c, theta = problem(*scores(20, 1000), lam / 1000)
+    assert newton_steps(log_c, theta, 0.1) <= 15
 
 
 class Exponents(TorchDispatchMode):

@@ -109,7 +109,7 @@ def test_reciprocals_are_finite() -> None:
     torch.testing.assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
 
 
-def test_sums_over_many_nodes_are_not_in_half_precision() -> None:
+def test_half_precision_sums_over_many_nodes() -> None:
     """70 000 is infinite in float16; so every row would be zero."""
     nodes = 70_000
     ones = torch.ones(nodes, 1, 1, dtype=torch.float16)
