@@ -10,7 +10,7 @@ from torch import Tensor
 from diffusion_mp import *
 from diffusion_mp.couplings import distance_features, row_normalized, symmetric_normalized, without_diagonal
 from diffusion_mp.testing import tolerance
-from helpers import randn
+from helpers import randn, refuses
 
 DOUBLE = torch.float64
 N, H = 7, 3
@@ -160,19 +160,16 @@ def test_row_sums_kept_under_no_grad_still_have_a_gradient(normalize, generator:
     torch.testing.assert_close(*grads)
 
 
-def test_couplings_without_symmetric_normalisation_are_refused(no_typecheck: None) -> None:
-    x = torch.rand(5, 1, 3)
-    with pytest.raises(CouplingMismatchError, match=r"before its rows are divided .* row_stochastic=False"):
-        symmetric_normalized(PairwiseCoupling(x, x))
-    with pytest.raises(CouplingMismatchError, match=r"nonnegative=False.*normalize='row'"):
-        symmetric_normalized(LowRankCoupling(x, x, symmetric=True))
-    with pytest.raises(ValueError, match=r"GaussianDiffusivity has divided its rows .* row_stochastic=False"):
-        SymmetricDiffusivity(GaussianDiffusivity())
-    with pytest.raises(ValueError, match=r"AdjacencyDiffusivity has divided its rows .* normalization='sum'"):
-        SymmetricDiffusivity(AdjacencyDiffusivity("row"))
-    with pytest.raises(TypeError, match="coupling must be a Coupling"):
-        without_diagonal("S")
-    assert SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False)).symmetric
+ROWS = torch.rand(5, 1, 3)
+DIVIDED = r"Diffusivity has divided its rows .* "
+test_couplings_without_symmetric_normalisation_are_refused = refuses(
+    (lambda: symmetric_normalized(PairwiseCoupling(ROWS, ROWS)), CouplingMismatchError, r"before its rows .* row_st"),
+    (lambda: symmetric_normalized(LowRankCoupling(ROWS, ROWS, symmetric=True)), CouplingMismatchError,
+        r"nonnegative=False.*normalize='row'"),
+    (lambda: SymmetricDiffusivity(GaussianDiffusivity()), ValueError, f"Gaussian{DIVIDED}row_stochastic=False"),
+    (lambda: SymmetricDiffusivity(AdjacencyDiffusivity("row")), ValueError, f"Adjacency{DIVIDED}normalization='sum'"),
+    (lambda: without_diagonal("S"), TypeError, "coupling must be a Coupling"),
+)  # fmt: skip
 
 
 def matrix(dense: Tensor, w: Tensor) -> Tensor:
