@@ -255,10 +255,6 @@ DIRECTIONS_AND_LOOPS = (("directed", "keep"), ("undirected", "remaining"), ("pyg
 FROBENIUS = {"duplicated nodes": "the Frobenius norm grows with the number of nodes (ERRATA D1)"}
 
 
-def learnable_half() -> Diffusivity:
-    return torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64)) * SimpleDiffusivity()
-
-
 class Tail(torch.nn.Module):
     """f = (1 + z²)^−a with a learned a > 0."""
 
@@ -361,7 +357,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         lambda: SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=Ball(100.0)),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
     "scaled-positive": lambda: Positive(2.0) * SimpleDiffusivity(heads=2, row_stochastic=False),
-    "scaled-learnable": learnable_half,
+    "scaled-learnable": lambda: torch.nn.Parameter(torch.tensor(0.5, dtype=DOUBLE)) * SimpleDiffusivity(),
     "scaled-by-head": lambda: torch.tensor([0.5, 2.0]) * SimpleDiffusivity(heads=2),
     "augmented-sum": lambda: GraphAugmentedDiffusivity(SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("sym")),
     "enhanced": lambda: AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(6, heads=2), gamma=0.5),
@@ -413,10 +409,6 @@ def test_every_public_diffusivity_is_listed() -> None:
 def source(x: Tensor) -> dict[str, Tensor]:
     """A source as a function of the state, so that it is renamed and batched with it."""
     return {"source": 1 - x.cos()}
-
-
-def features_of(x: Tensor) -> dict[str, Tensor]:
-    return {"features": 1 - x.cos()}
 
 
 def mlp(channels: int) -> torch.nn.Module:
@@ -473,7 +465,7 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-keep-state": lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"),
     "generic-reads-values": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"),
     "generic-reads-features": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"),
-        reads="features"), {"extra": features_of}),
+        reads="features"), {"extra": lambda x: {"features": 1 - x.cos()}}),
     "generic-steps": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3),
     "generic-dropout": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5),
     "generic-residual": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")),

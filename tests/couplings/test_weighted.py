@@ -69,10 +69,6 @@ PTR = torch.tensor([0, 6, 6, 7, 13])
 LOOP = torch.tensor([[0, 1, 1, 3, 8, 9, 6], [1, 0, 1, 3, 9, 8, 6]])
 
 
-def positive(generator: torch.Generator, heads: int = 2) -> Tensor:
-    return torch.rand(13, heads, 3, generator=generator, dtype=DOUBLE).requires_grad_()
-
-
 COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "gaussian": lambda x: PairwiseCoupling(*distance_features(3 * x), PTR, normalize=False, symmetric=True),
     "sigmoid": lambda x: PairwiseCoupling(x, x, PTR, "sigmoid", normalize=False, symmetric=True),
@@ -99,7 +95,7 @@ def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_symmetric_normalisation_is_the_dense_formula(name: str, diagonal: bool, generator: torch.Generator) -> None:
     """Values and gradients; empty rows are zero rows."""
-    x = positive(generator)
+    x = torch.rand(13, 2, 3, generator=generator, dtype=DOUBLE).requires_grad_()
     v = torch.randn(13, 2, 3, generator=generator, dtype=DOUBLE)
     dense = COUPLINGS[name](x).to_dense()
     if not diagonal:

@@ -94,18 +94,6 @@ def sequence(module: Any, state: State) -> dict[str, Tensor]:
     return {"layer": module(torch.stack([state.x, 2 * state.x]), mask)}
 
 
-def labels(module: Any, state: State) -> dict[str, Tensor]:
-    return {"layer": module(state.x.sigmoid(), state.edge_index)}
-
-
-def encodings(module: Any, state: State) -> dict[str, Tensor]:
-    return {"layer": module(state.x, state.x.abs(), state.x > -1)}
-
-
-def channels_of(build: Callable[[], nn.Module]) -> int:
-    return getattr(build(), "channels", None) or 6
-
-
 UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "explicit": (lambda: ExplicitEuler(0.5), "layer"),
     "explicit-residual": (lambda: ExplicitEuler(0.5, "residual", leak=0.1), "layer"),
@@ -121,11 +109,11 @@ UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 CASES: dict[str, Case] = {
-    **{name: Case(build, diffusivity, channels_of(build)) for name, build in DIFFUSIVITIES.items()},
+    **{name: Case(build, diffusivity, getattr(build(), "channels", 0) or 6) for name, build in DIFFUSIVITIES.items()},
     **{f"layer-{name}": Case(build, partial(layer, options)) for name, (build, options) in LAYERS.items()},
     **{f"update-{name}": Case(build, partial(update, kind)) for name, (build, kind) in UPDATES.items()},
-    "label-propagation": Case(LabelPropagation, labels),
-    "laplacian-encoder": Case(lambda: LaplacianEncoder(5), encodings),
+    "label-propagation": Case(LabelPropagation, lambda m, s: {"layer": m(s.x.sigmoid(), s.edge_index)}),
+    "laplacian-encoder": Case(lambda: LaplacianEncoder(5), lambda m, s: {"layer": m(s.x, s.x.abs(), s.x > -1)}),
     **{
         f"transformer-{placement}-{pooling}": Case(
             partial(PDETransformer, 4, 8, 3, 1, 2, max_length=20, placement=placement, pooling=pooling), sequence
