@@ -1,9 +1,4 @@
-"""Graph capture: full graphs with a dynamic number of nodes, equal values and gradients.
-
-Run by `test_compile.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
-"""
-
-from __future__ import annotations
+"""Graph capture: full graphs with a dynamic number of nodes, equal values and gradients; run by `test_compile.py`."""
 
 import copy
 import math
@@ -50,7 +45,6 @@ def graphs_captured() -> int:
 
 
 def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any) -> None:
-    """Both have the same output and the same gradients."""
     results = []
     for run in (module, compiled):
         leaf = x.clone().requires_grad_(x.is_floating_point())
@@ -64,14 +58,12 @@ def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inp
 
 
 def readme() -> nn.Module:
-    """The layer of README, "A layer in your own model"."""
     return dm.DiffusionConv(
         8, 6, 0.5 * dm.SimpleDiffusivity() + 0.5 * dm.AdjacencyDiffusivity("sym"), dm.ExplicitEuler(tau=0.5)
     )
 
 
 def certified(constraint: str) -> nn.Module:
-    """Attention and graph in one certified step with learned weights."""
     attention = dm.Positive(0.5) * dm.SimpleDiffusivity(row_stochastic=False)
     graph_term = dm.Positive(2.0) * dm.AdjacencyDiffusivity("sym", direction="undirected")
     step = dm.CertifiedStep(dm.Positive(1.0), constraint=constraint)
@@ -80,38 +72,29 @@ def certified(constraint: str) -> nn.Module:
 
 #: Modules that read edges have names that end with "graph".
 CASES: dict[str, Callable[[], nn.Module]] = {
-    "difformer-s": lambda: dm.DIFFormer(8, 6, 3),
-    "difformer-s-graph": lambda: dm.DIFFormer(8, 6, 3),
-    "difformer-s-published-graph": lambda: dm.DIFFormer(
-        8, 6, 3, 1, heads=2, projection="separate", transform=True, source=True, leak=0.1
-    ),
+    "difformer-s": lambda: dm.DIFFormer(8, 6, 3), "difformer-s-graph": lambda: dm.DIFFormer(8, 6, 3),
+    "difformer-s-published-graph": lambda: dm.DIFFormer(8, 6, 3, 1, heads=2, projection="separate", transform=True,
+        source=True, leak=0.1),
     "difformer-a": lambda: dm.DIFFormer(8, 6, 3, 1, kernel="sigmoid"),
     "difformer-s-mean-graph": lambda: dm.DIFFormer(8, 6, 3, 1, graph="mean"),
     "certified": lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, heads=2, constraint="sphere"),
     "certified-graph": lambda: dm.CertifiedDIFFormer(8, 6, 3, 1),
-    "certified-projections-graph": lambda: dm.CertifiedDIFFormer(
-        8, 6, 3, 1, penalty="gaussian", constraint="nonnegative", projection="tied"
-    ),
+    "certified-projections-graph": lambda: dm.CertifiedDIFFormer(8, 6, 3, 1, penalty="gaussian",
+        constraint="nonnegative", projection="tied"),
     "nodeformer": lambda: dm.NodeFormer(8, 6, 3, heads=2),
     "nodeformer-graph": lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2),
     "sgformer": lambda: dm.SGFormer(8, 6, 3, heads=2),
     "sgformer-graph": lambda: dm.SGFormer(8, 6, 3, shared_encoder=False),
     "sgformer-frobenius-graph": lambda: dm.SGFormer(8, 6, 3, normalize="frobenius", projection="tied"),
-    "difformer-released-graph": lambda: dm.DIFFormer(
-        8, 6, 3, 1, projection="separate", qkv_bias=True, graph_weight=0.3, direction="pyg", degrees="count"
-    ),
-    "nodeformer-released-graph": lambda: dm.NodeFormer(
-        8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True, stabilizer=1e-6
-    ),
-    "sgformer-pyg-graph": lambda: dm.SGFormer(
-        8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", aggregate="cat"
-    ),
-    "readme-graph": readme,
-    "certified-sphere-graph": lambda: certified("sphere"),
-    "certified-ball-graph": lambda: certified("ball"),
-    "reads-features-graph": lambda: ReadsInputs(8, 3),
-    "gin-graph": lambda: dm.DiffusionGNN(8, 6, 3, conv="gin"),
-    "gcn-graph": lambda: dm.GCNConv(8, 3),
+    "difformer-released-graph": lambda: dm.DIFFormer(8, 6, 3, 1, projection="separate", qkv_bias=True,
+        graph_weight=0.3, direction="pyg", degrees="count"),
+    "nodeformer-released-graph": lambda: dm.NodeFormer(8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True,
+        stabilizer=1e-6),
+    "sgformer-pyg-graph": lambda: dm.SGFormer(8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
+        aggregate="cat"),
+    "readme-graph": readme, "certified-sphere-graph": lambda: certified("sphere"),
+    "certified-ball-graph": lambda: certified("ball"), "reads-features-graph": lambda: ReadsInputs(8, 3),
+    "gin-graph": lambda: dm.DiffusionGNN(8, 6, 3, conv="gin"), "gcn-graph": lambda: dm.GCNConv(8, 3),
     "sfi-conv": lambda: dm.SFiConv(8, 8, 2),
     "gps-block-graph": lambda: dm.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False)),
     "gated-gcn-model-graph": lambda: dm.GatedGCN(8, 6, 3, 2),
@@ -119,7 +102,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "sfi-former": lambda: dm.SFiFormer(8, 6, 3, 1, heads=2),
     "pde-diffusion": lambda: dm.PDEDiffusion1d(8, strides=(1, 4)),
     "gat-graph": lambda: dm.GATConv(8, 3, 2),
-}
+}  # fmt: skip
 
 
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
@@ -129,7 +112,6 @@ EXHAUSTIVE = (*EXHAUSTIVE, "sfi-former-graph", "gat-graph")
 
 
 def marked(case: str) -> Any:
-    """The case with the marker that says which run compiles it."""
     marks = () if case in QUICK else pytest.mark.exhaustive if case in EXHAUSTIVE else pytest.mark.slow
     return pytest.param(case, marks=marks)
 
@@ -146,7 +128,6 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
 
 
 def batch_of_graphs(count: int) -> dict[str, Any]:
-    """A batch of so many random graphs, with everything that a model may read."""
     generator = torch.Generator().manual_seed(count)
     batch = torch.repeat_interleave(torch.arange(count), torch.randint(1, 20, (count,), generator=generator))
     pairs = torch.randint(len(batch), (2, 30 * count), generator=generator)
@@ -289,19 +270,14 @@ def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: dm.DiffusionConv(
-            8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2)), 8, projection="separate")
-        ),
-        pytest.param(
-            lambda: dm.DiffusionConv(
-                8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(delta=torch.log1p), 8, projection="separate")
-            ),
-            marks=pytest.mark.slow,
-        ),
+        lambda: dm.DiffusionConv(8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2)), 8,
+            projection="separate")),
+        pytest.param(lambda: dm.DiffusionConv(8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(delta=torch.log1p), 8,
+            projection="separate")), marks=pytest.mark.slow),
         lambda: dm.DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25))),
     ],
     ids=["f", "delta", "learned-step"],
-)
+)  # fmt: skip
 def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
     conv = build()
     x, edge_index, batch = instance(7)

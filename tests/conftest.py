@@ -1,19 +1,11 @@
 """Runtime shape checks where they are asked for, the choice of cases, a limit of time, hypothesis, the real data.
 
-With the environment variable DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare the arguments and
-the result of every call inside both packages with its annotations. That makes some folders half as slow again, so
-`test_typecheck.py` alone does it in the quick run. The check answers a wrong rank or dtype before our own sentences
-can; tests about these take the fixture `no_typecheck`.
-
-`--cases sample` runs every tenth case of every test function, the first among them, and `--cases rest` the others.
-.ci/run watches types and coverage in the sample, which reaches nearly every line, and runs the rest unwatched, three
-times as fast.
-
-A test that waits for ever fails after `LIMIT` seconds, and names the line where it waits; those marked slow may take as
-long as they need.
+With DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare arguments and results of every call inside
+both packages with their annotations, before our own sentences can answer: tests of these take `no_typecheck`.
+`--cases sample` runs every tenth case of every test function, the first among them, and `--cases rest` the others;
+.ci/run watches types and coverage in the sample, which reaches nearly every line, and runs the rest unwatched.
+A test that waits for ever fails after `LIMIT` seconds, and names the line where it waits.
 """
-
-from __future__ import annotations
 
 import os
 from collections import Counter

@@ -3,8 +3,6 @@
 Run by `models/test_export.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -73,16 +71,13 @@ class ByPlace(nn.Module):
         return self.model(**dict(zip(self.names, inputs, strict=True)))
 
 
-def in_double(inputs: Any) -> Any:
-    return tree_map(lambda part: part.double() if part.is_floating_point() else part, inputs)
-
-
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the sizes, which are fixed
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 @pytest.mark.parametrize("name", [marked(name, otherwise=pytest.mark.slow) for name in MODELS])
 def test_a_traced_model_is_the_model_on_graphs_of_its_size(name: str) -> None:
     case = MODELS[name]
-    model, inputs = case.model().double().eval(), in_double(case.inputs(12))
+    model = case.model().double().eval()
+    inputs = tree_map(lambda t: t.double() if t.is_floating_point() else t, case.inputs(12))
     program = torch.jit.trace(ByPlace(model, case.names).eval(), tuple(inputs.values()))
     file = io.BytesIO()
     torch.jit.save(program, file)

@@ -3,8 +3,6 @@
 Run by `export/test_onnx.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A command line in a forked process, to be killed: a new interpreter would import for seconds."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

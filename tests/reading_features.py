@@ -1,7 +1,5 @@
 """A small model whose attention reads its inputs while its hidden state moves."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, Graph, SimpleDiffusivity, SymmetricDiffusivity
@@ -16,11 +14,7 @@ class ReadsInputs(nn.Module):
         attention = SymmetricDiffusivity(attention, diagonal=False)
         self.encoder = nn.Linear(in_channels, out_channels)
         self.conv = DiffusionConv(
-            out_channels,
-            out_channels,
-            0.5 * attention + 0.5 * AdjacencyDiffusivity("row"),
-            reads="features",
-            steps=2,
+            out_channels, out_channels, 0.5 * attention + 0.5 * AdjacencyDiffusivity("row"), reads="features", steps=2
         )
 
     def forward(self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None) -> Tensor:

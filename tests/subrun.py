@@ -1,7 +1,5 @@
 """Programs and tests in an interpreter of their own, where shape checks are on or off and memory is measured."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

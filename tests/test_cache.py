@@ -1,7 +1,5 @@
 """`TensorCache`: a layer that gets the same tensors again takes the graph it made of them, and never a wrong one."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable
@@ -60,7 +58,7 @@ def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> 
     torch.testing.assert_close(after, layer(x, Graph(4, edge_index.clone())))
 
 
-def test_writes_into_weights_and_batches_are_seen() -> None:
+def test_tensors_learned_and_written_to() -> None:
     edge_index, weight, batch = edges(), torch.rand(4), torch.zeros(4, dtype=torch.long)
     graph = Graph.coerce(X, edge_index, weight, batch)
     weight.mul_(2)
@@ -70,19 +68,6 @@ def test_writes_into_weights_and_batches_are_seen() -> None:
     assert Graph.coerce(X, loop, None, pairs).num_graphs == 1
     pairs[2:] = 1
     assert Graph.coerce(X, loop, None, pairs).num_graphs == 2
-
-
-def test_tensors_of_inference_mode_serve_training() -> None:
-    with torch.inference_mode():
-        edge_index = edges()
-        layer = GCNConv(2, 2)
-        layer(torch.rand(4, 2), edge_index)
-    layer, x = GCNConv(2, 2), torch.rand(4, 2, requires_grad=True)
-    layer(x, edge_index).sum().backward()
-    assert x.grad is not None
-
-
-def test_weights_that_are_learned_are_taken_as_they_are() -> None:
     edge_index, layer = edges(), GCNConv(2, 2)
     weight = torch.rand(4, requires_grad=True)
     for _ in range(2):
@@ -92,7 +77,23 @@ def test_weights_that_are_learned_are_taken_as_they_are() -> None:
     assert Graph.coerce(X, edge_index, weight).edge_weight is weight
 
 
-def test_what_is_freed_is_forgotten_and_nothing_is_kept_alive() -> None:
+def test_what_is_found_in_inference_mode_serves_training() -> None:
+    with torch.inference_mode():
+        edge_index = edges()
+        layer = GCNConv(2, 2)
+        layer(torch.rand(4, 2), edge_index)
+    layer, x = GCNConv(2, 2), torch.rand(4, 2, requires_grad=True)
+    layer(x, edge_index).sum().backward()
+    assert x.grad is not None
+    a = torch.arange(4)
+    with torch.inference_mode():
+        found = cached_by((a,), "twice", lambda: a * 2)
+        fresh = torch.arange(4)
+        assert counted(fresh)[1] == counted(fresh)[1] == 1  # whether it is written to nobody can tell
+    assert not found.is_inference()
+
+
+def test_what_is_freed_or_old_is_forgotten() -> None:
     recent: TensorCache[Graph] = TensorCache(100)
 
     def take(edge_index: Tensor) -> Graph:
@@ -108,9 +109,6 @@ def test_what_is_freed_is_forgotten_and_nothing_is_kept_alive() -> None:
     for _ in range(50):
         take(edges())
     assert len(recent._made) == 1
-
-
-def test_there_is_room_for_so_many_numbers_and_the_oldest_go_first() -> None:
     recent: TensorCache[object] = TensorCache(20)
     first, second, third = (torch.zeros(8) for _ in range(3))
     made = [recent.get(0, (t,), lambda _: object()) for t in (first, second, third)]
@@ -132,7 +130,6 @@ def test_threads_get_the_graphs_of_their_own_edges() -> None:
 
 
 def counted(*tensors: torch.Tensor, key: str = "sum") -> tuple[int, int]:
-    """What is kept, and how often it was found by now."""
     calls = []
 
     def find() -> int:
@@ -142,24 +139,7 @@ def counted(*tensors: torch.Tensor, key: str = "sum") -> tuple[int, int]:
     return cached_by(tensors, key, find), len(calls)
 
 
-def test_it_is_found_once_for_a_key() -> None:
-    a = torch.arange(4)
-    assert counted(a) == (6, 1)
-    assert counted(a) == (6, 0)
-    assert counted(a, key="another") == (6, 1)
-    assert counted(a.clone()) == (6, 1)
-
-
-def test_it_is_found_again_once_a_tensor_is_written_to_or_another() -> None:
-    a, b = torch.arange(4), torch.arange(3)
-    assert counted(a, b) == (9, 1)
-    b += 1
-    assert counted(a, b) == (12, 1)
-    assert counted(a, b) == (12, 0)
-    assert counted(a, b.clone()) == (12, 1)
-
-
-def test_nothing_is_kept_beyond_the_tensor() -> None:
+def test_it_is_found_once_for_a_key_and_tensors_that_are_not_written_to() -> None:
     before = len(cache._CACHED)
     a = torch.arange(4)
     counted(a)
@@ -167,12 +147,14 @@ def test_nothing_is_kept_beyond_the_tensor() -> None:
     del a
     gc.collect()
     assert len(cache._CACHED) == before
-
-
-def test_what_is_found_in_inference_mode_serves_a_gradient() -> None:
     a = torch.arange(4)
-    with torch.inference_mode():
-        found = cached_by((a,), "twice", lambda: a * 2)
-        fresh = torch.arange(4)
-        assert counted(fresh)[1] == counted(fresh)[1] == 1  # whether it is written to nobody can tell
-    assert not found.is_inference()
+    assert counted(a) == (6, 1)
+    assert counted(a) == (6, 0)
+    assert counted(a, key="another") == (6, 1)
+    assert counted(a.clone()) == (6, 1)
+    a, b = torch.arange(4), torch.arange(3)
+    assert counted(a, b) == (9, 1)
+    b += 1
+    assert counted(a, b) == (12, 1)
+    assert counted(a, b) == (12, 0)
+    assert counted(a, b.clone()) == (12, 1)

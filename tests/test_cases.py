@@ -1,7 +1,5 @@
 """The options of the test run itself: of every test function every tenth case, or the others."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 In a process of its own, whose resident size is read as it goes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Graph capture, in a process of its own, and second derivatives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.autograd import gradgradcheck

@@ -1,8 +1,6 @@
 """One list of everything with laws to obey: a new class or option is tested by being listed here."""
 
 # ruff: noqa: F403, F405 (everything public)
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -102,19 +100,15 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "uniform-float32": lambda: UniformCoupling(11, PTR, dtype=SINGLE),
     "sparse-ragged": lambda: SparseCoupling(graph(True)),
     "sparse-ones": lambda: SparseCoupling(Graph(11, EDGES), torch.ones(10, dtype=DOUBLE), nonnegative=True),
-    "sparse-no-edge":
-        lambda: SparseCoupling(Graph(3, torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=DOUBLE)),
-            symmetric=True),
+    "sparse-no-edge": lambda: SparseCoupling(Graph(3, torch.zeros(2, 0, dtype=torch.long),
+        torch.zeros(0, dtype=DOUBLE)), symmetric=True),
     "sparse-heads-ragged": lambda: SparseCoupling(graph(), leaf(10, 2)),
-    "sparse-symmetric":
-        lambda: SparseCoupling(Graph(4, torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 3]])),
-            torch.tensor([0.5, 0.5, 2, 2, 1], dtype=DOUBLE), symmetric=True, nonnegative=True),
-    "sparse-row-stochastic":
-        lambda: SparseCoupling(Graph(3, torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])),
-            torch.tensor([1, 0.25, 1, 0.75], dtype=DOUBLE), row_stochastic=True, nonnegative=True),
+    "sparse-symmetric": lambda: SparseCoupling(Graph(4, torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 3]])),
+        torch.tensor([0.5, 0.5, 2, 2, 1], dtype=DOUBLE), symmetric=True, nonnegative=True),
+    "sparse-row-stochastic": lambda: SparseCoupling(Graph(3, torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])),
+        torch.tensor([1, 0.25, 1, 0.75], dtype=DOUBLE), row_stochastic=True, nonnegative=True),
     "sparse-float32": lambda: SparseCoupling(graph(), leaf(10, 2, dtype=SINGLE)),
-    "low-rank": lambda: LowRankCoupling(*features(1)),
-    "low-rank-heads": lambda: LowRankCoupling(*features(2)),
+    "low-rank": lambda: LowRankCoupling(*features(1)), "low-rank-heads": lambda: LowRankCoupling(*features(2)),
     "low-rank-ragged": lambda: LowRankCoupling(*features(2), PTR),
     "linear-attention": lambda: LinearAttentionCoupling(*features(2, positive=True), PTR, nonnegative=True),
     "linear-attention-difformer":
@@ -123,12 +117,10 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "linear-attention-one-graph": lambda: LinearAttentionCoupling(*features(1), constant=2.0, own=0.5, unit=True),
     "linear-attention-float32":
         lambda: LinearAttentionCoupling(*features(2, dtype=SINGLE), PTR, constant=1.0, unit=True, nonnegative=True),
-    "linear-attention-tied":
-        lambda: LinearAttentionCoupling(*2 * features(2, positive=True)[:1], PTR, constant=0.5, own=0.25,
-            nonnegative=True),
-    "linear-attention-tied-float32":
-        lambda: LinearAttentionCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR, constant=1.0, unit=True,
-            nonnegative=True),
+    "linear-attention-tied": lambda: LinearAttentionCoupling(*2 * features(2, positive=True)[:1], PTR, constant=0.5,
+        own=0.25, nonnegative=True),
+    "linear-attention-tied-float32": lambda: LinearAttentionCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR,
+        constant=1.0, unit=True, nonnegative=True),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(*distance_features(leaf(11, 2, 3)), PTR, symmetric=True),
     "low-rank-float32": lambda: LowRankCoupling(*features(2, dtype=SINGLE), PTR),
@@ -143,28 +135,22 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "pairwise-sigmoid": lambda: PairwiseCoupling(*features(1), score="sigmoid"),
     "pairwise-sigmoid-ragged": lambda: PairwiseCoupling(*features(2), PTR, score="sigmoid"),
     "pairwise-sigmoid-unnormalized": lambda: PairwiseCoupling(*features(2), PTR, score="sigmoid", normalize=False),
-    "pairwise-gaussian": lambda: tied("exp", True),
-    "pairwise-gaussian-symmetric": lambda: tied("exp", False),
+    "pairwise-gaussian": lambda: tied("exp", True), "pairwise-gaussian-symmetric": lambda: tied("exp", False),
     "pairwise-distance-sigmoid": lambda: tied("sigmoid", False),
     "pairwise-float32": lambda: PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
-    "sparse-flow": lambda: flow(1, ptr=None),
-    "sparse-flow-ragged": flow,
+    "sparse-flow": lambda: flow(1, ptr=None), "sparse-flow-ragged": flow,
     "sparse-flow-finite-ragged": lambda: flow(alpha=0.1),
     "sparse-flow-constant-ragged": lambda: SparseFlowCoupling(*features(2), ptr=PTR, lam=0.3, alpha=1.0),
     "sparse-flow-learnable-ragged": lambda: flow(lam=leaf(11, 1, positive=True), alpha=leaf(2, positive=True)),
-    "sparse-flow-softmax-ragged": lambda: flow(lam=0.0),
-    "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
-    "sparse-flow-stored-ragged": lambda: flow().to_sparse(),
-    "sparse-flow-float32": lambda: flow(dtype=SINGLE),
+    "sparse-flow-softmax-ragged": lambda: flow(lam=0.0), "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
+    "sparse-flow-stored-ragged": lambda: flow().to_sparse(), "sparse-flow-float32": lambda: flow(dtype=SINGLE),
     "reweighted-ragged":
         lambda: ReweightedCoupling(LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)),
     "reweighted-rows": lambda: ReweightedCoupling(PairwiseCoupling(*features(1)), leaf(11, 3)),
-    "reweighted-columns-ragged":
-        lambda: ReweightedCoupling(SparseCoupling(graph(True), nonnegative=True), None, leaf(11, 2, positive=True),
-            nonnegative=True),
-    "reweighted-symmetric":
-        lambda: ReweightedCoupling(UniformCoupling(11, PTR, dtype=DOUBLE), *2 * [leaf(11, 2, positive=True)],
-            symmetric=True, nonnegative=True),
+    "reweighted-columns-ragged": lambda: ReweightedCoupling(SparseCoupling(graph(True), nonnegative=True), None,
+        leaf(11, 2, positive=True), nonnegative=True),
+    "reweighted-symmetric": lambda: ReweightedCoupling(UniformCoupling(11, PTR, dtype=DOUBLE),
+        *2 * [leaf(11, 2, positive=True)], symmetric=True, nonnegative=True),
     "reweighted-float32":
         lambda: ReweightedCoupling(LowRankCoupling(*features(2, dtype=SINGLE), PTR), leaf(11, 2, dtype=SINGLE)),
     "row-normalized-ragged":
@@ -174,18 +160,15 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
             *2 * [silent()]) * 0.5 + 2.0 * SparseCoupling(mutual_graph(), nonnegative=True)),
     "polynomial-reversible":
         lambda: PolynomialCoupling(row_normalized(SparseCoupling(mutual_graph(), nonnegative=True)), leaf(2)),
-    "row-normalized-sum":
-        lambda: row_normalized(IdentityCoupling(11, dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True),
-            PTR)),
+    "row-normalized-sum": lambda: row_normalized(IdentityCoupling(11,
+        dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)),
     "symmetric-pairwise-ragged": lambda: symmetric_normalized(tied("sigmoid", False)),
     "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(tied("exp", False), diagonal=False),
     "symmetric-low-rank-off-diagonal-ragged": lambda: symmetric_normalized(symmetric_positive(), diagonal=False),
-    "symmetric-sum-off-diagonal":
-        lambda: symmetric_normalized(0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True),
-            diagonal=False),
-    "symmetric-float32":
-        lambda: symmetric_normalized(PairwiseCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR, normalize=False,
-            symmetric=True), diagonal=False),
+    "symmetric-sum-off-diagonal": lambda: symmetric_normalized(0.5 * tied("exp", False) + SparseCoupling(graph(True),
+        nonnegative=True), diagonal=False),
+    "symmetric-float32": lambda: symmetric_normalized(PairwiseCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR,
+        normalize=False, symmetric=True), diagonal=False),
     "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=DOUBLE)),
     "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
     "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
@@ -195,13 +178,11 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
     "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
     "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
-    "polynomial-by-head-ragged":
-        lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(2, 3, positive=True),
-            nonnegative=True),
+    "polynomial-by-head-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True),
+        leaf(2, 3, positive=True), nonnegative=True),
     "polynomial-symmetric": lambda: PolynomialCoupling(symmetric_low_rank(), leaf(2, 2)),
-    "polynomial-float32":
-        lambda: PolynomialCoupling(PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
-            torch.tensor([0.5, 0.25], dtype=DOUBLE)),
+    "polynomial-float32": lambda: PolynomialCoupling(PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
+        torch.tensor([0.5, 0.25], dtype=DOUBLE)),
     **{
         f"neumann-{boundary}-ragged": partial(NeumannCoupling, 11, leaf(2, 2), (1, 3), boundary, PTR)
         for boundary in ("symmetric", "replicate", "drop", "periodic", "causal")
@@ -220,14 +201,12 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "scaled-by-head": lambda: leaf(2) * PairwiseCoupling(*features(2), PTR),
     "scaled-positive": lambda: ScaledCoupling(leaf(2, positive=True), tied("exp", False), nonnegative=True),
     "simple-on-sphere-ragged": lambda: SimplePenalty().coupling(leaf(11, 2, 3), PTR, constraint=Sphere()),
-    "certified-ragged":
-        lambda: (ScaledCoupling(leaf(positive=True), GaussianPenalty().coupling(leaf(11, 2, 3), PTR),
-            nonnegative=True) + 0.5 * SparseCoupling(graph(True).to_undirected(), nonnegative=True)),
+    "certified-ragged": lambda: (ScaledCoupling(leaf(positive=True), GaussianPenalty().coupling(leaf(11, 2, 3), PTR),
+        nonnegative=True) + 0.5 * SparseCoupling(graph(True).to_undirected(), nonnegative=True)),
     "sum-of-halves": lambda: (0.5 * PairwiseCoupling(*features(2), PTR) + 0.5 * UniformCoupling(11, PTR, dtype=DOUBLE)),
     "sum-with-graph": lambda: 0.5 * LowRankCoupling(*features(2), PTR) + 0.5 * SparseCoupling(graph(True)),
-    "sum-nested":
-        lambda: ((IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(),
-            leaf(10, 2))) * 0.5 + LowRankCoupling(*features(1))),
+    "sum-nested": lambda: ((IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(),
+        leaf(10, 2))) * 0.5 + LowRankCoupling(*features(1))),
 }  # fmt: skip
 
 
@@ -241,7 +220,6 @@ def listed_classes(builders: dict[str, Callable[[], object]]) -> set[type]:
 
 
 def public_subclasses(package: ModuleType, base: type) -> set[type]:
-    """The concrete classes that the package exports."""
     exported = [getattr(package, name) for name in package.__all__]
     classes = {value for value in exported if inspect.isclass(value) and issubclass(value, base)}
     return {value for value in classes if not inspect.isabstract(value)}
@@ -275,10 +253,6 @@ TAKEN = {f"{kind}-default" for kind in KINDS} | {f"{kind}-{name}" for kind, name
 LEFT_OUT = {f"{kind}-{name}" for kind in KINDS for name in ALL_PAIR} - TAKEN
 DIRECTIONS_AND_LOOPS = (("directed", "keep"), ("undirected", "remaining"), ("pyg", "add"), ("directed", "remove"))
 FROBENIUS = {"duplicated nodes": "the Frobenius norm grows with the number of nodes (ERRATA D1)"}
-
-
-def learnable_half() -> Diffusivity:
-    return torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64)) * SimpleDiffusivity()
 
 
 class Tail(torch.nn.Module):
@@ -383,7 +357,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         lambda: SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=Ball(100.0)),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
     "scaled-positive": lambda: Positive(2.0) * SimpleDiffusivity(heads=2, row_stochastic=False),
-    "scaled-learnable": learnable_half,
+    "scaled-learnable": lambda: torch.nn.Parameter(torch.tensor(0.5, dtype=DOUBLE)) * SimpleDiffusivity(),
     "scaled-by-head": lambda: torch.tensor([0.5, 2.0]) * SimpleDiffusivity(heads=2),
     "augmented-sum": lambda: GraphAugmentedDiffusivity(SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("sym")),
     "enhanced": lambda: AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(6, heads=2), gamma=0.5),
@@ -437,11 +411,6 @@ def source(x: Tensor) -> dict[str, Tensor]:
     return {"source": 1 - x.cos()}
 
 
-def features_of(x: Tensor) -> dict[str, Tensor]:
-    """Features for a diffusivity to read, likewise."""
-    return {"features": 1 - x.cos()}
-
-
 def mlp(channels: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(channels, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
 
@@ -463,7 +432,6 @@ class AsConv(torch.nn.Module):
 
 
 def certified(constraint: str | None) -> DiffusionConv:
-    """Attention and graph in one certified step."""
     attention = Positive(0.5) * GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
     graph_term = Positive(2.0) * AdjacencyDiffusivity("sym", direction="undirected")
     step = CertifiedStep(Positive(1.0), constraint=constraint)
@@ -496,9 +464,8 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         lambda: DiffusionConv(4, 2, SimpleDiffusivity(heads=2), heads=2, transform=False, concat=True),
     "generic-keep-state": lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"),
     "generic-reads-values": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"),
-    "generic-reads-features":
-        (lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"),
-            {"extra": features_of}),
+    "generic-reads-features": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"),
+        reads="features"), {"extra": lambda x: {"features": 1 - x.cos()}}),
     "generic-steps": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3),
     "generic-dropout": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5),
     "generic-residual": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")),
@@ -510,15 +477,12 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-heat": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), HeatKernel(1.0)),
     "generic-trapezoidal":
         lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), CrankNicolson(2.0)),
-    "generic-backtracking":
-        lambda: DiffusionConv(4, 4, SigmoidDiffusivity(normalize=None, measure="distance"),
-            Backtracking(SigmoidPenalty(), 8.0), bias=False),
-    "generic-momentum":
-        lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"),
-            MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)),
-    "generic-positions":
-        (lambda: DiffusionConv(4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False, bias=False),
-            {"edges": False}),
+    "generic-backtracking": lambda: DiffusionConv(4, 4, SigmoidDiffusivity(normalize=None, measure="distance"),
+        Backtracking(SigmoidPenalty(), 8.0), bias=False),
+    "generic-momentum": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"),
+        MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)),
+    "generic-positions": (lambda: DiffusionConv(4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False,
+        bias=False), {"edges": False}),
     "generic-equilibrium":
         lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), Equilibrium(leak=0.5)),
     **{
@@ -537,9 +501,8 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "difformer-conv-softmax": lambda: DIFFormerConv(4, 4, kernel="softmax", self_loops="keep", tau=0.2),
     "difformer-conv-gaussian": lambda: DIFFormerConv(4, 4, kernel="gaussian", normalize=None, transform=False),
     "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1), {"extra": source}),
-    "difformer-conv-released":
-        lambda: DIFFormerConv(4, 4, 2, projection="separate", transform=True, qkv_bias=True, graph_weight=0.3,
-            direction="pyg", degrees="count"),
+    "difformer-conv-released": lambda: DIFFormerConv(4, 4, 2, projection="separate", transform=True, qkv_bias=True,
+        graph_weight=0.3, direction="pyg", degrees="count"),
     "sgformer-conv": lambda: SGFormerConv(4, 4),
     "sgformer-conv-no-edges": (lambda: SGFormerConv(4, 4, beta=1.0), {"edges": False}),
     "sgformer-conv-source": (lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True), {"extra": source}),
@@ -558,9 +521,8 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "nodeformer-conv-row": lambda: NodeFormerConv(4, 4, relational_bias="row", normalize="row", num_samples=0),
     "nodeformer-conv-no-bias":
         lambda: NodeFormerConv(4, 2, 2, relational_bias=None, projection=None, tau=1.0, num_features=7, bias=False),
-    "nodeformer-conv-released":
-        lambda: NodeFormerConv(4, 3, 2, relational_bias="sym", hops=2, powers="reach", gate=None, qkv_bias=True,
-            stabilizer=1e-6),
+    "nodeformer-conv-released": lambda: NodeFormerConv(4, 3, 2, relational_bias="sym", hops=2, powers="reach",
+        gate=None, qkv_bias=True, stabilizer=1e-6),
     "sfi-conv": lambda: SFiConv(4, 4, 2),
     "sfi-conv-no-edges": (lambda: SFiConv(4, 4), {"edges": False}),
     "sfi-conv-conserved":
@@ -569,8 +531,7 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         lambda: SFiConv(4, 4, 2, adjacency=False, friction="constant", projection="tied", normalize="row"),
     "sfi-conv-dense": lambda: SFiConv(4, 4, 2, lam=0.0, projection=None, self_loops="add", dropout=0.5),
     "sfi-conv-published-scale": lambda: SFiConv(4, 4, lam_scale="batch_max"),
-    "sfi-conv-hops": lambda: SFiConv(4, 4, 2, hops=2),
-    "gated-gcn": lambda: GatedGCNConv(4),
+    "sfi-conv-hops": lambda: SFiConv(4, 4, 2, hops=2), "gated-gcn": lambda: GatedGCNConv(4),
     "gated-gcn-layer-norm": lambda: GatedGCNConv(4, norm="layer", residual=False, dropout=0.5),
     "gated-gcn-no-norm": lambda: GatedGCNConv(4, norm=None, eps=0.1),
     "gps-block": lambda: GPSBlock(4, GatedGCNConv(4), SFiConv(4, 4, 2, residual=False)),
@@ -582,14 +543,10 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         f"pde-diffusion-{name}": (lambda options=options: AsConv(PDEDiffusion1d(4, **options)), {"edges": False})
         for name, options in SEQUENCES.items()
     },
-    "mlp": lambda: MLPConv(4, 3),
-    "gcn": lambda: GCNConv(4, 3),
-    "gcn-sums": lambda: GCNConv(4, 3, normalize=False),
+    "mlp": lambda: MLPConv(4, 3), "gcn": lambda: GCNConv(4, 3), "gcn-sums": lambda: GCNConv(4, 3, normalize=False),
     "gcn-keep": lambda: GCNConv(4, 3, self_loops="keep", bias=False),
-    "sgc": lambda: SGConv(4, 3, K=3),
-    "gin": lambda: GINConv(4, mlp(4), eps=0.2),
-    "gin-learnable": lambda: GINConv(4, mlp(4), train_eps=True),
-    "gat": lambda: GATConv(4, 3),
+    "sgc": lambda: SGConv(4, 3, K=3), "gin": lambda: GINConv(4, mlp(4), eps=0.2),
+    "gin-learnable": lambda: GINConv(4, mlp(4), train_eps=True), "gat": lambda: GATConv(4, 3),
     "gat-concat": lambda: GATConv(4, 3, 2, negative_slope=0.1),
     "gat-mean": lambda: GATConv(4, 3, 2, concat=False, self_loops="add", bias=False),
     "gat-residual": lambda: GATConv(4, 3, 2, dropout=0.3, residual=True, value_dropout=0.2),
@@ -598,28 +555,22 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "appnp-limit":
         lambda: APPNPConv(4, K=None, diffusivity=SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False))),
     "gcnii": (lambda: GCNIIConv(4, 0.2, theta=0.5, layer=2), {"extra": source}),
-    "gcnii-plain": lambda: GCNIIConv(4),
-    "difformer": lambda: DIFFormer(4, 6, 3),
-    "difformer-published":
-        lambda: DIFFormer(4, 6, 3, heads=2, projection="separate", transform=True, activation="relu", dropout=0.2,
-            tau=0.5, layer_norm=True),
+    "gcnii-plain": lambda: GCNIIConv(4), "difformer": lambda: DIFFormer(4, 6, 3),
+    "difformer-published": lambda: DIFFormer(4, 6, 3, heads=2, projection="separate", transform=True,
+        activation="relu", dropout=0.2, tau=0.5, layer_norm=True),
     "difformer-source": lambda: DIFFormer(4, 6, 3, 3, source=True, leak=0.2, layer_norm=False, graph=None),
     "certified-conv": lambda: CertifiedConv(4),
     "certified-conv-no-edges": (lambda: CertifiedConv(4, heads=2), {"edges": False}),
-    "certified-conv-source":
-        (lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2, projection="tied"),
-            {"extra": source}),
-    "certified-conv-sphere":
-        (lambda: CertifiedConv(4, constraint="sphere", graph=AdjacencyDiffusivity("sum", direction="undirected")),
-            {"extra": source}),
+    "certified-conv-source": (lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2,
+        projection="tied"), {"extra": source}),
+    "certified-conv-sphere": (lambda: CertifiedConv(4, constraint="sphere",
+        graph=AdjacencyDiffusivity("sum", direction="undirected")), {"extra": source}),
     "certified-conv-no-attention": lambda: CertifiedConv(4, penalty=None, constraint=None),
     "certified": lambda: CertifiedDIFFormer(4, 6, 3, 3),
-    "certified-heads":
-        lambda: CertifiedDIFFormer(4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2, projection="tied",
-            dropout=0.2),
-    "certified-inputs":
-        lambda: CertifiedDIFFormer(4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False), graph=False,
-            encoder_layers=1),
+    "certified-heads": lambda: CertifiedDIFFormer(4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2,
+        projection="tied", dropout=0.2),
+    "certified-inputs": lambda: CertifiedDIFFormer(4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False),
+        graph=False, encoder_layers=1),
     "certified-at-rest":
         lambda: CertifiedDIFFormer(4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0),
     "nodeformer": lambda: NodeFormer(4, 6, 3, heads=2),
@@ -631,15 +582,12 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "gnn-jumps": lambda: DiffusionGNN(4, 6, 3, 2, norm="layer", act="elu", jk="cat"),
     "gnn-jumps-gat": lambda: DiffusionGNN(4, 6, 3, 2, conv="gat", heads=2, norm="batch", jk="max"),
     "sgformer": lambda: SGFormer(4, 6, 3),
-    "sgformer-released":
-        lambda: SGFormer(4, 6, 3, heads=2, num_gnn_layers=1, alpha=0.8, beta=0.9, shared_encoder=False, dropout=0.2,
-            gnn_dropout=0.5),
-    "sgformer-pyg":
-        lambda: SGFormer(4, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", dropout_on="state",
-            qkv_bias=True),
+    "sgformer-released": lambda: SGFormer(4, 6, 3, heads=2, num_gnn_layers=1, alpha=0.8, beta=0.9,
+        shared_encoder=False, dropout=0.2, gnn_dropout=0.5),
+    "sgformer-pyg": lambda: SGFormer(4, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
+        dropout_on="state", qkv_bias=True),
     "sgformer-cat": lambda: SGFormer(4, 6, 3, trans_num_layers=2, aggregate="cat", dropout=0.2),
-    "gated-gcn-model": lambda: GatedGCN(4, 6, 3, 2),
-    "gps": lambda: GPS(4, 6, 3, 1, heads=2),
+    "gated-gcn-model": lambda: GatedGCN(4, 6, 3, 2), "gps": lambda: GPS(4, 6, 3, 1, heads=2),
     "gps-attention": lambda: GPS(4, 6, 3, 1, heads=2, local=False, norm="layer", attention={"hops": 1}),
     "dfi-former": lambda: DFiFormer(4, 6, 3, 1, heads=2, dropout=0.1, attention_dropout=0.5),
     "sfi-former": lambda: SFiFormer(4, 6, 3, 2, heads=2),

@@ -1,7 +1,5 @@
 """The three worked examples of CONTRIBUTING run as they stand, are short, and obey the laws."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +43,12 @@ def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
         graph_sum(x, PTR, backend="triton")
 
 
-def test_the_coupling_has_the_entries_that_it_says(scope: dict[str, Any]) -> None:
+def test_the_coupling_and_the_diffusivity_are_what_they_say(scope: dict[str, Any]) -> None:
     a, b = torch.rand(2, 9, 2, dtype=torch.float64)
     coupling = scope["GainCoupling"](a, b, PTR)
     graph = torch.repeat_interleave(torch.arange(4), PTR.diff())
     same = graph[:, None] == graph[None, :]
     torch.testing.assert_close(coupling.to_dense(), torch.einsum("ih,jh->hij", a, b) * same)
-
-
-def test_the_diffusivity_works_in_a_layer(scope: dict[str, Any]) -> None:
     conv = DiffusionConv(6, 4, scope["GainDiffusivity"](6))
     batch = torch.tensor([0, 0, 0, 1, 1])
     x = torch.rand(5, 6)

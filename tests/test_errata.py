@@ -1,26 +1,16 @@
 """Entries of docs/errata.md in numbers: what was printed fails, what stands there instead holds."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, NeumannCoupling
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    GraphAugmentedDiffusivity,
-    SigmoidDiffusivity,
-    SoftmaxDiffusivity,
-)
+from diffusion_mp import *
 from diffusion_mp.diffusivities.fixed import Mix
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features
-from diffusion_mp.energies import Energy, JointEnergy, SigmoidPenalty, SimplePenalty
 from diffusion_mp.energies.spectrum import Form
-from diffusion_mp.graph import Graph
-from diffusion_mp.updates import CertifiedStep, ExplicitEuler
 
 DOUBLE = torch.float64
 PENALTY = SigmoidPenalty()

@@ -1,8 +1,6 @@
 """Bad input is answered by a sentence: which argument, what came, what was expected, before any arithmetic."""
 
 # ruff: noqa: F403, F405 (everything public)
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +12,9 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from diffusion_mp import *
-from diffusion_mp.data import RandomPartitionLoader, knn_graph
+from diffusion_mp.data import knn_graph
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
+from helpers import refuses
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
 
@@ -41,7 +40,6 @@ def ring() -> SparseCoupling:
 CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # the state
     (lambda: conv(torch.rand(2, 4, 3)), ValueError, r"x must have two dimensions.*\[2, 4, 3\]"),
-    (lambda: conv(torch.rand(4)), ValueError, r"x must have two dimensions.*\[4\]"),
     (lambda: conv(torch.ones(4, 3).long()), TypeError, r"x must be floating point.*x\.float\(\)"),
     (lambda: conv([[1.0, 2.0, 3.0]]), TypeError, r"x must be a tensor"),
     (lambda: conv(torch.rand(4, 5)), ValueError, r"x must have 3 channels.*\[4, 5\]"),
@@ -53,10 +51,8 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # the edges
     (lambda: conv(X, EDGES.float()), TypeError, r"edge_index must hold integers.*\.long\(\)"),
     (lambda: conv(X, EDGES.T), ValueError, r"edge_index must be \[2, num_edges\].*transposed"),
-    (lambda: conv(X, EDGES[0]), ValueError, r"edge_index must be \[2, num_edges\]"),
     (lambda: conv(X, [[0], [1]]), TypeError, r"edge_index must be a tensor"),
     (lambda: conv(X, EDGES + 1), ValueError, r"edge_index must lie in \[0, 3\].*from 1 to 4"),
-    (lambda: conv(X, EDGES - 1), ValueError, r"edge_index must lie in \[0, 3\].*from -1 to 2"),
     (lambda: conv(X[:0], EDGES), ValueError, r"edge_index must lie in.*0 nodes"),
     (lambda: conv(X, None), ValueError, r"AdjacencyDiffusivity works on observed edges"),
     (lambda: conv(X, Graph(5, EDGES)), ValueError, r"x has 4 rows, but the graph has 5 nodes"),
@@ -107,14 +103,8 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: DIFFormer(3, 4, 2, graph="max"), ValueError, r"graph must be one of.*'max'"),
     (lambda: DIFFormer(3, 4, 2, activation="gelu"), ValueError, r"activation must be one of"),
     (lambda: DiffusionGNN(3, 4, 2, conv="sage"), ValueError, r"conv must be one of.*'sage'"),
-    (lambda: DiffusionGNN(3, 4, 2, task=np.array(["node", "link"])),
-     ValueError, r"task must be one of 'node', 'graph', 'link'; got a <U4 array of shape \[2\]"),
     (lambda: PDETransformer([7], 8, 2, max_length=5, task="retrieve")(EDGES, other=EDGES + 7),
      ValueError, r"column 0 of other must lie in 0\.\.6"),
-    (lambda: PDEDiffusion1d(3)(X.unsqueeze(0), key_padding_mask=torch.ones(1, 9) > 0),
-     ValueError, r"key_padding_mask must be \[1, 4\], one entry per position of x"),
-    (lambda: DiffusionGNN(3, 4, 2, num_layers=1, norm="group"),
-     ValueError, r"norm must be one of 'batch', 'layer', None; got 'group'"),
     (lambda: EdgeDiffusivity("huber"), ValueError, r"huber"),
     (lambda: PairwiseCoupling(V, V, score="relu"), ValueError, r"score.*relu"),
     (lambda: SimpleDiffusivity(5, heads=2), ValueError, r"heads must divide.*2 heads, 5"),
@@ -137,19 +127,13 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: SGFormer(3, 4, 2, gnn="sage"), ValueError, r"gnn must be one of"),
     (lambda: ExplicitEuler(-0.5), ValueError, r"tau must be finite and > 0; got -0\.5"),
     (lambda: DIFFormer(3, 4, 2, tau=0.0), ValueError, r"tau must be finite and > 0; got 0"),
-    (lambda: ImplicitEuler(float("inf")), ValueError, r"tau must be finite and > 0; got inf"),
     (lambda: DiffusionConv(3, 3, SimpleDiffusivity(), validate=True)(torch.full((4, 3), float("nan"))),
      ValueError, r"x must be finite; 12 of its 12 entries"),
-    (lambda: ExplicitEuler(float("nan")), ValueError, r"tau must be finite and > 0; got nan"),
-    (lambda: ExplicitEuler("half"), TypeError, r"tau must be a number; got 'half'"),
-    (lambda: ExplicitEuler(0.5, leak=-1.0), ValueError, r"leak must be finite and >= 0; got -1"),
     (lambda: DIFFormer(3, 4, 2, dropout=1.0), ValueError, r"dropout must be a probability.*1\.0"),
     (lambda: APPNPConv(3, alpha=1.0), ValueError, r"alpha must lie in \[0, 1\)"),
     (lambda: GCNIIConv(3, theta=0.5), ValueError, r"theta and layer go together"),
     (lambda: NodeFormerConv(3, 0), ValueError, r"out_channels must be at least 1; got 0"),
     (lambda: NodeFormerConv(None, 3), TypeError, r"in_channels must be an integer; got None"),
-    (lambda: GPS(3, 6, 2, heads=4),
-     ValueError, r"heads must divide hidden_channels; got 4 heads, 6 channels.*attention=\{'head_channels'"),
     (lambda: GPS(3, 4, 2, pe_channels=True), TypeError, r"pe_channels must be an integer; got True"),
     (lambda: GPS(3, 4, 2, attention_dropout=2.0), ValueError, r"attention_dropout must be a probability"),
     (lambda: PDETransformer("a", 8, 2, max_length=5), TypeError, r"in_channels must be an integer; got 'a'"),
@@ -162,7 +146,6 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: DiffusionConv(3, 3, nn.Linear(3, 3)), TypeError, r"diffusivity must be a Diff"),
     (lambda: DiffusionConv(3, 3, SimpleDiffusivity(), nn.Linear(3, 3)), TypeError, r"update must be a StateUpdate"),
     (lambda: SimpleDiffusivity() + 1, TypeError, r"only be added to a diffusivity; got 1"),
-    (lambda: IdentityCoupling(3) + 1, TypeError, r"only be added to a coupling; got 1"),
     (lambda: AdjacencyDiffusivity("row", zero_degree="error")(X, Graph(4, EDGES)),
      ValueError, r"1 nodes? of the graph ha.*degree zero"),
     # couplings
@@ -191,7 +174,6 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # what an update or a theorem needs of a coupling
     (lambda: ImplicitEuler(1.0)(V, skewed()),
      CouplingMismatchError, r"ImplicitEuler needs a reversible coupling.*got a SparseCoupling"),
-    (lambda: HeatKernel(1.0)(V, skewed()), CouplingMismatchError, r"HeatKernel needs a reversible coupling"),
     (lambda: Equilibrium()(V, ring(), source=V), SingularSystemError, r"leak"),
     (lambda: ExplicitEuler(0.5, beta=1.0)(V, ring()), ValueError, r"beta=1 weighs a source"),
     (lambda: Backtracking(lambda x: x.sum())(V, ring(), source=V), ValueError, r"Backtracking has no source term"),
@@ -201,8 +183,6 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ExplicitEuler(0.5)(X, ring(), X.to_sparse()), TypeError, r"values must be a dense tensor"),
     (lambda: ExplicitEuler(0.5, beta=1.0)(X, ring(), source=X.to_sparse()),
      TypeError, r"source must be a dense tensor"),
-    (lambda: ExplicitEuler(0.5)(X[:, :2], LowRankCoupling(torch.rand(4, 2, 3), torch.rand(4, 2, 3)), X),
-     ValueError, r"2 heads must divide the channels of values; got .*\[4, 3\]"),
     (lambda: fixed_point(lambda z: torch.cat([z, z]), X),
      ValueError, r"step\(z\) must be like z, a float32 tensor of shape \[4, 3\]; got .*\[8, 3\]"),
     (lambda: fixed_point(lambda z: "z", X), TypeError, r"step\(z\) must be a tensor of the shape of z; got 'z'"),
@@ -213,9 +193,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
      TypeError, r"energy\(z\) must be one number; got .*\[4, 3\]"),
     (lambda: fixed_point(torch.cos, X, total=1.0),
      TypeError, r"total must be a function, a sum over all rows; got 1\.0"),
-    (lambda: ExplicitEuler(0.5, beta=1.0)(V, ring(), source=V[..., :2]), ValueError, r"source must match the state"),
     (lambda: Energy("quadratic", coupling=ring())(torch.rand(5, 3)), ValueError, r"coupling must have 5 nodes"),
-    (lambda: certify(X, X, 0.5), TypeError, r"subject must be a Coupling"),
     # kinds, dtypes and devices, the same sentences everywhere
     (lambda: conv(X.double()),
      TypeError, r"x must be float32, as the parameters of GCNConv are; got a float64 tensor.*x\.to\(torch\.float32\)"),
@@ -267,8 +245,6 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
      TypeError, r"pe must be what LaplacianEncoder reads: eigenvectors must be float32"),
     (lambda: GPS(3, 4, 2, pe_channels=2)(X, EDGES, pe=(X, X[:, :2])),
      ValueError, r"pe must be what LaplacianEncoder reads: eigenvalues must have the shape"),
-    (lambda: RandomPartitionLoader(Data(x=X, edge_index=EDGES), num_parts=9),
-     ValueError, r"num_parts must leave every part a node; got 9 parts of 4 nodes"),
     (lambda: float("nan") * IdentityCoupling(3), ValueError, r"scale must be a finite number; got nan"),
     # labels
     (lambda: LabelPropagation()(torch.rand(4), EDGES), TypeError, r"y must hold class labels"),
@@ -277,32 +253,29 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "kind", "sentence"), CASES)
-def test_bad_input(call: Callable[[], Any], kind: type[Exception], sentence: str) -> None:
-    with pytest.raises(kind, match=sentence):
-        call()
+test_bad_input = refuses(*CASES)
 
 
-def test_an_empty_graph_is_not_an_error() -> None:
+def test_what_is_not_an_error() -> None:
     no_edges = torch.zeros(2, 0, dtype=torch.long)
     assert DIFFormer(3, 4, 2)(X[:0]).shape == (0, 2)
     assert GCNConv(3, 2)(X[:0], no_edges).shape == (0, 2)
     assert GCNConv(3, 2)(X, no_edges).shape == (4, 2)
-
-
-def test_an_asymmetric_step_gets_no_certificate() -> None:
-    certificate = certify(skewed(), X, 0.5)
-    assert not certificate
-    assert "not symmetric" in certificate.reason
-
-
-def test_lists_and_arrays_beside_the_state_are_taken() -> None:
     layer = GCNConv(3, 2)
     as_tensors = layer(X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0]))
     for weight, batch in (([1.0, 0.5, 2.0], [0, 0, 0, 0]), (np.array([1, 0.5, 2]), np.zeros(4, np.int32))):
         assert torch.equal(layer(X, EDGES, weight, batch), as_tensors)
     assert ring().at([[0, 1], [1, 0]]).tolist() == ring().at(torch.tensor([[0, 1], [1, 0]])).tolist()
     assert Graph(np.int64(4), ptr=[0, 1, 4]).num_graphs == 2
+    edges = EdgeIndex(EDGES, sparse_size=(4, 4))
+    assert type(Graph(4, edges).edge_index) is Tensor
+    assert ring().at(edges).shape == (3, 1)
+
+
+def test_an_asymmetric_step_gets_no_certificate() -> None:
+    certificate = certify(skewed(), X, 0.5)
+    assert not certificate
+    assert "not symmetric" in certificate.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
@@ -315,9 +288,3 @@ def test_narrow_indices_do_not_overflow(dtype: torch.dtype) -> None:
     assert torch.equal(narrow.within(1).edges, wide.within(1).edges)
     assert narrow.within(1).edges.min() >= 0
     assert torch.equal(SparseCoupling(narrow).at(edges.to(dtype)), SparseCoupling(wide).at(edges))
-
-
-def test_an_edge_index_of_pyg_is_a_plain_tensor_inside() -> None:
-    edges = EdgeIndex(EDGES, sparse_size=(4, 4))
-    assert type(Graph(4, edges).edge_index) is Tensor
-    assert ring().at(edges).shape == (3, 1)

@@ -1,7 +1,5 @@
 """A core installation: the library is imported without extras and experiments, and whatever needs them says so."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -62,11 +60,8 @@ def test_an_example_says_what_to_install_and_fails(without_extras, example):
     assert written.count("\n") == 1
 
 
-def test_an_example_that_needs_none_starts(without_extras):
+def test_what_needs_none_starts_and_says_nothing(without_extras):
     assert without_extras["examples"]["custom_layer.py"][0] == 0
-
-
-def test_nothing_is_said_where_nothing_is_missing():
     with needed_by("This test", "diffusion-mp[test]"):
         import json  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'nothing'"), needed_by("This test", "diffusion-mp[test]"):

@@ -1,7 +1,5 @@
 """The lowest versions that are allowed are those that `.ci/floors` tries."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from itertools import chain
@@ -46,13 +44,10 @@ def test_the_floor_is_the_version_that_is_tried(package):
     assert tried.release[:2] == (*floor.release, 0)[:2]
 
 
-def test_nothing_else_is_pinned():
+def test_nothing_else_is_pinned_and_shapes_of_any_rank_are_text():
     assert pinned("constraints-floor.txt").keys() == {*floors(), "torch"}
     assert pinned("constraints-floor.txt")["torch"] == pinned("constraints.txt")["torch"]
-
-
-def test_shapes_of_any_rank_are_written_as_text():
-    """jaxtyping reads a bare ellipsis from 0.3.11 on only."""
+    # jaxtyping reads a bare ellipsis from 0.3.11 on only.
     bare = [
         f"{path.relative_to(ROOT)}: {annotation}"
         for folder in ("src", "experiments", "tests")

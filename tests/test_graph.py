@@ -1,7 +1,5 @@
 """`Graph`: what it accepts, what it caches, and its policies."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -28,14 +26,11 @@ def adjacency(graph: Graph) -> Tensor:
     return dense.index_put((graph.edges[1], graph.edges[0]), graph.weights(dense), accumulate=True)
 
 
-def test_degrees_are_weighted_and_directed() -> None:
+def test_degrees_and_self_loop_policies() -> None:
     graph = Graph(4, EDGES, WEIGHT)
     assert graph.degree("in").tolist() == [5, 1, 9, 0]
     assert graph.degree("out").tolist() == [3, 3, 9, 0]
     assert Graph(4, EDGES).degree("in").tolist() == degree(EDGES[1], 4).tolist()
-
-
-def test_self_loop_policies() -> None:
     graph = Graph(4, EDGES, WEIGHT)
     plain = adjacency(graph)
     assert graph.with_self_loops("keep") is graph
@@ -116,7 +111,7 @@ def test_data_with_several_kinds_of_nodes_are_refused_and_taken_when_they_are_on
     assert Graph.from_data(data.to_homogeneous()).edges.tolist() == [[0, 2], [4, 3]]
 
 
-def test_one_graph_is_the_default() -> None:
+def test_one_graph_is_the_default_and_signed_weights_pass_without_validation() -> None:
     graph = Graph(3, EDGES)
     assert graph.is_single
     assert graph.ptr.tolist() == [0, 3]
@@ -124,9 +119,6 @@ def test_one_graph_is_the_default() -> None:
     assert "num_nodes=3" in repr(graph)
     assert Graph(3).num_edges == 0
     assert Graph(3).degree().tolist() == [0, 0, 0]
-
-
-def test_signed_weights_pass_when_validation_is_off() -> None:
     graph = Graph(3, EDGES, -WEIGHT, validate=False)
     assert graph.degree("in").tolist() == [-5, -1, -9]
 
@@ -156,7 +148,7 @@ def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int, seed: in
     assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (plain + plain.T))
 
 
-def test_what_a_graph_keeps_from_inference_mode_serves_training() -> None:
+def test_what_a_graph_keeps_serves_training_and_learned_weights() -> None:
     graph, model = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]])), DIFFormer(3, 4, 2)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -165,6 +157,14 @@ def test_what_a_graph_keeps_from_inference_mode_serves_training() -> None:
     torch.testing.assert_close(got, expected)
     got.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+    weight = torch.ones(4, requires_grad=True)
+    graph = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), weight)
+    assert graph.is_symmetric
+    for _ in range(2):
+        AdjacencyDiffusivity("sym", self_loops="add")(torch.ones(3, 1), graph).degree().sum().backward()
+    with torch.no_grad():
+        weight[0] = 2
+    assert not graph.is_symmetric
 
 
 def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +180,3 @@ def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1
     DIFFormer(3, 4, 2).double()(torch.ones(4, 3, dtype=torch.float64), graph)
     assert len(calls) == 2  # of another precision
-
-
-def test_what_depends_on_learned_weights_is_found_again() -> None:
-    weight = torch.ones(4, requires_grad=True)
-    graph = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), weight)
-    assert graph.is_symmetric
-    for _ in range(2):
-        AdjacencyDiffusivity("sym", self_loops="add")(torch.ones(3, 1), graph).degree().sum().backward()
-    with torch.no_grad():
-        weight[0] = 2
-    assert not graph.is_symmetric

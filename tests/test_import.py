@@ -1,7 +1,5 @@
 """What `import diffusion_mp` does: no warning, nothing that waits for its first use is loaded, and no experiment."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from graphlib import TopologicalSorter
@@ -66,7 +64,6 @@ MODULES = {
 
 
 def imported(module: str, *, anywhere: bool) -> set[str]:
-    """The modules that a module imports, ``anywhere`` or at its top."""
     tree, found = ast.parse(MODULES[module].read_text()), set()
     for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):

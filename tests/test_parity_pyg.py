@@ -1,7 +1,5 @@
 """Values and gradients of PyG's layers, by choosing a diffusivity and an update only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +74,6 @@ def inputs(x: Tensor, weight: Tensor | None) -> list[Tensor]:
 
 
 def gcn_like(steps: int = 1) -> DiffusionConv:
-    """GCN from its parts, with no class of its own."""
     diffusivity = AdjacencyDiffusivity("sym", self_loops="remaining", direction="pyg")
     return DiffusionConv(C, 4, diffusivity, ExplicitEuler(1.0, "residual"), steps=steps).double()
 

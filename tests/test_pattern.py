@@ -1,7 +1,5 @@
 """`Pattern`: edges by their ends, in one counting pass, in narrow indices, and not moved where they stand right."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -31,12 +29,9 @@ def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ord
         assert torch.equal(got.long(), want)
 
 
-def test_compressing_passes_opcheck() -> None:
+def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist() -> None:
     node, opposite = torch.randint(9, (2, 20), generator=torch.Generator().manual_seed(0))
     torch.library.opcheck(torch.ops.diffusion_mp.compress.default, (node, opposite, 9))
-
-
-def test_nodes_that_do_not_exist_are_refused_before_anything_is_counted() -> None:
     graph = Graph(3, torch.tensor([[0, 5, 1], [-1, 0, 2]]), validate=False)
     for compressed in (graph.csr, graph.csc):
         with pytest.raises(ValueError, match=r"edge_index must lie in \[0, 2\] for 3 nodes"):

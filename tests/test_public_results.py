@@ -1,7 +1,5 @@
 """Public names that others return, or that stand for a kind: each is what its docstring says."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest
@@ -21,10 +19,7 @@ from diffusion_mp.kernels.sparse_flow import RowPotentials, RowTerms, entries, l
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.testing import TOLERANCES, Tolerance, tolerance
 from diffusion_mp.updates import LaplacianUpdate, StateUpdate, teleport, teleport_limit
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import randn
 
 
 @pytest.fixture
@@ -34,17 +29,14 @@ def ring() -> Graph:
     return Graph(5, torch.cat([edges, edges.flip(0)], 1))
 
 
-def test_teleport_is_a_step_of_appnp_and_its_limit_where_they_end(ring):
-    x, h = draw(5, 3, seed=1), draw(5, 3, seed=2)
+def test_updates_through_a_laplacian_and_teleports(ring):
+    x, h = randn(5, 3, seed=1), randn(5, 3, seed=2)
     S = AdjacencyDiffusivity("sym")(x, ring)
     dense, alpha = S.to_dense()[0], 0.2
     assert_close(teleport(alpha)(x, S, source=h), (1 - alpha) * dense @ x + alpha * h)
     limit = alpha * torch.linalg.solve(torch.eye(5, dtype=torch.float64) - (1 - alpha) * dense, h)
     assert_close(teleport_limit(alpha)(x, S, source=h), limit)
-
-
-def test_updates_through_a_laplacian_take_both_forms():
-    x, uniform = draw(5, 3), UniformCoupling(5, normalize=False, dtype=torch.float64)
+    x, uniform = randn(5, 3), UniformCoupling(5, normalize=False, dtype=torch.float64)
     found = [update for name in all_updates.__all__ if isinstance(update := getattr(all_updates, name), type)]
     kinds = {update.__name__ for update in found if issubclass(update, LaplacianUpdate)}
     assert kinds >= {"ExplicitEuler", "ImplicitEuler", "CrankNicolson", "Equilibrium", "HeatKernel"}
@@ -54,18 +46,15 @@ def test_updates_through_a_laplacian_take_both_forms():
     assert_close(residual, x - 0.1 * (x - x.sum(0)))
 
 
-def test_the_algebra_makes_sums_and_multiples(ring):
-    x = draw(5, 3)
+def test_the_algebra_of_diffusivities_and_a_friction_of_its_own(ring):
+    x = randn(5, 3)
     mixed = 0.25 * SimpleDiffusivity() + AdjacencyDiffusivity("row")
     assert isinstance(mixed, SumDiffusivity)
     assert isinstance(0.25 * SimpleDiffusivity(), ScaledDiffusivity)
     parts = 0.25 * SimpleDiffusivity()(x).to_dense() + AdjacencyDiffusivity("row")(x, ring).to_dense()
     assert_close(mixed(x, ring).to_dense(), parts)
-
-
-def test_friction_is_an_attention_of_its_own(ring):
     friction = FrictionAttention(3, heads=2, head_channels=4).double()
-    x = draw(5, 3)
+    x = randn(5, 3)
     query, key = friction(x, ring)
     assert_close(query / friction.scale, friction.query(x).unflatten(1, (2, 4)))
     keys = friction.key(x).unflatten(1, (2, 4))
@@ -73,7 +62,7 @@ def test_friction_is_an_attention_of_its_own(ring):
 
 
 def test_solved_rows_have_entries_that_exist_in_logarithms_too():
-    q, k, fq, fk = (0.5 * draw(6, 1, 3, seed=seed) for seed in range(4))
+    q, k, fq, fk = (0.5 * randn(6, 1, 3, seed=seed) for seed in range(4))
     lam, leak = torch.full((2, 6, 1), 0.5, dtype=torch.float64)
     solved = sparse_flow_potentials(q, k, fq, fk, lam, leak)
     assert isinstance(solved, RowPotentials)
@@ -85,32 +74,13 @@ def test_solved_rows_have_entries_that_exist_in_logarithms_too():
     assert (flow >= 0).all()
 
 
-def test_halves_of_log_linear_attention_make_the_whole():
-    log_q, log_k, shift, v = draw(6, 1, 4), draw(6, 1, 4, seed=1), draw(6, 1, 1, seed=2), draw(6, 1, 3, seed=3)
+def test_small_functions_and_halves_of_kernels():
+    log_q, log_k, shift, v = randn(6, 1, 4), randn(6, 1, 4, seed=1), randn(6, 1, 1, seed=2), randn(6, 1, 3, seed=3)
     sums = Pooled(*log_linear_pool(Senders(log_k, shift, v)))
     found = log_linear_read(Receivers(log_q, None), sums).values
     weight = torch.einsum("ihf,jhf->hij", log_q.exp(), (log_k + shift).exp())
     assert_close(found, torch.einsum("hij,jhd->ihd", weight / weight.sum(2, keepdim=True), v))
-
-
-def test_what_certificates_and_measurements_are(ring):
-    x = draw(5, 3)
-    S = AdjacencyDiffusivity("sym")(x, ring)
-    certificate, bounds = certify(S, tau=0.5, form="residual"), energy_bounds(S, tau=0.5)
-    assert isinstance(certificate, Certificate)
-    assert certificate
-    assert certificate.lam == pytest.approx(0.5 / (2 - 0.5 * certificate.eigenvalue) / 2)
-    assert isinstance(bounds, EnergyBounds)
-    assert 0 <= bounds.lower <= bounds.upper
-    floor = smoothing_floor(SigmoidPenalty().coupling(x), x, x, leak=0.5)
-    assert isinstance(floor, SmoothingFloor)
-    found = commutator(PDEDiffusion1d(3).double(), torch.nn.Identity(), draw(2, 6, 3))
-    assert isinstance(found, Commutator)
-    assert found.exact == pytest.approx(0)  # the identity commutes with everything
-
-
-def test_small_functions_of_kernels():
-    x = draw(4, 2, 3)
+    x = randn(4, 2, 3)
     assert_close(log_score(x, "sigmoid"), x.sigmoid().log())
     query, key = with_constant(x, 2.0), with_constant(x, 3.0)
     assert_close((query * key).sum(2), (x * x).sum(2) + 6)
@@ -122,7 +92,20 @@ def test_small_functions_of_kernels():
     assert all(isinstance(found, Tolerance) for row in TOLERANCES.values() for found in row.values())
 
 
-def test_the_estimates_of_a_perturbation_are_products_and_a_state_of_zero_is_smooth():
+def test_what_certificates_and_measurements_are(ring):
+    x = randn(5, 3)
+    S = AdjacencyDiffusivity("sym")(x, ring)
+    certificate, bounds = certify(S, tau=0.5, form="residual"), energy_bounds(S, tau=0.5)
+    assert isinstance(certificate, Certificate)
+    assert certificate
+    assert certificate.lam == pytest.approx(0.5 / (2 - 0.5 * certificate.eigenvalue) / 2)
+    assert isinstance(bounds, EnergyBounds)
+    assert 0 <= bounds.lower <= bounds.upper
+    floor = smoothing_floor(SigmoidPenalty().coupling(x), x, x, leak=0.5)
+    assert isinstance(floor, SmoothingFloor)
+    found = commutator(PDEDiffusion1d(3).double(), torch.nn.Identity(), randn(2, 6, 3))
+    assert isinstance(found, Commutator)
+    assert found.exact == pytest.approx(0)  # the identity commutes with everything
     found = Perturbation(truth=1.0, lipschitz=2.0, step=3.0, step_bound=4.0, roughness=5.0, size=2.0)
     assert (found.estimate, found.roughness_estimate, found.relative_roughness) == (6.0, 8.0, 1.25)
     unknown = Perturbation(truth=0.0, lipschitz=2.0, step=0.0, step_bound=None, roughness=0.0, size=0.0)

@@ -1,7 +1,5 @@
 """Layers under what torch wraps around them: activation checkpointing and ``torch.func``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -20,12 +18,9 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "difformer-s": lambda: DIFFormerConv(4, 4, transform=True),
     "difformer-a": lambda: DIFFormerConv(4, 4, kernel="sigmoid", transform=True),
-    "sgformer": lambda: SGFormerConv(4, 4),
-    "nodeformer": lambda: NodeFormerConv(4, 4, num_samples=0),
-    "sfi": lambda: SFiConv(4, 4, 2),
-    "gcn": lambda: GCNConv(4, 4),
-    "sequence": lambda: PDEDiffusion1d(4),
-}
+    "sgformer": lambda: SGFormerConv(4, 4), "nodeformer": lambda: NodeFormerConv(4, 4, num_samples=0),
+    "sfi": lambda: SFiConv(4, 4, 2), "gcn": lambda: GCNConv(4, 4), "sequence": lambda: PDEDiffusion1d(4),
+}  # fmt: skip
 
 
 @pytest.fixture(params=LAYERS)

@@ -1,7 +1,5 @@
 """Everything public is called once with types and shapes checked, in a process of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from subrun import run_tests

@@ -1,7 +1,5 @@
 """Faults that could once be put into the source without a test that failed: here each of them is noticed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch_geometric.data import Data

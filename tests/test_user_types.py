@@ -1,7 +1,5 @@
 """The types of the library are seen in a program that uses it."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

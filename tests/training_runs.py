@@ -1,7 +1,5 @@
 """What tests of training share: a trainer that writes and prints nothing, and equality of checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,7 +7,6 @@ import torch
 
 
 def quiet_trainer(**options: Any) -> pl.Trainer:
-    """A ``Trainer`` on the CPU."""
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     return pl.Trainer(**{"accelerator": "cpu", **quiet, **options})
 

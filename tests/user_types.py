@@ -1,24 +1,12 @@
 """What a user writes, with the types that a checker sees: mypy reads it in test_user_types.py, and it runs."""
 
+# ruff: noqa: F403, F405 (everything public)
 from typing import assert_type
 
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp import (
-    AdjacencyDiffusivity,
-    Coupling,
-    DiffusionConv,
-    Diffusivity,
-    Energy,
-    ExplicitEuler,
-    Graph,
-    SimpleDiffusivity,
-    auxiliary_loss,
-    certify,
-)
-from diffusion_mp.couplings import LinearAttentionCoupling
-from diffusion_mp.models import DIFFormer
+from diffusion_mp import *
 
 
 class Mine(Diffusivity):

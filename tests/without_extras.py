@@ -3,8 +3,6 @@
 Prints, as JSON, the sentence of every library function that needs one, and the exit status and words of every example.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -49,7 +47,6 @@ def sentence(call: Callable[[], object]) -> str:
 
 
 def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int, str]:
-    """Exit status of an example, and what it wrote."""
     sys.argv, status, written = [name, *arguments], 0, io.StringIO()
     with redirect_stdout(written), redirect_stderr(written):
         try:

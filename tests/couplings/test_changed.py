@@ -1,7 +1,6 @@
 """A coupling in another dtype, on another device or without gradient is the same operator, and keeps nothing alive."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 import gc
 import weakref
 
@@ -9,17 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    Coupling,
-    DenseCoupling,
-    IdentityCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-)
+from diffusion_mp import *
 from diffusion_mp.couplings.base import PROMISES
-from diffusion_mp.energies import FunctionPenalty
-from diffusion_mp.graph import Graph
 from test_conformance import COUPLINGS, PTR, leaf
 
 FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
@@ -80,31 +70,25 @@ def tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
     return [tensor for part in value for tensor in tensors(part)] if isinstance(value, (list, tuple)) else []
 
 
-def test_gradients_flow_through_a_change_of_dtype() -> None:
+def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype() -> None:
     query = leaf(11, 2, 3)
     PairwiseCoupling(query, query, PTR).to(torch.float32).to_dense().square().sum().backward()
     (expected,) = torch.autograd.grad(PairwiseCoupling(query, query, PTR).to_dense().square().sum(), query)
     torch.testing.assert_close(query.grad, expected, rtol=1e-4, atol=1e-5)
-
-
-class Cauchy(torch.nn.Linear):
-    def forward(self, z2: Tensor) -> Tensor:
-        return 1 / (1 + self.weight.square().sum() * z2)
-
-
-def test_learned_scores_are_copied() -> None:
     penalty = FunctionPenalty(Cauchy(1, 1, bias=False, dtype=torch.float64))
     coupling = penalty.coupling(leaf(11, 1, 3))
     assert coupling.to(torch.float32).to_dense().dtype == torch.float32
     assert not coupling.detach().to_dense().requires_grad
     assert all(p.requires_grad and p.dtype == torch.float64 for p in penalty.parameters())
-
-
-def test_a_shared_tensor_stays_shared() -> None:
     query = leaf(11, 2, 3)
     single = LowRankCoupling(query, query, PTR).to(torch.float32)
     assert single.query is single.key  # type: ignore[attr-defined]
     assert single.positive_semidefinite
+
+
+class Cauchy(torch.nn.Linear):
+    def forward(self, z2: Tensor) -> Tensor:
+        return 1 / (1 + self.weight.square().sum() * z2)
 
 
 @pytest.mark.parametrize(

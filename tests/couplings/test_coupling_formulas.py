@@ -1,7 +1,6 @@
 """Each kind of coupling against its formula, written out by hand."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 import warnings
 from collections.abc import Callable
 
@@ -11,28 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    Coupling,
-    DenseCoupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-    UniformCoupling,
-    distance_features,
-)
-from diffusion_mp.graph import Graph
-from diffusion_mp.testing import tolerance
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
-    rtol, atol = tolerance(operation, got.dtype)
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+from diffusion_mp import *
+from diffusion_mp.couplings import distance_features
+from helpers import close, randn
 
 
 def block(ptr: Tensor) -> Tensor:
@@ -43,13 +23,20 @@ def block(ptr: Tensor) -> Tensor:
 PTR = torch.tensor([0, 3, 3, 4, 9])
 
 
-def test_an_edge_from_source_to_target_is_an_entry_of_the_targets_row() -> None:
+def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> None:
     coupling = SparseCoupling(Graph(3, torch.tensor([[0], [2]])), torch.tensor([5.0]))
     assert coupling.to_dense()[0, 2, 0] == 5
     moved = coupling @ torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1)
     assert moved.flatten().tolist() == [0, 0, 5]
     assert coupling.degree().flatten().tolist() == [0, 0, 5]
     assert coupling.at(torch.tensor([[0, 2], [2, 0]])).flatten().tolist() == [5, 0]
+    graph = Graph(2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0]))
+    assert SparseCoupling(graph).to_dense()[0].tolist() == [[0, 0], [0.75, 2]]
+    assert SparseCoupling(graph).at(torch.tensor([[0], [1]])).item() == 0.75
+    graph = Graph(2, torch.tensor([[0, 1], [1, 0]]), torch.tensor([3.0, 4.0]))
+    assert SparseCoupling(graph).to_dense().tolist() == [[[0, 4], [3, 0]]]
+    by_head = SparseCoupling(graph, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert by_head.to_dense().tolist() == [[[0, 3], [1, 0]], [[0, 4], [2, 0]]]
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -61,19 +48,6 @@ def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(head
     square = (x.double().unsqueeze(1) - x.double()).square().sum(2)
     expected = (coupling.to_dense() * square).sum((1, 2))
     torch.testing.assert_close(coupling.to(torch.float32).dirichlet(x).double(), expected, rtol=1e-5, atol=0)
-
-
-def test_parallel_edges_add_up_and_self_loops_stay() -> None:
-    graph = Graph(2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0]))
-    assert SparseCoupling(graph).to_dense()[0].tolist() == [[0, 0], [0.75, 2]]
-    assert SparseCoupling(graph).at(torch.tensor([[0], [1]])).item() == 0.75
-
-
-def test_sparse_weights_default_to_the_graphs_and_may_differ_by_head() -> None:
-    graph = Graph(2, torch.tensor([[0, 1], [1, 0]]), torch.tensor([3.0, 4.0]))
-    assert SparseCoupling(graph).to_dense().tolist() == [[[0, 4], [3, 0]]]
-    by_head = SparseCoupling(graph, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    assert by_head.to_dense().tolist() == [[[0, 3], [1, 0]], [[0, 4], [2, 0]]]
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
@@ -91,25 +65,16 @@ FORMULAS: dict[str, tuple[Callable[..., Coupling], Callable[..., Tensor], bool]]
     "sum": (lambda q, k: UniformCoupling(9, PTR, normalize=False), lambda q, k: torch.ones(1, 9, 9), False),
     "low rank": (lambda q, k: LowRankCoupling(q, k, PTR), scores, False),
     "linear": (lambda q, k: LinearAttentionCoupling(q, k, PTR), scores, True),
-    "DIFFormer-s": (
-        lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=1.0, unit=True),
-        lambda q, k: 1 + cosines(q, k),
-        True,
-    ),
-    "SGFormer": (
-        lambda q, k: LinearAttentionCoupling(q, k, PTR, own=1.0, unit=True),
-        lambda q, k: OWN + cosines(q, k),
-        True,
-    ),
-    "both": (
-        lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=0.3, own=0.7),
-        lambda q, k: 0.3 + 0.7 * OWN + scores(q, k),
-        True,
-    ),
+    "DIFFormer-s": (lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=1.0, unit=True), lambda q,
+        k: 1 + cosines(q, k), True),
+    "SGFormer": (lambda q, k: LinearAttentionCoupling(q, k, PTR, own=1.0, unit=True), lambda q, k: OWN + cosines(q, k),
+        True),
+    "both": (lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=0.3, own=0.7), lambda q,
+        k: 0.3 + 0.7 * OWN + scores(q, k), True),
     "exp": (lambda q, k: PairwiseCoupling(q, k, PTR, normalize=False), lambda q, k: scores(q, k).exp(), False),
     "softmax": (lambda q, k: PairwiseCoupling(q, k, PTR), lambda q, k: scores(q, k).exp(), True),
     "sigmoid": (lambda q, k: PairwiseCoupling(q, k, PTR, "sigmoid"), lambda q, k: scores(q, k).sigmoid(), True),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -1,7 +1,5 @@
 """What Zhang & Zhou prove of I + Σ_k α_k Δ_{h_k}: true with the symmetric extension, false with other boundaries."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

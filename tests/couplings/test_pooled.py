@@ -1,21 +1,13 @@
 """Sums over senders: in one piece and merged from blocks they give the product and all its gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    LinearAttentionCoupling,
-    LogLowRankCoupling,
-    LowRankCoupling,
-    PooledCoupling,
-    UniformCoupling,
-    merged,
-)
+from diffusion_mp import LinearAttentionCoupling, LogLowRankCoupling, LowRankCoupling, PooledCoupling, UniformCoupling
+from diffusion_mp.couplings import merged
 from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.log_linear_attention import blocked as log_blocked
 from diffusion_mp.testing import tolerance
@@ -43,7 +35,6 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def inputs(generator: torch.Generator, scale: float = 1.0) -> list[Tensor]:
-    """q, k, b and v, which require gradients."""
     shapes = [(NODES, 2, 5), (NODES, 2, 5), (NODES, 2, 3), (NODES, 2, 4)]
     drawn = [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [t.requires_grad_() for t in drawn]

@@ -1,7 +1,6 @@
 """Promises of couplings: computed once, on first access, and true."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 import gc
 import weakref
 from collections.abc import Callable
@@ -11,32 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, ExplicitEuler, GINConv, SimpleDiffusivity
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LowRankCoupling,
-    NeumannCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    SumCoupling,
-    UniformCoupling,
-    row_normalized,
-)
+from diffusion_mp import *
+from diffusion_mp.couplings import row_normalized
 from diffusion_mp.couplings.base import PROMISES
-from diffusion_mp.diffusivities import AllPairDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity
-from diffusion_mp.graph import Graph
+from diffusion_mp.diffusivities import AllPairDiffusivity
 from diffusion_mp.testing import check_coupling
+from helpers import randn
 
 PTR = torch.tensor([0, 3, 3, 4, 9])
 PATH = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 class Asked(Coupling):
@@ -151,7 +133,16 @@ def test_couplings_die_with_their_last_reference() -> None:
         gc.enable()
 
 
-def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
+def test_a_sum_is_what_all_of_its_terms_are() -> None:
+    identity, part = IdentityCoupling(9), UniformCoupling(9)
+    part.whole = False  # as one is whose rows lie with several processes
+    for coupling in (identity + part, part + identity):
+        assert not coupling.whole
+    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
+    q = randn(9, 1, 2).abs()
+    one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
+    assert (one + 0.5 * one).metric is not None
+    assert (one + other).metric is None
     q = randn(9, 1, 2)
     batch, single = LowRankCoupling(q, q, PTR), LowRankCoupling(q, q)
     identity = IdentityCoupling(9, dtype=q.dtype)
@@ -174,10 +165,7 @@ def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
     assert torch.equal(NeumannCoupling(9, randn(1, 1), ptr=PTR).ptr, PTR)
 
 
-# ---------------------------------------------------------------- row sums of one
-
-
-def test_a_convex_combination_of_row_stochastic_couplings_is_one() -> None:
+def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic() -> None:
     q = randn(9, 1, 2)
     attention, mean = PairwiseCoupling(q, q), UniformCoupling(9, dtype=q.dtype)
     assert (0.25 * attention + 0.75 * mean).row_stochastic
@@ -185,21 +173,6 @@ def test_a_convex_combination_of_row_stochastic_couplings_is_one() -> None:
     assert (2.0 * attention + -1.0 * mean).row_stochastic
     for other in (attention + mean, SumCoupling([0.5 * mean]), 0.5 * attention, q.new_tensor(1.0) * mean + mean):
         assert not other.row_stochastic
-
-
-def test_a_sum_is_what_all_of_its_terms_are() -> None:
-    identity, part = IdentityCoupling(9), UniformCoupling(9)
-    part.whole = False  # as one is whose rows lie with several processes
-    for coupling in (identity + part, part + identity):
-        assert not coupling.whole
-    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
-    q = randn(9, 1, 2).abs()
-    one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
-    assert (one + 0.5 * one).metric is not None
-    assert (one + other).metric is None
-
-
-def test_half_an_empty_row_and_half_a_full_one_do_not_sum_to_one() -> None:
     edges = Graph(9, PATH)
     rows = row_normalized(SparseCoupling(edges, randn(4).abs(), nonnegative=True))
     assert rows.row_stochastic
@@ -208,9 +181,6 @@ def test_half_an_empty_row_and_half_a_full_one_do_not_sum_to_one() -> None:
     assert mixed.degree()[-1].item() == pytest.approx(0.5)
     assert not mixed.row_stochastic
     check_coupling(mixed)
-
-
-# ---------------------------------------------------------------- positive semi-definite
 
 
 X, Y, R = randn(9, 2, 4, seed=1), randn(9, 2, 4, seed=2), randn(9, 2, seed=3)

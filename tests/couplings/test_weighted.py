@@ -1,38 +1,20 @@
 """Reweighted, symmetrically normalised and projected couplings against dense matrices."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import AdjacencyDiffusivity, CouplingMismatchError, GaussianDiffusivity, Graph, SimpleDiffusivity
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    ProjectedCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    distance_features,
-    row_normalized,
-    symmetric_normalized,
-    without_diagonal,
-)
-from diffusion_mp.diffusivities import SymmetricDiffusivity
-from diffusion_mp.energies import GaussianPenalty
+from diffusion_mp import *
+from diffusion_mp.couplings import distance_features, row_normalized, symmetric_normalized, without_diagonal
 from diffusion_mp.testing import tolerance
+from helpers import randn, refuses
 
 DOUBLE = torch.float64
 N, H = 7, 3
 RTOL, ATOL = tolerance("product", DOUBLE)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
 def low_rank(heads: int) -> LowRankCoupling:
@@ -57,7 +39,7 @@ def test_reweighting_formula(heads: int, sides: str) -> None:
     torch.testing.assert_close(coupling.T.to_dense(), expected.transpose(1, 2), rtol=RTOL, atol=ATOL)
 
 
-def test_row_normalized_leaves_an_empty_row_empty() -> None:
+def test_reweighting_keeps_promises_and_empty_rows() -> None:
     key = torch.ones(3, 1, 1, dtype=DOUBLE)
     query = torch.tensor([2.0, 0.0, 5.0], dtype=DOUBLE).view(3, 1, 1).requires_grad_()
     coupling = row_normalized(LowRankCoupling(query, key, nonnegative=True))
@@ -67,9 +49,6 @@ def test_row_normalized_leaves_an_empty_row_empty() -> None:
     torch.testing.assert_close(degree[:, 0].detach(), torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE))
     (gradient,) = torch.autograd.grad((coupling @ key).sum(), query)
     assert gradient.isfinite().all()
-
-
-def test_reweighting_keeps_the_promises_of_the_caller() -> None:
     coupling: Coupling = IdentityCoupling(N, dtype=DOUBLE)
     weight = randn(N, 1, seed=6)
     plain = ReweightedCoupling(coupling, weight)
@@ -86,15 +65,8 @@ def test_factors_of_another_shape_are_refused(side: str, shape: tuple[int, ...],
         ReweightedCoupling(low_rank(H), **{side: torch.ones(shape)})
 
 
-# ---------------------------------------------------------------- D^-½SD^-½, with and without the diagonal
-
-
 PTR = torch.tensor([0, 6, 6, 7, 13])
 LOOP = torch.tensor([[0, 1, 1, 3, 8, 9, 6], [1, 0, 1, 3, 9, 8, 6]])
-
-
-def positive(generator: torch.Generator, heads: int = 2) -> Tensor:
-    return torch.rand(13, heads, 3, generator=generator, dtype=DOUBLE).requires_grad_()
 
 
 COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
@@ -123,7 +95,7 @@ def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_symmetric_normalisation_is_the_dense_formula(name: str, diagonal: bool, generator: torch.Generator) -> None:
     """Values and gradients; empty rows are zero rows."""
-    x = positive(generator)
+    x = torch.rand(13, 2, 3, generator=generator, dtype=DOUBLE).requires_grad_()
     v = torch.randn(13, 2, 3, generator=generator, dtype=DOUBLE)
     dense = COUPLINGS[name](x).to_dense()
     if not diagonal:
@@ -184,22 +156,16 @@ def test_row_sums_kept_under_no_grad_still_have_a_gradient(normalize, generator:
     torch.testing.assert_close(*grads)
 
 
-def test_couplings_without_symmetric_normalisation_are_refused(no_typecheck: None) -> None:
-    x = torch.rand(5, 1, 3)
-    with pytest.raises(CouplingMismatchError, match=r"before its rows are divided .* row_stochastic=False"):
-        symmetric_normalized(PairwiseCoupling(x, x))
-    with pytest.raises(CouplingMismatchError, match=r"nonnegative=False.*normalize='row'"):
-        symmetric_normalized(LowRankCoupling(x, x, symmetric=True))
-    with pytest.raises(ValueError, match=r"GaussianDiffusivity has divided its rows .* row_stochastic=False"):
-        SymmetricDiffusivity(GaussianDiffusivity())
-    with pytest.raises(ValueError, match=r"AdjacencyDiffusivity has divided its rows .* normalization='sum'"):
-        SymmetricDiffusivity(AdjacencyDiffusivity("row"))
-    with pytest.raises(TypeError, match="coupling must be a Coupling"):
-        without_diagonal("S")
-    assert SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False)).symmetric
-
-
-# ---------------------------------------------------------------- projections
+ROWS = torch.rand(5, 1, 3)
+DIVIDED = r"Diffusivity has divided its rows .* "
+test_couplings_without_symmetric_normalisation_are_refused = refuses(
+    (lambda: symmetric_normalized(PairwiseCoupling(ROWS, ROWS)), CouplingMismatchError, r"before its rows .* row_st"),
+    (lambda: symmetric_normalized(LowRankCoupling(ROWS, ROWS, symmetric=True)), CouplingMismatchError,
+        r"nonnegative=False.*normalize='row'"),
+    (lambda: SymmetricDiffusivity(GaussianDiffusivity()), ValueError, f"Gaussian{DIVIDED}row_stochastic=False"),
+    (lambda: SymmetricDiffusivity(AdjacencyDiffusivity("row")), ValueError, f"Adjacency{DIVIDED}normalization='sum'"),
+    (lambda: without_diagonal("S"), TypeError, "coupling must be a Coupling"),
+)  # fmt: skip
 
 
 def matrix(dense: Tensor, w: Tensor) -> Tensor:

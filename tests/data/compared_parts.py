@@ -1,7 +1,5 @@
 """Whether batches are the same: in a module of its own, since a process that compares them imports it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Laplacian encodings, `ToDiffusionGraph` and `pad`: values, devices, workers and refusals."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from diffusion_mp.data import AddLaplacianPE, ToDiffusionGraph, pad, transforms
 from diffusion_mp.layers import DIFFormerConv, GCNConv
 from diffusion_mp_experiments.sequences import ListOps, Pathfinder, SequenceDataset
 from diffusion_mp_experiments.sequences.dataset import byte_tokens, item_random
+from helpers import refuses
 
 
 def random_graph(num_nodes, seed=0, weighted=False, p=0.15):
@@ -167,11 +166,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("call", "error", "message"), REFUSALS)
-def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
+test_what_does_not_fit_is_refused = refuses(*REFUSALS)
 
 
 def batches() -> Iterator[tuple[str, Any]]:
@@ -182,15 +177,12 @@ def batches() -> Iterator[tuple[str, Any]]:
         yield f"{workers} workers", next(iter(loader))
 
 
-def test_a_batch_has_a_graph_of_its_own() -> None:
+def test_a_batch_has_a_graph_of_its_own(no_typecheck: None) -> None:
     layer = DIFFormerConv(4, 4)
     alone = torch.cat([layer(data.x, data.edge_index, data.edge_weight) for data in MOLECULES])
     for name, batch in batches():
         assert batch.graph.num_graphs == 4, name
         torch.testing.assert_close(layer(batch.x, batch.graph), alone, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_graphs_that_were_made_before_the_batch_are_refused(no_typecheck: None) -> None:
     dataset = [ToDiffusionGraph()(data) for data in MOLECULES]
     batch = next(iter(BatchLoader(dataset, 4)))
     with pytest.raises(TypeError, match=r"graph of the batch; got a list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)"):
@@ -210,16 +202,13 @@ def test_the_graph_moves_with_its_data() -> None:
     assert not graph.edges.is_meta
 
 
-def test_a_pickled_graph_keeps_what_was_found() -> None:
+def test_what_a_graph_has_found_is_pickled_and_changes_nothing() -> None:
     graph = Graph(5, torch.randint(5, (2, 9)))
     graph.with_self_loops("remaining").prepare()
     again = pickle.loads(pickle.dumps(graph))
     looped = again.with_self_loops("remaining")
     assert torch.equal(looped.csc.order, graph.with_self_loops("remaining").csc.order)
     assert looped.reweighted("twice", lambda: looped._own_weights() * 2).pattern is looped.pattern
-
-
-def test_prepared_forms_do_not_change_what_is_computed() -> None:
     data = MOLECULES[2]
     plain, prepared = Graph.from_data(data), Graph.from_data(data).prepare()
     layer, x = GCNConv(4, 4), data.x.clone().requires_grad_()
@@ -241,9 +230,6 @@ def test_pad() -> None:
     assert tokens.tolist() == [[1, 1, 0], [3, 3, 3]]
     assert mask.tolist() == [[True, True, False], [True] * 3]
     assert pad(items[:1], max_length=3)[0].shape == (1, 2)  # never longer than needed
-
-
-def test_two_texts() -> None:
     batch = [(byte_tokens(b"ab", 9), byte_tokens(b"abcd", 3), 1), (byte_tokens(b"", 9), byte_tokens(b"\0\xff", 9), 0)]
     tokens, mask, other, other_mask, labels = pad(batch)
     assert tokens.tolist() == [[98, 99], [0, 0]]

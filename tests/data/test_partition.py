@@ -1,7 +1,5 @@
 """Random partitions (even, new, with a training node in every part, uniform) and clusters of nodes."""
 
-from __future__ import annotations
-
 import random
 import sys
 from typing import Any
@@ -97,13 +95,15 @@ def test_a_cut_has_the_edges_of_the_definition_in_chunks_of_any_size(
         assert torch.equal(n_id[own:], context[part[context] != k])
 
 
-def test_a_cut_of_no_edges() -> None:
+def test_nothing_to_cut() -> None:
     cut = Cut(torch.empty(2, 0, dtype=torch.long), torch.tensor([0, 1, 1]), 2)
     for n_id, own, e_id, local in (cut[0], cut[1]):
         assert len(n_id) == own
         assert e_id.shape == (0,)
         assert local.shape == (2, 0)
         assert local.dtype == e_id.dtype == torch.long
+    lonely = Data(edge_index=torch.empty(2, 0, dtype=torch.long), num_nodes=4)
+    assert find_clusters(lonely, method="label_propagation").tolist() == [0, 1, 2, 3]
 
 
 def planted(groups: int = 8, size: int = 10) -> Data:
@@ -152,8 +152,3 @@ def test_metis_of_pyg_stands_in_for_pymetis(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ClusterData, "_metis", missing)
     with pytest.raises(ImportError, match=r"none of pymetis, pyg-lib and torch-sparse.*diffusion-mp\[metis\]"):
         find_clusters(data, 8)
-
-
-def test_nodes_without_edges_are_clusters_of_their_own() -> None:
-    lonely = Data(edge_index=torch.empty(2, 0, dtype=torch.long), num_nodes=4)
-    assert find_clusters(lonely, method="label_propagation").tolist() == [0, 1, 2, 3]

@@ -1,7 +1,5 @@
 """`RandomPartitionLoader`: batches are pieces of the graph, all of it once, as PyG would cut them."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys
@@ -33,15 +31,11 @@ def example(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Data:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(nodes, generator=generator)
     return Data(
-        x=torch.arange(3.0 * nodes).view(nodes, 3),
-        y=torch.arange(nodes) % 3,
+        x=torch.arange(3.0 * nodes).view(nodes, 3), y=torch.arange(nodes) % 3,
         edge_index=torch.randint(0, nodes, (2, edges), generator=generator),
-        edge_weight=torch.rand(edges, generator=generator),
-        edge_attr=torch.arange(2.0 * edges).view(edges, 2),
-        train_mask=order < nodes // 4,
-        val_mask=order >= nodes // 2,
-        name="a graph",
-    )
+        edge_weight=torch.rand(edges, generator=generator), edge_attr=torch.arange(2.0 * edges).view(edges, 2),
+        train_mask=order < nodes // 4, val_mask=order >= nodes // 2, name="a graph",
+    )  # fmt: skip
 
 
 DATA = example()
@@ -167,10 +161,15 @@ def test_clusters_are_kept_together() -> None:
     assert all(batch.kept_edges < 1 for batch in RandomPartitionLoader(data, 2))
 
 
-def test_a_graph_without_edges_is_parts_of_its_nodes() -> None:
+def test_graphs_without_edges_and_batches_of_graphs_are_cut() -> None:
     batches = list(RandomPartitionLoader(Data(x=DATA.x), 4, degrees="full"))
     assert torch.equal(torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES))
     assert all(batch.edge_index is None and batch.kept_edges == 1 for batch in batches)
+    # PyG's Batch is a Data; its `batch` follows the nodes, in order, so that Graph.from_data(batch) has its graphs.
+    whole = Batch.from_data_list([example(20, 50, seed) for seed in range(3)])
+    for part in RandomPartitionLoader(whole, 4):
+        assert torch.equal(part.batch, whole.batch[part.n_id])
+        assert torch.equal(Graph.from_data(part).batch, part.batch)
 
 
 def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,11 +306,3 @@ def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
         torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
         seen += own
     assert seen == int(DATA.train_mask.sum())
-
-
-def test_a_batch_of_graphs_is_one_graph_to_be_cut() -> None:
-    """PyG's Batch is a Data; its `batch` follows the nodes, in order, so that Graph.from_data(batch) has its graphs."""
-    whole = Batch.from_data_list([example(20, 50, seed) for seed in range(3)])
-    for part in RandomPartitionLoader(whole, 4):
-        assert torch.equal(part.batch, whole.batch[part.n_id])
-        assert torch.equal(Graph.from_data(part).batch, part.batch)

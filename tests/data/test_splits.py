@@ -5,6 +5,7 @@ import torch
 from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, label_mask, random_split, random_split_per_class
+from helpers import refuses
 
 
 def seeded(seed=0):
@@ -27,11 +28,15 @@ def sizes(split):
     return [int(mask.sum()) for mask in split]
 
 
-def test_sizes_per_class_and_disjoint(y):
+def test_sizes_per_class_and_shares_of_labelled_nodes(y):
     split = draw(y, num_test=30)
     assert torch.bincount(y[split.train]).tolist() == [5, 5, 5, 5]
     assert sizes(split) == [20, 20, 30]
     assert sum(mask.int() for mask in split).max() == 1
+    y[:10] = -1
+    assert sizes(SPLITS["shares"](y)) == [9, 22, 59]
+    _, val, _ = draw(torch.arange(1000) // 500, num_val=400)
+    assert 150 < int(val[:500].sum()) < 250
 
 
 def test_every_labelled_node_may_be_used_and_shares_are_rounded_down():
@@ -52,16 +57,6 @@ def test_a_split_is_that_of_its_seed_and_of_the_labelled_nodes(y, kind):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_shares_are_of_the_labelled_nodes(y):
-    y[:10] = -1
-    assert sizes(SPLITS["shares"](y)) == [9, 22, 59]
-
-
-def test_validation_follows_the_labelled_nodes_not_their_order():
-    _, val, _ = draw(torch.arange(1000) // 500, num_val=400)
-    assert 150 < int(val[:500].sum()) < 250
-
-
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("kind", SPLITS)
 @pytest.mark.parametrize("form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.int, torch.Tensor.byte])
@@ -71,16 +66,13 @@ def test_labels_in_another_form_give_the_same_split(y, form, kind):
         assert torch.equal(mask, same)
 
 
-def test_masks_of_data_by_column_and_without_unlabelled(y):
+def test_masks_from_data_and_to_a_copy_of_it(y):
     y[0] = -1
     masks = torch.zeros(100, 3, dtype=torch.bool)
     masks[:10, 1] = True
     split = Split.of(Data(y=y, train_mask=masks, val_mask=masks, test_mask=masks[:, 1]), column=1)
     assert split.train.nonzero().flatten().tolist() == list(range(1, 10))
     assert torch.equal(split.test, split.val)
-
-
-def test_apply_to_leaves_the_data_alone(y):
     data, split = Data(y=y), draw(y)
     for name, mask in split._asdict().items():
         assert torch.equal(split.apply_to(data)[f"{name}_mask"], mask)
@@ -126,11 +118,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("call", "error", "message"), REFUSALS)
-def test_what_does_not_fit_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_what_does_not_fit_is_refused = refuses(*REFUSALS)
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -147,17 +135,10 @@ CALLS = [
     label_mask,
 ]
 BAD_LABELS = {
-    "floats": torch.arange(4.0),
-    "bools": torch.tensor([True, False]),
-    "complex": torch.zeros(4, dtype=torch.complex64),
-    "two dimensions": torch.zeros(4, 1).long(),
-    "a number": torch.tensor(1),
-    "sparse": torch.arange(4).to_sparse(),
-    "meta": torch.zeros(4, dtype=torch.long, device="meta"),
-    "words": ["a", "b"],
-    "a word": "ab",
-    "none": None,
-}
+    "floats": torch.arange(4.0), "bools": torch.tensor([True, False]), "complex": torch.zeros(4, dtype=torch.complex64),
+    "two dimensions": torch.zeros(4, 1).long(), "a number": torch.tensor(1), "sparse": torch.arange(4).to_sparse(),
+    "meta": torch.zeros(4, dtype=torch.long, device="meta"), "words": ["a", "b"], "a word": "ab", "none": None,
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -1,9 +1,6 @@
 """`roughness`: Eq. 6 and ‖ΔZ‖ ≤ √(8𝓔(Z)); `EnergyTrace`, which changes nothing; the picture of a coupling."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,6 +14,7 @@ from diffusion_mp.diagnostics import EnergyTrace, plot_attention, roughness
 from diffusion_mp.energies import Energy, QuadraticPenalty
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.testing.laws import seeded
+from helpers import refuses
 
 matplotlib.use("Agg")
 
@@ -34,6 +32,9 @@ def test_it_is_equation_6(generator: torch.Generator) -> None:
     torch.testing.assert_close(roughness(x), torch.stack(expected), rtol=1e-12, atol=0)
     assert roughness(x + 3).allclose(roughness(x)), "constants are smooth"
     assert roughness(x[:, :1]).tolist() == [0, 0, 0]
+    x = torch.tensor([0.0, 1.0]).repeat(3000).view(1, -1, 1)
+    assert roughness(x.half()).item() == 5999 / 2
+    assert roughness(x.half()).dtype == torch.float32
 
 
 def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
@@ -44,12 +45,6 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
     (gradient,) = torch.autograd.grad(roughness(poisoned, mask).sum(), poisoned)
     assert gradient.isfinite().all()
     assert roughness(x, torch.ones(3, 6).bool()).equal(roughness(x))
-
-
-def test_half_precision_is_summed_in_single() -> None:
-    x = torch.tensor([0.0, 1.0]).repeat(3000).view(1, -1, 1)
-    assert roughness(x.half()).item() == 5999 / 2
-    assert roughness(x.half()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("length", [2, 3, 16, 257])
@@ -63,32 +58,24 @@ def test_the_corrected_inequality_is_tight_on_the_alternating_sequence(length: i
     assert length < 200 or ratio > 0.99 * 8**0.5
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: roughness(torch.zeros(3, 2)),
-            ValueError,
-            r"x must be \[batch, length, channels\]; got a float32 tensor",
-        ),
-        (lambda: roughness(torch.zeros(1, 3, 2), torch.ones(3).bool()), ValueError, r"mask must be \[1, 3\]"),
-        (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
-        (lambda: EnergyTrace(PDEDiffusion1d(2), 3), TypeError, "energy must be a function"),
-        (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
-        (lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1), ValueError, r"head must lie in \[0, 0\]; got 1"),
-        (lambda: plot_attention(LowRankCoupling(ONES, ONES), 3), TypeError, "ax must be a matplotlib axis or None"),
-        (lambda: plot_attention(LowRankCoupling(ONES, -ONES)), ValueError, "must be non-negative"),
-    ],
+test_it_says_what_it_needs = refuses(
+    (
+        lambda: roughness(torch.zeros(3, 2)),
+        ValueError,
+        r"x must be \[batch, length, channels\]; got a float32 tensor",
+    ),
+    (lambda: roughness(torch.zeros(1, 3, 2), torch.ones(3).bool()), ValueError, r"mask must be \[1, 3\]"),
+    (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
+    (lambda: EnergyTrace(PDEDiffusion1d(2), 3), TypeError, "energy must be a function"),
+    (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
+    (lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1), ValueError, r"head must lie in \[0, 0\]; got 1"),
+    (lambda: plot_attention(LowRankCoupling(ONES, ONES), 3), TypeError, "ax must be a matplotlib axis or None"),
+    (lambda: plot_attention(LowRankCoupling(ONES, -ONES)), ValueError, "must be non-negative"),
 )
-def test_it_says_what_it_needs(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 @pytest.fixture
 def ball(generator: torch.Generator):
-    """Random states [n, d] in double."""
     return lambda n, d: states(generator, n, d)
 
 
@@ -107,7 +94,7 @@ class Widen(Smooth):
         return torch.cat([x, x], 1)
 
 
-def test_default_energy_of_every_layer(ball) -> None:
+def test_default_energy_of_every_layer_and_its_plot(ball) -> None:
     x = ball(8, 3)
     model = nn.Sequential(Smooth(), nn.Identity(), Smooth())
     with EnergyTrace(model) as trace:
@@ -117,6 +104,11 @@ def test_default_energy_of_every_layer(ball) -> None:
     assert [record.before for record in trace.records] == pytest.approx([spread, spread / 4])
     assert trace.to_dict()["layer"] == ["0", "2"]
     assert trace.to_dict()["after"] == trace.energies
+    model = nn.Sequential(Smooth(), Smooth())
+    with EnergyTrace(model) as trace:
+        model(ball(5, 2))
+    (line,) = trace.plot(Figure().add_subplot()).lines
+    assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
 
 
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
@@ -149,14 +141,6 @@ def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouch
     assert torch.equal(traced, plain)
     assert len(trace.energies) == 2
     assert not layer._forward_hooks
-
-
-def test_plot(ball) -> None:
-    model = nn.Sequential(Smooth(), Smooth())
-    with EnergyTrace(model) as trace:
-        model(ball(5, 2))
-    (line,) = trace.plot(Figure().add_subplot()).lines
-    assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
 
 
 def test_difformer_is_traced_layer_by_layer(generator: torch.Generator) -> None:

@@ -1,7 +1,5 @@
 """`lipschitz` against singular values of Jacobians; `perturbation_bound` and the corrected Theorem 4.7."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,14 +61,11 @@ def test_a_direction_that_the_start_hardly_has_is_found(size: int, dtype: torch.
         assert found == pytest.approx(steepest, rel=max(tol, 1e-6))
 
 
-def test_what_does_not_depend_on_x_is_constant(generator: torch.Generator) -> None:
+def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(generator: torch.Generator) -> None:
     x, weight = draw(generator, 3), torch.ones(3, dtype=torch.float64, requires_grad=True)
     for f in (lambda x: x.detach(), lambda x: x * 0, lambda x: x[:0], lambda x: weight * 2):
         assert lipschitz(f, x) == 0
     assert lipschitz(lambda x: torch.ones(2) + x.sum(), torch.rand(0)) == 0
-
-
-def test_it_leaves_the_point_and_the_random_state_alone(generator: torch.Generator) -> None:
     x, before = draw(generator, 3).requires_grad_(), torch.get_rng_state()
     with torch.no_grad():
         assert lipschitz(torch.sin, x) == pytest.approx(float(x.cos().abs().max()), rel=1e-3)
@@ -228,16 +223,13 @@ def test_an_insertion_into_a_baseline_is_the_placement(generator: torch.Generato
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-8), name
 
 
-def test_padding_does_not_matter(generator: torch.Generator) -> None:
+def test_padding_does_not_matter_and_towers_are_perturbed_together(generator: torch.Generator) -> None:
     model, x = transformer("P2"), draw(generator, 1, 9, 2)
     layer = model.blocks[0].after_mlp
     alone = perturbation_bound(model, layer, x[:, :5], tol=1e-9)
     padded = perturbation_bound(model, layer, x.index_fill(1, torch.arange(5, 9), torch.nan), MASK[1:], tol=1e-9)
     for name in NUMBERS:
         assert getattr(padded, name) == pytest.approx(getattr(alone, name), rel=1e-6), name
-
-
-def test_two_towers_are_perturbed_together(generator: torch.Generator) -> None:
     model = transformer("P1", task="retrieve").eval()
     x, other = draw(generator, 2, 9, 2), draw(generator, 2, 7, 2)
     found = perturbation_bound(model, model.after_embedding, x, None, other)

@@ -1,7 +1,5 @@
 """`commutator` against commutators of matrices; `diagnose`: its rows, and a model that it does not change."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -91,7 +89,7 @@ def test_both_formulas(generator: torch.Generator, mask: Tensor | None) -> None:
     assert found.exact != pytest.approx(found.linearized, rel=1e-3), "the routing itself changes"
 
 
-def test_padding_does_not_matter(generator: torch.Generator) -> None:
+def test_neither_padding_nor_a_norm_behind_the_step_matters(generator: torch.Generator) -> None:
     module, layer, x = attention(6, 3), diffusion(6), draw(generator, 2, 6, 6)
     found = commutator(layer, module, x, MASK)
     again = commutator(layer, module, x.masked_fill(~MASK.unsqueeze(2), 7.0), MASK)
@@ -99,10 +97,7 @@ def test_padding_does_not_matter(generator: torch.Generator) -> None:
     assert again.exact == pytest.approx(found.exact, rel=1e-12)
     assert found.exact == pytest.approx(sum(one.exact**2 for one in alone) ** 0.5, rel=1e-12)
     assert found.routed == pytest.approx(sum(one.routed**2 for one in alone) ** 0.5, rel=1e-12)
-
-
-def test_s_is_the_bare_step(generator: torch.Generator) -> None:
-    """A LayerNorm behind the step (Eq. 16) is not part of S, and stays where it is."""
+    # A LayerNorm behind the step (Eq. 16) is not part of S, and stays where it is.
     module, x = attention(6, 3), draw(generator, 2, 6, 6)
     with_norm = diffusion(6, norm=True)
     assert commutator(with_norm, module, x) == commutator(diffusion(6), module, x)
@@ -185,19 +180,15 @@ LAYER = PDEDiffusion1d(6).double()
         (nn.Linear(2, 2).double(), X, {"points": "a"}, "points must be an integer"),  # which has no diffusion layer
         (nn.Linear(2, 2).double(), X, {"points": None}, "points must be an integer"),
         (nn.Linear(2, 2).double(), X, {"tol": -1.0}, "tol must be finite and > 0"),
-        (
-            transformer(None),
-            X / 0,
-            {"diffusion": LAYER},
-            r"the state that inputs give at blocks\.0\.attention must be fin",
-        ),
+        (transformer(None), X / 0, {"diffusion": LAYER},
+            r"the state that inputs give at blocks\.0\.attention must be fin"),
         (transformer("P1"), X / 0, {}, "the state that inputs give at site must be finite"),
         (transformer(None), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
         (transformer("P6"), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
         (transformer("P1"), X, {"sites": SITES}, "sites needs diffusion"),
         (transformer(None), X, {"sites": ["embedding"], "diffusion": LAYER}, "sites must be one of"),
     ],
-)
+)  # fmt: skip
 def test_it_says_what_it_needs(model: nn.Module, x: Tensor, options: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         diagnose(model, x, **options)

@@ -1,7 +1,6 @@
 """The variance of a node against an inverse and samples; Theorem T6 at steady states and elsewhere."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,43 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import posterior_variance
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    LowRankCoupling,
-    SparseCoupling,
-    UniformCoupling,
-)
-from diffusion_mp.diagnostics import smoothing_floor
-from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
-from diffusion_mp.energies import (
-    GaussianPenalty,
-    Penalty,
-    QuadraticPenalty,
-    SigmoidPenalty,
-    SimplePenalty,
-    get_constraint,
-)
-from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
-from diffusion_mp.graph import Graph
+from diffusion_mp import *
+from diffusion_mp.energies import get_constraint
 from diffusion_mp.testing.problems import path_problem
+from helpers import randn
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 30])
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
-
-
-FEATURE, X = random(30, 2, 6).abs(), random(30, 4, seed=1)
+FEATURE, X = randn(30, 2, 6).abs(), randn(30, 4, seed=1)
 
 
 def ring(size: int = 30) -> SparseCoupling:
     node = torch.arange(size)
     edges = torch.stack([node, node.roll(1)])
-    weight = random(size, seed=2).exp().repeat(2)
+    weight = randn(size, seed=2).exp().repeat(2)
     return SparseCoupling(Graph(size, torch.cat([edges, edges.flip(0)], 1), weight), nonnegative=True)
 
 
@@ -82,7 +60,7 @@ def test_equals_the_inverse(kind: str, leak: float) -> None:
 
 @pytest.mark.parametrize("low_rank", [True, False])
 def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
-    feature, weight = random(9, 1, 3, seed=4).requires_grad_(), random(9, 1, seed=5)
+    feature, weight = randn(9, 1, 3, seed=4).requires_grad_(), randn(9, 1, seed=5)
     positive = feature.abs()
     coupling = GaussianPenalty().coupling(feature)
     if low_rank:
@@ -150,7 +128,7 @@ def test_a_steady_state_is_above_its_floor(penalty: Penalty, beta: float, leak: 
         assert found.spread >= found.floor
 
 
-def test_any_state_is_above_what_its_residual_leaves() -> None:
+def test_states_and_nodes_at_the_ends() -> None:
     omega, h = GaussianPenalty(0.3).coupling(draw(0), BATCH), draw(1)
     for leak in (0.0, 0.3):
         near = steady(omega, h, 0.5, 0.3) + 1e-2 * draw(3)
@@ -158,19 +136,13 @@ def test_any_state_is_above_what_its_residual_leaves() -> None:
             found = smoothing_floor(omega, state, h, beta=0.5, leak=leak)
             assert found.spread >= found.floor >= 0
     assert smoothing_floor(omega, torch.zeros_like(h), h).floor == 0
-
-
-def test_the_roughest_source_reaches_it() -> None:
-    """Two nodes that hardly hear themselves: 2 is nearly the eigenvalue of I − Ŝ, so no larger floor would hold."""
+    # Two nodes that hardly hear themselves: 2 is nearly the eigenvalue of I − Ŝ, so no larger floor would hold.
     problem = path_problem(2)
     h = torch.tensor([[[1.0]], [[-1.0]]], dtype=torch.float64)
     z = h / (2 + 0.1)
     found = smoothing_floor(problem.coupling, z, h, leak=0.1)
     assert found.spread == pytest.approx(found.floor, rel=1e-12)
     assert found.residual < 1e-12
-
-
-def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
     edges = torch.tensor([[0, 1], [1, 0]])
     omega = SparseCoupling(Graph(3, edges), torch.ones(2, dtype=torch.float64), symmetric=True, nonnegative=True)
     x = torch.tensor([[1.0], [3.0], [100.0]], dtype=torch.float64)
@@ -181,7 +153,7 @@ def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
 OMEGA, Z = SigmoidPenalty().coupling(draw(0)), draw(0)
 NORMALIZED = SigmoidPenalty().coupling(Z, normalize=True)
 UNSIGNED = LowRankCoupling(Z, Z, symmetric=True)
-FALSE = LowRankCoupling(*2 * [random(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
+FALSE = LowRankCoupling(*2 * [randn(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
 PAIR = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True)
 MANY = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)
 REFUSALS = [
@@ -191,19 +163,15 @@ REFUSALS = [
     (posterior_variance, (OMEGA, 0.0), ValueError, "leak must be finite and > 0"),
     (posterior_variance, (torch.eye(3), 0.1), TypeError, "coupling must be a Coupling"),
     (posterior_variance, (FALSE, 0.01), SingularSystemError, r"positive row sums|not positive definite"),
-    (
-        posterior_variance,
-        (MANY, 0.1),
-        CouplingMismatchError,
-        r"densely, up to 16,777,216 entries; got 25,000,000\. Take",
-    ),
+    (posterior_variance, (MANY, 0.1), CouplingMismatchError,
+        r"densely, up to 16,777,216 entries; got 25,000,000\. Take"),
     (smoothing_floor, (OMEGA, Z, Z[..., :2]), ValueError, r"source must have the shape \[11, 2, 3\] of the state x"),
     (smoothing_floor, (NORMALIZED, Z, Z), CouplingMismatchError, r"symmetric and nonnegative.*got Pairwise"),
     (smoothing_floor, (UNSIGNED, Z, Z), CouplingMismatchError, "got LowRankCoupling"),
     (partial(smoothing_floor, leak=-1.0), (OMEGA, Z, Z), ValueError, "leak must be finite and >= 0"),
     (partial(smoothing_floor, beta="1"), (OMEGA, Z, Z), TypeError, "beta must be a number"),
     (smoothing_floor, (OMEGA, Z, Z[:3]), ValueError, "source must have 11 rows"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -1,7 +1,5 @@
 """The edge loss against the slides' double sum, and auxiliary losses from a module to the training step."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
@@ -87,16 +85,13 @@ def test_half_precision_entries_are_summed_in_float32():
     torch.testing.assert_close(loss, torch.tensor(4.0).log(), rtol=4e-3, atol=0)
 
 
-def test_no_edge_is_no_loss():
+def test_no_edge_or_one_of_weight_zero_is_no_loss():
     none = torch.zeros(2, 0, dtype=torch.long)
     query = torch.rand(4, 1, 2, requires_grad=True)
     loss = edge_loss(PairwiseCoupling(query, query), Graph(4, none))
     assert loss.item() == 0
     assert torch.equal(torch.autograd.grad(loss, query)[0], torch.zeros_like(query))
     assert edge_loss(PairwiseCoupling(query[:0], query[:0]), Graph(0, none)).item() == 0
-
-
-def test_an_edge_of_weight_zero_is_none_even_where_attention_is_zero():
     graph = Graph(3, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 0.0]))
     attention = SparseCoupling(Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True)
     torch.testing.assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)
@@ -126,7 +121,7 @@ def x(generator) -> Tensor:
     return torch.randn(5, 4, generator=generator)
 
 
-def test_the_losses_of_all_modules_are_summed(x):
+def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
     first, second = Recorder(), Recorder(0.25)
     model = nn.ModuleDict({"first": first, "deep": nn.ModuleList([nn.Sequential(second)]), "mute": nn.Linear(4, 4)})
     first(x, EDGES)
@@ -136,9 +131,6 @@ def test_the_losses_of_all_modules_are_summed(x):
     torch.testing.assert_close(total, expected)
     total.backward()
     assert all(recorder.attention.query.weight.grad.abs().sum() > 0 for recorder in (first, second))
-
-
-def test_it_is_a_zero_that_can_be_added_where_nothing_was_recorded(x):
     for model in (Recorder(), Recorder().double(), nn.Linear(4, 4), nn.ReLU()):
         total = auxiliary_loss(model)
         assert total.dim() == total.item() == 0

@@ -1,7 +1,6 @@
 """NodeFormer's attention and relational bias: the slides' formulas, limits, noise and walks."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 import math
 
 import numpy as np
@@ -10,19 +9,11 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from diffusion_mp import (
-    Graph,
-    KernelizedSoftmaxDiffusivity,
-    PolynomialCoupling,
-    RelationalBias,
-    SimpleDiffusivity,
-    SparseCoupling,
-    kernel_error,
-)
+from diffusion_mp import *
 from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions
 from diffusion_mp.kernels.noise import gumbel
-from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
+from helpers import close, refuses
 
 DOUBLE = torch.float64
 
@@ -134,7 +125,7 @@ def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     assert float((rows.amax(1) > 0.9).float().mean()) > 0.7, "nearly one-hot at this temperature"
 
 
-def test_noise_is_its_own_and_repeats(generator):
+def test_noise_is_its_own_repeats_and_is_resumed(generator):
     x, state = torch.randn(20, 6, generator=generator, dtype=DOUBLE), torch.get_rng_state()
 
     def run() -> list[Tensor]:
@@ -147,9 +138,6 @@ def test_noise_is_its_own_and_repeats(generator):
     assert not torch.equal(first[1], first[2])
     build(num_samples=3)(x.requires_grad_()).to_dense().square().sum().backward()
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_state_dict_resumes_the_noise(generator):
     x = torch.randn(20, 6, generator=generator, dtype=DOUBLE)
     module = build(num_samples=3)
     module(x)
@@ -210,26 +198,19 @@ def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeyp
     assert norm < 300 or dense.amax(2).min() > 0.1  # uniform would be 0.05
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("call", "error", "sentence"),
-    [
-        (lambda: build(tau=0.0), ValueError, "tau must be finite and > 0"),
-        (lambda: build(num_features=0), ValueError, "num_features must be at least 1"),
-        (lambda: build(num_samples=-1), ValueError, "num_samples must be at least 1"),
-        (lambda: build(num_samples=1.5), TypeError, "num_samples must be an integer, 0 for no noise"),
-        (lambda: build(logits="cosine"), ValueError, "logits must be one of 'dot', 'scaled_dot'; got 'cosine'"),
-        (lambda: build(edge_regularization=-1.0), ValueError, "edge_regularization must be finite and >= 0"),
-        (lambda: build(stabilizer=-1.0), ValueError, "stabilizer must be finite and >= 0"),
-        (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss must be True or False"),
-        (lambda: build(heads=4, projection=None), ValueError, "heads must divide channels"),
-        (lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)), TypeError, "must be a KernelizedSoftmaxDiff"),
-        (lambda: kernel_error(build(), torch.zeros(3, 6), draws=0), ValueError, "draws must be at least 1"),
-    ],
+test_bad_options_are_refused_in_a_sentence = refuses(
+    (lambda: build(tau=0.0), ValueError, "tau must be finite and > 0"),
+    (lambda: build(num_features=0), ValueError, "num_features must be at least 1"),
+    (lambda: build(num_samples=-1), ValueError, "num_samples must be at least 1"),
+    (lambda: build(num_samples=1.5), TypeError, "num_samples must be an integer, 0 for no noise"),
+    (lambda: build(logits="cosine"), ValueError, "logits must be one of 'dot', 'scaled_dot'; got 'cosine'"),
+    (lambda: build(edge_regularization=-1.0), ValueError, "edge_regularization must be finite and >= 0"),
+    (lambda: build(stabilizer=-1.0), ValueError, "stabilizer must be finite and >= 0"),
+    (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss must be True or False"),
+    (lambda: build(heads=4, projection=None), ValueError, "heads must divide channels"),
+    (lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)), TypeError, "must be a KernelizedSoftmaxDiff"),
+    (lambda: kernel_error(build(), torch.zeros(3, 6), draws=0), ValueError, "draws must be at least 1"),
 )
-def test_bad_options_are_refused_in_a_sentence(call, error, sentence):
-    with pytest.raises(error, match=sentence):
-        call()
 
 
 def star(leaves: int) -> Tensor:
@@ -242,11 +223,6 @@ def biased(bias: Tensor, **options) -> RelationalBias:
     with torch.no_grad():
         module.bias.copy_(bias)
     return module
-
-
-def close(got: Tensor, expected: Tensor) -> None:
-    rtol, atol = tolerance("product", got.dtype)
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("normalization", ["row", "sym"])

@@ -1,7 +1,6 @@
 """Options that released code needs, each against its formula written out densely: values, gradients, refusals."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 from itertools import product
 from typing import Any
 
@@ -9,25 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import (
-    AdjacencyDiffusivity,
-    AdjacencyEnhancedDiffusivity,
-    Coupling,
-    DIFFormerConv,
-    DiffusionConv,
-    Diffusivity,
-    Graph,
-    GraphAugmentedDiffusivity,
-    KernelizedSoftmaxDiffusivity,
-    NodeFormerConv,
-    RelationalBias,
-    SGFormerConv,
-    SGFormerDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SoftmaxDiffusivity,
-)
+from diffusion_mp import *
 from diffusion_mp.testing import check_diffusivity
+from helpers import randn
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
@@ -35,13 +18,9 @@ PTR = torch.tensor([0, 4, 4, 5, 11])
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5, 8, 9], [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8, 9, 10]])
 
 
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-
-
 def weights() -> Tensor:
     """Positive, but for an edge of weight zero, which counts as none."""
-    weight = random(EDGES.size(1), seed=3).abs() + 0.1
+    weight = randn(EDGES.size(1), seed=3).abs() + 0.1
     weight[1] = 0
     return weight.requires_grad_()
 
@@ -49,10 +28,10 @@ def weights() -> Tensor:
 def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> None:
     """Dense entries, and the gradients of a product with random values."""
     torch.testing.assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
-    v = random(expected.size(1), expected.size(0), 3, seed=8)
+    v = randn(expected.size(1), expected.size(0), 3, seed=8)
     products = coupling @ v, torch.einsum("hij,jhd->ihd", expected, v)
     torch.testing.assert_close(*products, rtol=1e-10, atol=1e-10)
-    losses = [(out * random(*out.shape, seed=9)).sum() for out in products]
+    losses = [(out * randn(*out.shape, seed=9)).sum() for out in products]
     gradients = [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True) for loss in losses]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
 
@@ -94,12 +73,12 @@ def test_degrees_may_count_edges(normalization: Any, direction: Any, loops: Any)
     elif loops == "remove":
         a, counts = a - diagonal, counts - torch.diag(counts.diagonal())
     diffusivity = AdjacencyDiffusivity(normalization, direction=direction, self_loops=loops, degrees="count")
-    coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES, weight, ptr=PTR))
+    coupling = diffusivity(randn(11, 2, seed=1), Graph(11, EDGES, weight, ptr=PTR))
     assert_is(coupling, degree_normalized(a, counts, normalization, direction)[None], [weight])
 
 
 def test_counted_degrees_without_weights_and_of_a_part() -> None:
-    x, degree = random(11, 2, seed=1), torch.ones(11, 2, dtype=DOUBLE)
+    x, degree = randn(11, 2, seed=1), torch.ones(11, 2, dtype=DOUBLE)
     both = [AdjacencyDiffusivity("sym", degrees=name)(x, Graph(11, EDGES, ptr=PTR)) for name in ("weighted", "count")]
     assert torch.equal(*(coupling.to_dense() for coupling in both))
     count = AdjacencyDiffusivity("sym", degrees="count")
@@ -110,7 +89,7 @@ def test_counted_degrees_without_weights_and_of_a_part() -> None:
 
 @pytest.mark.parametrize("mix", ["sum", "mean", "joint"])
 def test_attention_and_graph_by_a_weight(mix: Any) -> None:
-    x, weight = random(11, 2, seed=1).requires_grad_(), weights()
+    x, weight = randn(11, 2, seed=1).requires_grad_(), weights()
     attention, edges = SigmoidDiffusivity(), AdjacencyDiffusivity("sum")
     graph = Graph(11, EDGES, weight)
     coupling = GraphAugmentedDiffusivity(attention, edges, mix, 0.3)(x, graph)
@@ -124,7 +103,7 @@ def test_attention_and_graph_by_a_weight(mix: Any) -> None:
 
 def test_a_weight_in_both_forms_of_the_update() -> None:
     """``graph="sum"`` keeps (1 − τ) x, ``graph="mean"`` conserves with the row sums of what is mixed."""
-    x, graph = random(11, 4, seed=1), Graph(11, EDGES)
+    x, graph = randn(11, 4, seed=1), Graph(11, EDGES)
     for form in ("sum", "mean"):
         options = {"transform": False, "keep": "state", "bias": False, "projection": None}
         layer = DIFFormerConv(4, 4, graph=form, graph_weight=0.3, tau=0.4, **options).double()
@@ -138,7 +117,7 @@ ATTENTION, TERM = SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("row")
 
 
 def dense(diffusivity: Diffusivity, edges: Tensor | None = EDGES) -> Tensor:
-    return diffusivity(random(11, 4, seed=1), Graph(11, edges)).to_dense()
+    return diffusivity(randn(11, 4, seed=1), Graph(11, edges)).to_dense()
 
 
 def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -> None:
@@ -149,7 +128,7 @@ def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -
     torch.testing.assert_close(dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term))
     torch.testing.assert_close(dense(joint), both / both.sum(2, keepdim=True))
     torch.testing.assert_close(dense(joint)[:, 4], dense(ATTENTION)[:, 4])  # a node without edges
-    assert joint(random(11, 4, seed=1), Graph(11, EDGES)).row_stochastic
+    assert joint(randn(11, 4, seed=1), Graph(11, EDGES)).row_stochastic
     for augmented in (joint, enhanced, *(GraphAugmentedDiffusivity(ATTENTION, TERM, mix) for mix in ("sum", "mean"))):
         assert torch.equal(dense(augmented, None), dense(ATTENTION, None))
     check_diffusivity(GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("sum"), "joint"), channels=4)
@@ -168,7 +147,7 @@ def test_a_weight_outside_0_1_is_refused(bad: Any) -> None:
 def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
     """Hop p is who is reached in 1 … 2ᵖ⁻¹ steps, once and without weights, over degrees of its own; or walks."""
     diffusivity = RelationalBias(2, hops=3, normalization=normalization, powers=powers, gate=gate).double()
-    diffusivity.bias.data = random(3, 2, seed=5)
+    diffusivity.bias.data = randn(3, 2, seed=5)
     gates = diffusivity.bias.sigmoid() if gate else diffusivity.bias
     one = (matrix(weights().detach()) > 0).double() if powers == "reach" else matrix(weights().detach())
     two = ((one + one @ one) > 0).double()
@@ -176,7 +155,7 @@ def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
     hops = torch.stack([degree_normalized(a, a, normalization) for a in (one, two, four)])
     if powers == "walks":
         hops = torch.stack([torch.linalg.matrix_power(hops[0], p) for p in (1, 2, 3)])
-    coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES, weights(), ptr=PTR))
+    coupling = diffusivity(randn(11, 2, seed=1), Graph(11, EDGES, weights(), ptr=PTR))
     assert coupling.nonnegative == (gate is not None)
     assert_is(coupling, torch.einsum("ph,pij->hij", gates, hops), [diffusivity.bias])
 
@@ -187,7 +166,7 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
     """Also where norms are so large that ε is all that is left of most features."""
     options = {"heads": 3, "head_channels": 4, "projection": projection, "num_features": 7, "num_samples": 0}
     diffusivity = KernelizedSoftmaxDiffusivity(5, tau=0.5, stabilizer=1e-3, **options).double()
-    x = (scale * random(11, 5, seed=1)).requires_grad_()
+    x = (scale * randn(11, 5, seed=1)).requires_grad_()
     q = diffusivity.query(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
     k = q if projection == "tied" else diffusivity.key(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
 
@@ -204,7 +183,7 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
 
 def test_without_a_stabiliser_nothing_is_added() -> None:
     """The limit ε → 0 of the released form is the default one, whose maxima cancel."""
-    x, options = 0.3 * random(11, 5, seed=1), {"projection": None, "num_samples": 0}
+    x, options = 0.3 * randn(11, 5, seed=1), {"projection": None, "num_samples": 0}
     exact, tiny = (
         KernelizedSoftmaxDiffusivity(5, generator=torch.Generator().manual_seed(0), stabilizer=eps, **options).double()
         for eps in (0.0, 1e-300)
@@ -216,7 +195,7 @@ def test_without_a_stabiliser_nothing_is_added() -> None:
 @pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, SGFormerDiffusivity])
 def test_queries_and_keys_have_biases(kind: type[Diffusivity], heads: int) -> None:
     diffusivity = kind(5, heads=heads, projection="separate", normalize="row", bias=True).double()
-    x = random(11, 5, seed=1).requires_grad_()
+    x = randn(11, 5, seed=1).requires_grad_()
     q, k = (
         (x @ part.weight.T + part.bias).view(11, heads, 5).transpose(0, 1)
         for part in (diffusivity.query, diffusivity.key)
@@ -232,13 +211,17 @@ def test_queries_and_keys_have_biases(kind: type[Diffusivity], heads: int) -> No
     assert_is(diffusivity(x), scores / scores.sum(2, keepdim=True), [x, *diffusivity.parameters()])
 
 
-def test_values_have_biases() -> None:
+def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
     layer = DiffusionConv(5, 4, SimpleDiffusivity(), heads=2, concat=True, bias=False, value_bias=True).double()
-    x = random(11, 5, seed=1)
+    x = randn(11, 5, seed=1)
     _, coupling = layer(x, return_coupling=True)
     values = (x @ layer.value.weight.T + layer.value.bias).view(11, 2, 4)
     moved = 0.5 * values + 0.5 * torch.einsum("hij,jhd->ihd", coupling.to_dense().expand(2, -1, -1), values)
     torch.testing.assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose 'separate'"):
+        SimpleDiffusivity(4, bias=True)
+    with pytest.raises(ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"):
+        DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)
 
 
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
@@ -250,10 +233,3 @@ def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> N
     assert found == {"separate": {"query", "key", "value"}, "tied": {"query", "value"}, None: {"value"}}[projection]
     plain = {name for name, _ in layer(4, 4, **options).named_parameters()}
     assert not [name for name in plain if name.endswith(("query.bias", "key.bias", "value.bias"))]
-
-
-def test_a_bias_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose 'separate'"):
-        SimpleDiffusivity(4, bias=True)
-    with pytest.raises(ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"):
-        DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)

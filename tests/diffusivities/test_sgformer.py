@@ -1,7 +1,5 @@
 """SGFormer's attention against its formula written out densely, and what ERRATA G1 and G2 say about it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

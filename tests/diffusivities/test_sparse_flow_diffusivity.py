@@ -1,7 +1,5 @@
 """SFi-attention against its definition, and the edge form against the all-pair form."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,8 +10,8 @@ from torch import Tensor
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.sparse_flow import solve_rows
-from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
+from helpers import close
 
 
 def states(n: int = 9, seed: int = 0) -> Tensor:
@@ -23,10 +21,6 @@ def states(n: int = 9, seed: int = 0) -> Tensor:
 def built(cls: type = SparseFlowDiffusivity, **options: object) -> SparseFlowDiffusivity:
     with seeded(0):
         return cls(6, **options).double()
-
-
-def close(got: Any, expected: Any, operation: str = "product") -> None:
-    torch.testing.assert_close(got, expected, **tolerance(operation, torch.float64)._asdict())
 
 
 def scores(query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int) -> Tensor:
@@ -54,7 +48,7 @@ def test_definition_in_values_and_gradients(alpha: float) -> None:
     close(ours, theirs, "gradient")
 
 
-def test_without_friction_it_is_softmax_and_has_no_friction_projections() -> None:
+def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
     module, x = built(lam=0.0), states()
     close(module(x).to_dense(), scores(module.query, module.key, x, 1).softmax(2))
     assert [name for name, _ in module.named_parameters()] == ["query.weight", "key.weight"]
@@ -62,6 +56,8 @@ def test_without_friction_it_is_softmax_and_has_no_friction_projections() -> Non
     nearly = built(lam=1e-12, alpha=math.inf)
     nearly.load_state_dict(module.state_dict(), strict=False)
     torch.testing.assert_close(nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9)
+    densities = [float(built(lam=lam)(states(40)).density()) for lam in (0.1, 1.0, 10.0)]
+    assert densities[0] > densities[1] > densities[2] > 0
 
 
 def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not() -> None:
@@ -73,11 +69,6 @@ def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not() -
         alone, batched = module(small).to_dense(), module(x, together).to_dense()[:, :4, :4]
         assert torch.allclose(alone, batched, rtol=1e-10, atol=1e-10) == same
         close(module(large).to_dense(), module(x, together).to_dense()[:, 4:, 4:])
-
-
-def test_a_larger_lambda_is_sparser() -> None:
-    densities = [float(built(lam=lam)(states(40)).density()) for lam in (0.1, 1.0, 10.0)]
-    assert densities[0] > densities[1] > densities[2] > 0
 
 
 class Distance(torch.nn.Module):

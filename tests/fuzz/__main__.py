@@ -1,7 +1,5 @@
 """The command: counts by verdict, the kinds of what was bad with a reproducer of each, exit 1 if there was any."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -14,7 +12,6 @@ from .table import STRATEGIES
 
 
 def main() -> int:
-    """Read the options and search."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Random calls of everything public.")
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -26,13 +23,9 @@ def main() -> int:
     began = time.monotonic()
     with tqdm(total=options.calls, unit="call", disable=None) as bar:
         result = search(
-            options.seed,
-            options.calls,
-            options.name,
-            options.jobs,
-            options.timeout,
+            options.seed, options.calls, options.name, options.jobs, options.timeout,
             lambda verdict: bar.update() and None,
-        )
+        )  # fmt: skip
     if options.report is None:
         print(result.as_markdown())
     else:

@@ -1,7 +1,5 @@
 """What may stand for a count, a state, edges, a coupling …: right expressions that fit together, and wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from .program import Arg, Draw, Wrong
@@ -10,25 +8,11 @@ Make = Callable[[Draw], Arg]
 
 #: Expressions that are wrong in many places, by what they are.
 COMMON = {
-    "None": "None",
-    "NaN": "math.nan",
-    "a class": "nn.Linear",
-    "a dict": "{}",
-    "a fraction": "2.5",
-    "a function": "lambda x: x",
-    "a list": "[1]",
-    "a module": "nn.Linear(2, 2)",
-    "a number": "3",
-    "a string": "'abc'",
-    "a tensor": "torch.ones(2)",
-    "an array": "np.ones((2, 2))",
-    "beyond": "9",
-    "complex": "1 + 2j",
-    "empty": "[]",
-    "infinite": "math.inf",
-    "negative": "-1",
-    "zero": "0",
-}
+    "None": "None", "NaN": "math.nan", "a class": "nn.Linear", "a dict": "{}", "a fraction": "2.5",
+    "a function": "lambda x: x", "a list": "[1]", "a module": "nn.Linear(2, 2)", "a number": "3", "a string": "'abc'",
+    "a tensor": "torch.ones(2)", "an array": "np.ones((2, 2))", "beyond": "9", "complex": "1 + 2j", "empty": "[]",
+    "infinite": "math.inf", "negative": "-1", "zero": "0",
+}  # fmt: skip
 
 
 def bad(*tables: str) -> list[Wrong]:
@@ -56,12 +40,10 @@ def _one_of(d: Draw, right: Sequence[str], wrong: Sequence[Wrong], optional: boo
 
 
 def fixed(source: object, *wrong: Wrong) -> Arg:
-    """One right expression."""
     return Arg(str(source), wrong)
 
 
 def options(d: Draw, *right: object, wrong: Sequence[Wrong] = (), optional: bool = False) -> Arg:
-    """One of some right expressions."""
     return _one_of(d, [str(option) for option in right], wrong, optional)
 
 
@@ -104,7 +86,6 @@ def number(
 
 
 def probability(d: Draw, *, optional: bool = True) -> Arg:
-    """A rate of dropout."""
     wrong = NOT_A_NUMBER + bad("one: 1.0 | negative: -0.1 | NaN | two: 2")
     return _one_of(d, ["0.0", "0.5"], wrong, optional)
 
@@ -124,7 +105,6 @@ def flag(d: Draw, *, optional: bool = True) -> Arg:
 
 
 def generator(d: Draw, *, optional: bool = True) -> Arg:
-    """A random generator."""
     wrong = bad("a number | a string: 'seed' | NumPy's: np.random.default_rng(0)", "" if optional else "None")
     return _one_of(d, ["torch.Generator().manual_seed(0)"], wrong, optional)
 
@@ -133,12 +113,10 @@ NOT_A_SEED = bad("a string | None | a fraction | a list | a tensor | NaN | negat
 
 
 def seed(d: Draw) -> Arg:
-    """A seed."""
     return options(d, 0, 1, wrong=NOT_A_SEED, optional=True)
 
 
 def kind(d: Draw, dtype: str | None = None) -> str:
-    """The option ``dtype`` of a constructor of tensors, empty for float32."""
     dtype = dtype or d.dtype
     return "" if dtype == "float32" else f", dtype=torch.{dtype}"
 
@@ -183,7 +161,6 @@ def wrong_tensors(
 
 
 def tensor(d: Draw, *shape: int, optional: bool = False, positive: bool = False, lists: bool | None = False) -> Arg:
-    """A real tensor of that shape."""
     wrong = wrong_tensors(*shape, dtype=d.dtype, none=optional, lists=lists, meta=None)
     return _one_of(d, [real(d, *shape, positive=positive)], wrong, optional)
 
@@ -201,7 +178,6 @@ def free(d: Draw, *kept: str) -> Arg:
 
 
 def not_integers(size: str, *own: str) -> list[Wrong]:
-    """What is wrong in place of a tensor of integers of that size."""
     return bad(
         f"a string | a number | a module | floats: torch.zeros({size}) | bools: torch.zeros({size}, dtype=torch.bool)",
         f"complex: torch.zeros({size}, dtype=torch.complex64)",
@@ -211,18 +187,13 @@ def not_integers(size: str, *own: str) -> list[Wrong]:
     )
 
 
-# ---------------------------------------------------------------- graphs
-
-
 def edge_list(d: Draw) -> str:
-    """[2, E] of the edges of this program."""
     if not d.edges:
         return "torch.zeros(2, 0, dtype=torch.long)"
     return f"torch.tensor([{[s for s, _ in d.edges]}, {[t for _, t in d.edges]}])"
 
 
 def graph_source(d: Draw) -> str:
-    """A `Graph` with the edges, weights and batch of this program."""
     parts = [str(d.nodes), edge_list(d)]
     if d.maybe(0.3):
         parts.append(f"torch.rand({len(d.edges)})")
@@ -232,7 +203,6 @@ def graph_source(d: Draw) -> str:
 
 
 def _wrong_pairs(d: Draw, *own: str) -> list[Wrong]:
-    """What is wrong in place of pairs of nodes."""
     return not_integers(
         "2, 3",
         "transposed: torch.zeros(3, 2, dtype=torch.long) | of rank one: torch.zeros(2, dtype=torch.long)",
@@ -243,7 +213,6 @@ def _wrong_pairs(d: Draw, *own: str) -> list[Wrong]:
 
 
 def wrong_edges(d: Draw) -> list[Wrong]:
-    """What is wrong in place of edges."""
     n, e = d.nodes, edge_list(d)
     return _wrong_pairs(
         d,
@@ -258,7 +227,6 @@ def wrong_edges(d: Draw) -> list[Wrong]:
 
 
 def wrong_weights(d: Draw) -> list[Wrong]:
-    """What is wrong in place of edge weights."""
     e = len(d.edges)
     return bad(
         f"a list?: [1.0] * {e} | an array?: np.ones({e}) | a string: 'ones' | a number: 2.0 | a module",
@@ -273,7 +241,6 @@ def wrong_weights(d: Draw) -> list[Wrong]:
 
 
 def wrong_batch(d: Draw) -> list[Wrong]:
-    """What is wrong in place of a batch vector."""
     n = d.nodes
     wrong = not_integers(
         str(n),
@@ -287,7 +254,6 @@ def wrong_batch(d: Draw) -> list[Wrong]:
 
 
 def wrong_ptr(d: Draw) -> list[Wrong]:
-    """What is wrong in place of bounds."""
     n = d.nodes
     return not_integers(
         "2",
@@ -300,7 +266,6 @@ def wrong_ptr(d: Draw) -> list[Wrong]:
 
 
 def ptr(d: Draw) -> Arg:
-    """Bounds of a ragged batch, or none."""
     return Arg(None if d.sizes is None else f"torch.tensor({d.ptr})", wrong_ptr(d), True)
 
 
@@ -339,7 +304,6 @@ def graph(d: Draw, *, needed: bool = False) -> Arg:
 
 
 def just_graph(d: Draw, *own: str) -> Arg:
-    """A `Graph` and nothing else."""
     wrong = bad("None | a tensor?: torch.tensor([[0], [0]]) | a Data?: Data(edge_index=torch.tensor([[0], [0]]))", *own)
     return Arg(graph_source(d), NOT_A_TENSOR + wrong)
 
@@ -352,8 +316,6 @@ def pairs(d: Draw) -> Arg:
     wrong = _wrong_pairs(d, lists, "int32?: torch.zeros(2, 0, dtype=torch.int32)")
     return Arg(d.pick([*right, "torch.zeros(2, 0, dtype=torch.long)"]), wrong)
 
-
-# ---------------------------------------------------------------- objects of the library
 
 NOT_A_COUPLING = bad(
     "None | a string | a number | a list | a tensor: torch.eye(3) | an array | a module",
@@ -395,36 +357,28 @@ def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
 
 
 def coupling(d: Draw, *, symmetric: bool = False, optional: bool = False, other_size: bool | None = False) -> Arg:
-    """A coupling of the nodes of this program."""
     wrong = [*NOT_A_COUPLING, Wrong(f"mp.UniformCoupling({d.nodes + 1})", "of other nodes", other_size)]
     arg = _one_of(d, [coupling_source(d, symmetric=symmetric)], wrong, optional)
     return arg.without("None") if optional else arg
 
 
 DIFFUSIVITIES = [
-    "mp.SimpleDiffusivity()",
-    "mp.SigmoidDiffusivity()",
-    "mp.UniformDiffusivity()",
-    "mp.IdentityDiffusivity()",
-    "mp.GaussianDiffusivity()",
-    "mp.AdjacencyDiffusivity('row')",
+    "mp.SimpleDiffusivity()", "mp.SigmoidDiffusivity()", "mp.UniformDiffusivity()", "mp.IdentityDiffusivity()",
+    "mp.GaussianDiffusivity()", "mp.AdjacencyDiffusivity('row')",
     "0.5 * mp.SimpleDiffusivity() + 0.5 * mp.AdjacencyDiffusivity()",
-]
+]  # fmt: skip
 UPDATES = ["mp.ExplicitEuler(0.5)", "mp.ExplicitEuler(0.5, 'residual')", "mp.ExplicitEuler(0.5, beta=0.5, leak=0.1)"]
 
 
 def diffusivity(d: Draw, *right: str) -> Arg:
-    """A diffusivity."""
     return Arg(d.pick(right or DIFFUSIVITIES), NOT_A_DIFFUSIVITY)
 
 
 def update(d: Draw) -> Arg:
-    """A state update."""
     return _one_of(d, UPDATES, NOT_AN_UPDATE, True)
 
 
 def module(source: str, *more: Wrong) -> Arg:
-    """A module."""
     return Arg(source, [*NOT_A_MODULE, *more])
 
 

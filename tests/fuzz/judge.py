@@ -1,7 +1,5 @@
 """The verdict on a program: right, refused in a sentence of the library's own, or bad and why."""
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 import dis
@@ -30,28 +28,18 @@ DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostErr
 ABSENT = (OSError, IndexError, ImportError)
 #: What else a sentence may call an argument.
 ROLES = {
-    "x": ["state", "features", "node", "nodes", "num_nodes"],
-    "v": ["values"],
-    "y": ["labels", "labelled"],
+    "x": ["state", "features", "node", "nodes", "num_nodes"], "v": ["values"], "y": ["labels", "labelled"],
     "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node", "num_nodes"],
     "data": ["edge_index", "x", "y", "masks", "nodes"],
     "graph": ["data", "edge_index", "edges", "edge_weight", "adjacency", "nodes", "node"],
-    "num_nodes": ["nodes"],
-    "batch": ["graph", "graphs", "sequence", "sequences"],
+    "num_nodes": ["nodes"], "batch": ["graph", "graphs", "sequence", "sequences"],
     "coupling": ["couplings", "entries", "symmetric", "row", "column"],
-    "other": ["coupling", "diffusivity", "terms", "other_mask"],
-    "policy": ["self_loops"],
+    "other": ["coupling", "diffusivity", "terms", "other_mask"], "policy": ["self_loops"],
     "subject": ["coupling", "diffusivity", "layer", "layer_or_update", "update"],
-    "penalty": ["Penalty"],
-    "attention": ["alpha"],
-    "in_channels": ["channels"],
-    "out_channels": ["channels"],
-    "channels": ["in_channels"],
-    "min_length": ["lengths"],
-    "max_length": ["lengths"],
-    "log_query": ["query"],
+    "penalty": ["Penalty"], "attention": ["alpha"], "in_channels": ["channels"], "out_channels": ["channels"],
+    "channels": ["in_channels"], "min_length": ["lengths"], "max_length": ["lengths"], "log_query": ["query"],
     "log_key": ["key"],
-}
+}  # fmt: skip
 #: Memory that one call of a few dozen nodes may add to the most the process ever held.
 GROWTH = 512 << 20
 

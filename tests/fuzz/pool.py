@@ -1,7 +1,5 @@
 """Worker processes: reused over many programs, given up when one takes too long, replaced when one dies."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -48,7 +46,6 @@ class Worker:
                 first += 1
 
     def close(self) -> None:
-        """End the processes."""
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
@@ -73,13 +70,9 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(paths)  # the worker runs in another folder
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                cwd=self._folder.name,
-            )
+                [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=self._folder.name,
+            )  # fmt: skip
         self._welcome()
 
     def _welcome(self) -> None:
@@ -108,7 +101,6 @@ class Worker:
         return verdict | {"where": ""}
 
     def _kill(self) -> None:
-        """End the child that serves."""
         if self._serving:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._serving, signal.SIGKILL)

@@ -53,14 +53,7 @@ class Arg:
 
     def unsure(self, *which: str) -> Arg:
         """The argument where these may be refused or not; every one if none is named."""
-        return replace(
-            self,
-            wrong=[replace(w, valid=None) if not which or w.what in which else w for w in self.wrong],
-        )
-
-    def or_left_out(self) -> Arg:
-        """The argument where it need not be given."""
-        return replace(self, optional=True)
+        return replace(self, wrong=[replace(w, valid=None) if not which or w.what in which else w for w in self.wrong])
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,6 @@ class Call:
     finite: bool = True
 
     def line(self) -> str:
-        """The call as a line of Python."""
         named = {name: arg.right for name, arg in self.args.items() if arg.right is not None}
         line = self.target
         for name in list(named):
@@ -101,13 +93,11 @@ class Program:
     errors: tuple[str, ...] = ()  # what else it may raise, since it says so
 
     def with_arg(self, place: tuple[int, str], arg: Arg) -> Program:
-        """The program with another argument in one place."""
         call = self.calls[place[0]]
         changed = replace(call, args=call.args | {place[1]: arg})
         return replace(self, calls=(*self.calls[: place[0]], changed, *self.calls[place[0] + 1 :]))
 
     def lines(self) -> list[str]:
-        """The program without its prelude."""
         return [call.line() for call in self.calls]
 
     def as_request(self) -> dict[str, Any]:
@@ -156,11 +146,9 @@ class Draw:
         return self.rng is not None and self.rng.random() < chance
 
     def number(self, bound: int) -> int:
-        """An integer in [0, bound)."""
         return 0 if self.rng is None else self.rng.randrange(bound)
 
     def call(self, result: str, target: str, /, *, finite: bool = True, **args: Arg) -> None:
-        """Add a call."""
         self.calls.append(Call(result, target, args, finite))
 
     def _sizes(self) -> list[int]:
@@ -189,12 +177,10 @@ class Draw:
 
     @property
     def batch(self) -> list[int]:
-        """The graph of every node."""
         return [graph for graph, size in enumerate(self.sizes or [self.nodes]) for _ in range(size)]
 
     @property
     def ptr(self) -> list[int]:
-        """The bounds of the graphs."""
         bounds = [0]
         for size in self.sizes or [self.nodes]:
             bounds.append(bounds[-1] + size)

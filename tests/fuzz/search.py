@@ -1,7 +1,5 @@
 """A search for bad programs: many are judged, the bad ones made short and grouped by kind."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -32,7 +30,6 @@ class Found:
     indices: list[tuple[int, int]] = field(default_factory=list)
 
     def reproducer(self) -> str:
-        """The program as it can be run, in a few lines."""
         wrong = [f"{argument}: {self.program.calls[call].args[argument].what}" for call, argument in self.program.wrong]
         used = "\n".join(self.program.lines())
         head = [line for line in PRELUDE.splitlines() if _is_used(line, used)]
@@ -48,7 +45,6 @@ class Result:
     seconds: float = 0.0
 
     def summary(self) -> str:
-        """A line of counts."""
         counts = ", ".join(f"{self.verdicts[verdict]} {verdict}" for verdict in ("right", "refused", "bad"))
         return f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
 
@@ -131,7 +127,6 @@ def _shortened(program: Program, verdict: dict[str, Any], worker: Worker) -> tup
 
 
 def _until(program: Program, last: int) -> Program:
-    """The program without the calls that it did not come to."""
     wrong = tuple(place for place in program.wrong if place[0] <= last)
     return replace(program, calls=program.calls[: last + 1], wrong=wrong)
 

@@ -1,8 +1,6 @@
 """Arguments of a public name by its signature: annotations say what they are, names which values are right."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,7 +31,6 @@ def _texts(*right: str) -> Make:
 
 
 def strides(d: Draw) -> Arg:
-    """Strides of a stencil."""
     wrong = bad(
         "empty: () | a zero: (0,) | negative: (-1,) | a fraction: (1.5,) | a string | a number | None",
         "a bool: (True,) | letters: ('a',) | a module",
@@ -42,13 +39,11 @@ def strides(d: Draw) -> Arg:
 
 
 def dtype(d: Draw) -> Arg:
-    """A floating-point dtype."""
     wrong = bad("a string: 'float32' | integers: torch.int64 | a number | complex: torch.complex64")
     return options(d, f"torch.{d.dtype}", wrong=wrong)
 
 
 def device(d: Draw) -> Arg:
-    """A device."""
     wrong = bad("no device: 'nowhere' | a number: 3.5 | a list: ['cpu']")
     return options(d, "'cpu'", "torch.device('cpu')", wrong=wrong)
 
@@ -60,83 +55,34 @@ PARAMETERS: dict[str, Make] = {
     **dict.fromkeys(("gnn_num_layers", "trans_num_heads"), _counts(1, 2)),
     **dict.fromkeys(("channels", "dim"), lambda d: count(d, d.channels)),
     "in_channels": lambda d: count(d, d.channels).unsure("negative"),  # -1 may be found out at the first call
-    "hidden_channels": _counts(4, 6),
-    "out_channels": _counts(3, 1, 4),
-    "encoder_channels": _counts(5),
-    "head_channels": _counts(3),
-    "mlp_channels": _counts(5),
-    "heads": lambda d: count(d, d.heads),
-    "K": _counts(2, 1),
-    "k": _counts(5, 2),
-    "steps": _counts(1, 3),
-    "max_iter": _counts(1000),
-    "max_steps": _counts(30),
-    "memory": _counts(10, 0, zero=True),
-    "points": _counts(2, 1),
-    "draws": _counts(1, 2),
-    "num_features": _counts(8, 5),
-    "num_samples": _counts(2, 0, zero=True),
-    "per_class": _counts(5, 2),
-    "num_neighbors": _counts(5, 1),
-    "num_parts": _counts(1),
-    "num_val": _counts(500, 10, zero=True),
-    "num_test": _counts(5, 10),
-    "batch_size": _counts(4),
-    "windows": _counts(4, 3),
-    "lags": _counts(4),
-    "num_images": _counts(9),
-    "num_words": _counts(9),
-    "max_length": _counts(9),
-    "num": _counts(2, 3),
-    "size": _counts(32, 24),
-    "num_nodes": _counts(4, 7),
-    "rows": _counts(4, 7),
-    "columns": _counts(4, 7),
-    "tau": _numbers(0.5, 0.25),
-    "t": _numbers(0.5, 1.0, 0.1),
-    "tol": _numbers(1e-2, 1e-3),
-    "gamma": _numbers(1.0, 0.5),
-    "alpha": _numbers(0.1, 0.2),
-    "beta": _numbers(0.0, 0.5, zero=True, negative=True),
-    "leak": _numbers(0.0, 0.2, zero=True),
-    "lam": _numbers(1.0, 0.0, 0.1, zero=True),
-    "mu": _numbers(2.0, 20.0),
-    "radius": _numbers(1.0, 0.5),
-    "bandwidth": _numbers(0.5, 0.25),
-    "initial": _numbers(1.0, 0.01),
-    "step": _numbers(0.5, 1.0),
-    "shrink": _numbers(0.5, below="1.0"),
-    "theta": _numbers(0.5, 0.25),
-    "threshold": _numbers(1e-8),
-    "negative_slope": _numbers(0.2, 0.0, negative=True),
-    "edge_regularization": _numbers(0.5, 0.0, zero=True),
+    "hidden_channels": _counts(4, 6), "out_channels": _counts(3, 1, 4), "encoder_channels": _counts(5),
+    "head_channels": _counts(3), "mlp_channels": _counts(5), "heads": lambda d: count(d, d.heads), "K": _counts(2, 1),
+    "k": _counts(5, 2), "steps": _counts(1, 3), "max_iter": _counts(1000), "max_steps": _counts(30),
+    "memory": _counts(10, 0, zero=True), "points": _counts(2, 1), "draws": _counts(1, 2), "num_features": _counts(8, 5),
+    "num_samples": _counts(2, 0, zero=True), "per_class": _counts(5, 2), "num_neighbors": _counts(5, 1),
+    "num_parts": _counts(1), "num_val": _counts(500, 10, zero=True), "num_test": _counts(5, 10),
+    "batch_size": _counts(4), "windows": _counts(4, 3), "lags": _counts(4), "num_images": _counts(9),
+    "num_words": _counts(9), "max_length": _counts(9), "num": _counts(2, 3), "size": _counts(32, 24),
+    "num_nodes": _counts(4, 7), "rows": _counts(4, 7), "columns": _counts(4, 7), "tau": _numbers(0.5, 0.25),
+    "t": _numbers(0.5, 1.0, 0.1), "tol": _numbers(1e-2, 1e-3), "gamma": _numbers(1.0, 0.5), "alpha": _numbers(0.1, 0.2),
+    "beta": _numbers(0.0, 0.5, zero=True, negative=True), "leak": _numbers(0.0, 0.2, zero=True),
+    "lam": _numbers(1.0, 0.0, 0.1, zero=True), "mu": _numbers(2.0, 20.0), "radius": _numbers(1.0, 0.5),
+    "bandwidth": _numbers(0.5, 0.25), "initial": _numbers(1.0, 0.01), "step": _numbers(0.5, 1.0),
+    "shrink": _numbers(0.5, below="1.0"), "theta": _numbers(0.5, 0.25), "threshold": _numbers(1e-8),
+    "negative_slope": _numbers(0.2, 0.0, negative=True), "edge_regularization": _numbers(0.5, 0.0, zero=True),
     "stabilizer": _numbers(0.0, 1e-6, zero=True),
     "graph_weight": _numbers(0.3, 0.0, 1.0, zero=True, below="1.5"),
-    "budget": _numbers(0.5, 0.25, "None", none=True),
-    "sharpness": _numbers(4.0, 0.5),
-    "lr": _numbers(0.01, zero=True),
-    "weight_decay": _numbers(5e-4, 0.0, zero=True),
-    "classes": _counts(2, 3),
-    "num_classes": _counts(3, 2),
-    "block_size": _counts(3, 65536),
-    "x": free,
+    "budget": _numbers(0.5, 0.25, "None", none=True), "sharpness": _numbers(4.0, 0.5), "lr": _numbers(0.01, zero=True),
+    "weight_decay": _numbers(5e-4, 0.0, zero=True), "classes": _counts(2, 3), "num_classes": _counts(3, 2),
+    "block_size": _counts(3, 65536), "x": free,
     "model": lambda d: options(d, "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "nn.Identity()", wrong=NOT_A_MODULE),
-    "act": _texts("relu", "elu", "gelu"),
-    "coupling": coupling,
-    "device": device,
-    "diffusivity": diffusivity,
-    "dtype": dtype,
-    "generator": generator,
-    "batch": lambda d: edges(d)["batch"],
-    "ptr": ptr,
-    "seed": seed,
-    "strides": strides,
-    "update": update,
-}
+    "act": _texts("relu", "elu", "gelu"), "coupling": coupling, "device": device, "diffusivity": diffusivity,
+    "dtype": dtype, "generator": generator, "batch": lambda d: edges(d)["batch"], "ptr": ptr, "seed": seed,
+    "strides": strides, "update": update,
+}  # fmt: skip
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
-    """The parameters of a public name."""
     package, _, attribute = name.rpartition(".")
     return _signature(getattr(PACKAGES[package or "mp"], attribute))
 
@@ -159,6 +105,12 @@ def arguments(
     for key in leave.split():
         found.pop(key)
     return {key: own[key] if key in own else _fitting(d, name, p) for key, p in found.items()} | own
+
+
+def construct(d: Draw, result: str, name: str, after: str = "", /, **options: Any) -> None:
+    """Call a public name with `arguments`; ``after`` follows the call in the program."""
+    path = name if "." in name else f"mp.{name}"
+    d.call(result, f"{path}({{args}}){after}", **arguments(d, name, **options))
 
 
 def _fitting(d: Draw, name: str, parameter: inspect.Parameter) -> Arg:

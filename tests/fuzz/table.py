@@ -1,7 +1,5 @@
 """The table: a strategy for every public name, or the reason why it has none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 
@@ -18,19 +16,15 @@ STRATEGIES |= DATA | TRAIN | TESTING | DISTRIBUTED
 
 #: What is not called at random, and why.
 EXEMPT: dict[str, str] = {
-    **dict.fromkeys(
-        ("ConvergenceError", "CouplingMismatchError", "SingularSystemError", "distributed.RankLostError"),
-        "an error: the library raises it, nobody calls it",
-    ),
-    **dict.fromkeys(
-        ("train.CheckpointFiles", "train.Resumable", "train.FiniteLoss"),
-        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN",
-    ),
+    **dict.fromkeys(("ConvergenceError", "CouplingMismatchError", "SingularSystemError", "distributed.RankLostError"),
+        "an error: the library raises it, nobody calls it"),
+    **dict.fromkeys(("train.CheckpointFiles", "train.Resumable", "train.FiniteLoss"),
+        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN"),
     "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
     "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
     "testing.TOLERANCES": "a table, read through `tolerance`",
     "train.exit_code": "it takes a program and its signals; tests/experiments/train stops programs",
-}
+}  # fmt: skip
 
 #: Errors that a name documents beside TypeError, ValueError and the library's own.
 ERRORS: dict[str, list[str]] = {"testing.tolerance": ["KeyError"]}

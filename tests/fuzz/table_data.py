@@ -1,16 +1,11 @@
-"""Strategies of data sets, splits and loaders, of training, and of what runs over ranks.
-
-What reads files is given none, or one that the program writes: no data set is needed, and nothing is fetched.
-"""
+"""Strategies of data sets, splits and loaders, of training, and of what runs over ranks."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import arguments, calls, device
+from .signatures import arguments, calls, construct, device
 
 NOT_A_PATH = bad(
     "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
@@ -24,17 +19,14 @@ NOT_DATA = bad(
 
 
 def absent(d: Draw) -> Arg:
-    """A path where nothing is."""
     return Arg("'absent'", NOT_A_PATH, valid=None)
 
 
 def written(path: str, *own: str) -> Arg:
-    """A path to write to."""
     return Arg(repr(path), NOT_A_PATH + bad(*own))
 
 
 def labels(d: Draw) -> Arg:
-    """Labels [N]."""
     wrong = not_integers(
         "40",
         "None | a list?: [0, 1, 0, 1] | an array?: np.array([0, 1, 0, 1]) | NaN: torch.full((40,), math.nan)",
@@ -76,13 +68,12 @@ def add_laplacian_pe(d: Draw) -> None:
 
 def to_diffusion_graph(d: Draw) -> None:
     d.sizes = None
-    d.call("transform", "data.ToDiffusionGraph({args})", **arguments(d, "data.ToDiffusionGraph"))
+    construct(d, "transform", "data.ToDiffusionGraph")
     given = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
     d.call("out", "transform({graph}).graph.prepare()", graph=Arg(d.pick([given, f"[{given}, {given}]"]), NOT_DATA))
 
 
 def data_source(d: Draw, nodes: int | None = None) -> str:
-    """A graph with features, labels and masks."""
     n = d.nodes if nodes is None else nodes
     mask = f"torch.ones({n}, dtype=torch.bool)"
     parts = f"x=torch.randn({n}, 3), edge_index={edge_list(d)}, y=torch.zeros({n}).long(), train_mask={mask}"
@@ -92,7 +83,7 @@ def data_source(d: Draw, nodes: int | None = None) -> str:
 def part_of(d: Draw) -> None:
     d.sizes = None
     whole = Arg(data_source(d), NOT_DATA).without("empty")
-    d.call("transform", "data.PartOf({args})", **arguments(d, "data.PartOf", data=whole))
+    construct(d, "transform", "data.PartOf", data=whole)
     n = d.nodes
     batch = f"Data(n_id=torch.arange({n}), batch_size={n}, edge_index={edge_list(d)}, num_nodes={n})"
     d.call("out", "transform({batch})", batch=Arg(batch, NOT_DATA[:6]))
@@ -115,11 +106,7 @@ def loader(d: Draw) -> None:
         "clusters": options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
         "num_replicas": never([w for w in sizes if w.valid is False]),
     }
-    d.call(
-        "loader",
-        "data.RandomPartitionLoader({args})",
-        **arguments(d, "data.RandomPartitionLoader", leave="rank", **given),
-    )
+    construct(d, "loader", "data.RandomPartitionLoader", leave="rank", **given)
     d.call("out", "[batch.x for batch in loader]")
 
 
@@ -144,26 +131,20 @@ def _items(d: Draw, last: int) -> None:
 def list_ops(d: Draw) -> None:
     words = bad("empty: () | another word: ('NONE',) | a number | None")
     given = {
-        "num": count(d, 3, 2, none=True),
-        "min_length": count(d, 4, 5),
-        "max_length": count(d, 60, 90),
-        "max_depth": count(d, 5, optional=True),
-        "max_args": count(d, 5, optional=True),
+        "num": count(d, 3, 2, none=True), "min_length": count(d, 4, 5), "max_length": count(d, 60, 90),
+        "max_depth": count(d, 5, optional=True), "max_args": count(d, 5, optional=True),
         "operators": options(d, "('MIN', 'MAX')", "['SM']", wrong=words, optional=True),
-    }
-    d.call("tasks", "sequences.ListOps({args})", **arguments(d, "sequences.ListOps", **given))
+    }  # fmt: skip
+    construct(d, "tasks", "sequences.ListOps", **given)
     _items(d, 2)
 
 
 def pathfinder(d: Draw) -> None:
     given = {
-        "num": count(d, 2, 3, none=True),
-        "size": count(d, 32, 24),
-        "dashes": count(d, 4, 6),
-        "distractors": count(d, 1, 0, zero=True),
-        "distractor_dashes": count(d, 2, optional=True),
-    }
-    d.call("tasks", "sequences.Pathfinder({args})", **arguments(d, "sequences.Pathfinder", **given))
+        "num": count(d, 2, 3, none=True), "size": count(d, 32, 24), "dashes": count(d, 4, 6),
+        "distractors": count(d, 1, 0, zero=True), "distractor_dashes": count(d, 2, optional=True),
+    }  # fmt: skip
+    construct(d, "tasks", "sequences.Pathfinder", **given)
     _items(d, 2)
 
 
@@ -185,22 +166,19 @@ def sbm(d: Draw) -> None:
         "pattern_sizes": never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')")),
         "log": Arg("False"),
     }
-    d.call("tasks", "graphs.SBMDataset({args})", **arguments(d, "graphs.SBMDataset", **given))
+    construct(d, "tasks", "graphs.SBMDataset", **given)
     d.call("out", "[tasks[0].x, tasks[0].y]")
 
 
 def _name(d: Draw) -> Arg:
-    """The name of a file that nobody has."""
     return replace(choice(d, "nobody", optional=False).without("another string"), valid=None)
 
 
 def named(*names: str) -> Make:
-    """One of these names."""
     return lambda d: choice(d, *names, optional=False)
 
 
 def points(d: Draw) -> Arg:
-    """Points among which there are neighbours."""
     dtype = "float32" if d.dtype == "float64" else d.dtype
     right = ["torch.randn(9, 3)", "torch.randn(9, 20)", "torch.zeros(9, 3)", "torch.randn(9, 3).half()"]
     right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
@@ -215,7 +193,7 @@ def knn_transform(d: Draw) -> None:
         "of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
         "too few: Data(x=torch.randn(2, 2))",
     )
-    d.call("transform", "data.KNNGraph({args})", **arguments(d, "data.KNNGraph", k=count(d, 5, 2)))
+    construct(d, "transform", "data.KNNGraph", k=count(d, 5, 2))
     d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", wrong))
 
 
@@ -237,53 +215,30 @@ def edge_sums(d: Draw) -> None:
 def forecast(d: Draw) -> None:
     right = "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]"
     snapshots = Arg(right, bad("empty | a number | numbers: [1, 2] | None"))
-    d.call("forecast", "graphs.fit_forecast({args})", **arguments(d, "graphs.fit_forecast", snapshots=snapshots))
+    construct(d, "forecast", "graphs.fit_forecast", snapshots=snapshots)
     d.call("out", "forecast(torch.randn(3, 4))")
 
 
 DATA: dict[str, Strategy] = {
-    "data.random_split": calls(
-        "data.random_split",
-        y=labels,
-        train=lambda d: number(d, 0.5, 0.25, below="1.5"),
-        val=lambda d: number(d, 0.1, 0.0, zero=True, below="1.5"),
-        generator=lambda d: generator(d, optional=False),
-    ),
-    "data.random_split_per_class": calls(
-        "data.random_split_per_class",
-        y=labels,
-        num_val=lambda d: count(d, 4, 0, zero=True),
-        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
-        generator=lambda d: generator(d, optional=False),
-    ),
+    "data.random_split": calls("data.random_split", y=labels, train=lambda d: number(d, 0.5, 0.25, below="1.5"),
+        val=lambda d: number(d, 0.1, 0.0, zero=True, below="1.5"), generator=lambda d: generator(d, optional=False)),
+    "data.random_split_per_class": calls("data.random_split_per_class", y=labels,
+        num_val=lambda d: count(d, 4, 0, zero=True), num_test=lambda d: Arg(d.pick(["None", "5"]),
+        count(d, zero=True, none=True).wrong), generator=lambda d: generator(d, optional=False)),
     "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
-    "data.KNNGraph": knn_transform,
-    "data.knn_graph": calls("data.knn_graph", x=points),
-    "data.Split": split,
-    "data.pad": pad,
-    "data.AddLaplacianPE": add_laplacian_pe,
-    "data.ToDiffusionGraph": to_diffusion_graph,
-    "data.PartOf": part_of,
-    "data.RandomPartitionLoader": loader,
-    "data.find_clusters": find_clusters,
-    "sequences.ListOps": list_ops,
-    "sequences.Pathfinder": pathfinder,
-    "sequences.SequenceDataset": sequence_dataset,
-    "sequences.IMDb": calls("sequences.IMDb", path=absent),
-    "graphs.SBMDataset": sbm,
-    "graphs.synthetic_pokec": calls(
-        "graphs.synthetic_pokec",
-        num_nodes=lambda d: count(d, 50, 20),
-        num_edges=lambda d: count(d, 100, 40),
-        num_features=lambda d: count(d, 4, 2),
+    "data.KNNGraph": knn_transform, "data.knn_graph": calls("data.knn_graph", x=points), "data.Split": split,
+    "data.pad": pad, "data.AddLaplacianPE": add_laplacian_pe, "data.ToDiffusionGraph": to_diffusion_graph,
+    "data.PartOf": part_of, "data.RandomPartitionLoader": loader, "data.find_clusters": find_clusters,
+    "sequences.ListOps": list_ops, "sequences.Pathfinder": pathfinder, "sequences.SequenceDataset": sequence_dataset,
+    "sequences.IMDb": calls("sequences.IMDb", path=absent), "graphs.SBMDataset": sbm,
+    "graphs.synthetic_pokec": calls("graphs.synthetic_pokec", num_nodes=lambda d: count(d, 50, 20),
+        num_edges=lambda d: count(d, 100, 40), num_features=lambda d: count(d, 4, 2),
         homophily=lambda d: number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
         signal=lambda d: number(d, 0.3, 0.0, optional=True, zero=True),
         spread=lambda d: number(d, 1.5, optional=True, zero=True),
         unlabelled=lambda d: number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
-        cache=never(NOT_A_PATH).without("None", "empty"),
-    ),
-    "graphs.load_digits": calls("graphs.load_digits", "made.x"),
-    "graphs.SumEdgeFeatures": edge_sums,
+        cache=never(NOT_A_PATH).without("None", "empty")),
+    "graphs.load_digits": calls("graphs.load_digits", "made.x"), "graphs.SumEdgeFeatures": edge_sums,
     "graphs.fit_forecast": forecast,
     "graphs.load_ogb": calls("graphs.load_ogb", root=absent, leave="cache progress", name=named("ogbn-arxiv")),
     "graphs.load_mnist": calls("graphs.load_mnist", root=absent),
@@ -292,33 +247,25 @@ DATA: dict[str, Strategy] = {
     "graphs.load_synmol": calls("graphs.load_synmol", root=absent, split=named("train")),
     "graphs.load_planetoid": calls("graphs.load_planetoid", root=absent, leave="download", name=named("Cora")),
     "graphs.load_pokec": calls("graphs.load_pokec", root=absent, leave="cache progress"),
-    "graphs.PeptidesFunctional": calls(
-        "graphs.PeptidesFunctional",
-        source=absent,
-        root=Arg("'peptides'", NOT_A_PATH[:4]),
-        num_graphs=lambda d: count(d, 2, optional=True, none=True),
-        log=Arg("False"),
-    ),
+    "graphs.PeptidesFunctional": calls("graphs.PeptidesFunctional", source=absent,
+        root=Arg("'peptides'", NOT_A_PATH[:4]), num_graphs=lambda d: count(d, 2, optional=True, none=True),
+        log=Arg("False")),
     **{
         f"graphs.load_{name}": calls(f"graphs.load_{name}", root=absent, name=_name)
         for name in ("facebook", "heterophilous", "tu")
     },
-}
-
-# ---------------------------------------------------------------- training
+}  # fmt: skip
 
 
 def node_classifier(d: Draw) -> None:
     d.sizes = None
     own = {"model": module("mp.GCNConv(3, 2)"), "metric": choice(d, "acc", "roc_auc")}
-    d.call("module", "train.NodeClassifier({args})", **arguments(d, "train.NodeClassifier", **own))
+    construct(d, "module", "train.NodeClassifier", **own)
     uses = "[module({data}), module.predict_step({data}, 0), module.configure_optimizers() and 0]"
     d.call("out", uses, data=Arg(data_source(d), NOT_DATA).without("empty"))
 
 
 def batch_learner(name: str, output: int, *metrics: str, **attributes: str) -> Strategy:
-    """A model that is trained on batches of graphs."""
-
     def strategy(d: Draw) -> None:
         d.sizes = None
         task = "'graph'" if name == "GraphClassifier" else "'node'"
@@ -380,11 +327,7 @@ def planetoid_module(d: Draw) -> None:
         "split": part,
         "tuning": replace(flag(d), valid=True if part.right == "3" else None),  # which a random split does not know
     }
-    d.call(
-        "module",
-        "train.PlanetoidDataModule({args})",
-        **arguments(d, "train.PlanetoidDataModule", leave="download", **own),
-    )
+    construct(d, "module", "train.PlanetoidDataModule", leave="download", **own)
     d.call("out", "module.data")
 
 
@@ -395,71 +338,43 @@ def load_checkpoint(d: Draw) -> None:
 
 
 TRAIN: dict[str, Strategy] = {
-    "train.save_checkpoint": calls(
-        "train.save_checkpoint", state=Arg("{'a': torch.ones(2)}"), path=written("a.ckpt", "a folder: '.'")
-    ),
+    "train.save_checkpoint": calls("train.save_checkpoint", state=Arg("{'a': torch.ones(2)}"),
+        path=written("a.ckpt", "a folder: '.'")),
     "train.load_checkpoint": load_checkpoint,
-    "train.replace_file": calls(
-        "train.replace_file",
-        path=written("a.txt", "a folder: '.'"),
-        data=Arg("b'text'", bad("a string | None | a number | a list")),
-    ),
+    "train.replace_file": calls("train.replace_file", path=written("a.txt", "a folder: '.'"),
+        data=Arg("b'text'", bad("a string | None | a number | a list"))),
     "train.check_writable": calls("train.check_writable", folder=written("out").without("empty")),
     "train.NodeClassifier": node_classifier,
-    "train.SequenceClassifier": calls(
-        "train.SequenceClassifier",
-        "made(torch.ones(2, 5, 3))",
+    "train.SequenceClassifier": calls("train.SequenceClassifier", "made(torch.ones(2, 5, 3))",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
-        warmup=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
-    ),
+        warmup=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0")),
     "train.node_cross_entropy": node_cross_entropy,
     "train.mean_squared_error": mean_squared_error,
-    "train.weighted_accuracy": calls(
-        "train.weighted_accuracy",
+    "train.weighted_accuracy": calls("train.weighted_accuracy",
         "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
-        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")),
-    ),
+        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1"))),
     "train.multi_label_loss": multi_label_loss,
     "train.GraphClassifier": batch_learner("GraphClassifier", 2, "acc", "roc_auc"),
     "train.Forecaster": batch_learner("Forecaster", 1, "mse", "mae", base="torch.zeros({n})"),
     "train.Score": score,
-    "train.HeterophilousDataModule": calls(
-        "train.HeterophilousDataModule", "made.num_features", root=absent, split=seed, name=_name
-    ),
-    "train.FacebookDataModule": calls(
-        "train.FacebookDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
-    ),
-    "train.OgbDataModule": calls(
-        "train.OgbDataModule",
-        "made.num_features",
-        root=absent,
-        split=seed,
-        leave="cache",
-        name=named("ogbn-arxiv", "ogbn-proteins"),
-    ),
-    "train.KNNDataModule": calls(
-        "train.KNNDataModule", "made.num_features", root=absent, split=seed, name=named("MNIST", "20Newsgroups")
-    ),
-    "train.TUDataModule": calls(
-        "train.TUDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
-    ),
-    "train.SynMolDataModule": calls(
-        "train.SynMolDataModule", "made.num_features", root=absent, split=seed, leave="val"
-    ),
-    "train.SnapshotDataModule": calls(
-        "train.SnapshotDataModule",
-        "made.num_features",
-        root=absent,
-        split=seed,
-        leave="train val",
-        name=named("chickenpox", "england_covid"),
-        base=lambda d: choice(d, "zero", "ridge"),
-    ),
+    "train.HeterophilousDataModule": calls("train.HeterophilousDataModule", "made.num_features", root=absent,
+        split=seed, name=_name),
+    "train.FacebookDataModule": calls("train.FacebookDataModule", "made.num_features", root=absent, split=seed,
+        leave="train val", name=_name),
+    "train.OgbDataModule": calls("train.OgbDataModule", "made.num_features", root=absent, split=seed, leave="cache",
+        name=named("ogbn-arxiv", "ogbn-proteins")),
+    "train.KNNDataModule": calls("train.KNNDataModule", "made.num_features", root=absent, split=seed,
+        name=named("MNIST", "20Newsgroups")),
+    "train.TUDataModule": calls("train.TUDataModule", "made.num_features", root=absent, split=seed, leave="train val",
+        name=_name),
+    "train.SynMolDataModule": calls("train.SynMolDataModule", "made.num_features", root=absent, split=seed,
+        leave="val"),
+    "train.SnapshotDataModule": calls("train.SnapshotDataModule", "made.num_features", root=absent, split=seed,
+        leave="train val", name=named("chickenpox", "england_covid"), base=lambda d: choice(d, "zero", "ridge")),
     "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
-}
+}  # fmt: skip
 
-# ---------------------------------------------------------------- ranks
 
 ONE_RANK = (
     "torch.distributed.is_initialized() or torch.distributed.init_process_group("

@@ -1,26 +1,20 @@
 """Strategies of penalties, energies and certificates, of diagnostics, and of the checks in `testing`."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, calls, dtype, made
+from .signatures import arguments, calls, construct, dtype, made
 from .table_models import masks
 from .table_operators import FALLING, MIXTURE, NOT_FALLING
 
 FREE = ("a longer last dimension", "another dtype")  # where the channels may be any
 
-# ---------------------------------------------------------------- energies
-
 
 def penalty(name: str, **make: Make) -> Strategy:
-    """A penalty and its functions."""
-
     def strategy(d: Draw) -> None:
-        d.call("penalty", f"mp.{name}({{args}})", **arguments(d, name, **made(d, make)))
+        construct(d, "penalty", name, **made(d, make))
         asked = d.pick(["delta", "f", "conjugate", "total", "coupling"])
         if asked in ("delta", "f", "conjugate"):
             argument = "omega" if asked == "conjugate" else "z2"
@@ -67,20 +61,13 @@ def energy(d: Draw) -> None:
     metric = tensor(d, d.nodes, optional=True, positive=True)
     source = tensor(d, *like, optional=True)
     given = arguments(
-        d,
-        "Energy",
-        leave="laplacian",
-        penalty=options(d, *right, wrong=NOT_A_PENALTY),
+        d, "Energy", leave="laplacian", penalty=options(d, *right, wrong=NOT_A_PENALTY),
         lam=number(d, 1.0, 0.3, optional=True),
-        coupling=Arg(of.right if over else None, of.without("None").wrong, True),
-        source=source,
-        beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True),
-        metric=metric.without("a higher rank"),
-        graph_term=coupling(d, symmetric=True, optional=True),
-        activation=relu,
-        version=choice(d, "falling"),
+        coupling=Arg(of.right if over else None, of.without("None").wrong, True), source=source,
+        beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True), metric=metric.without("a higher rank"),
+        graph_term=coupling(d, symmetric=True, optional=True), activation=relu, version=choice(d, "falling"),
         ptr=never(ptr(d).wrong) if over else ptr(d),
-    )
+    )  # fmt: skip
     d.call("energy", "mp.Energy({args})", **given)
     x = (
         free(d)
@@ -117,13 +104,9 @@ def certify_step(d: Draw) -> None:
     joint = Arg("energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()"))
     d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
     d.call(
-        "out",
-        "mp.certify_step({args})",
-        finite=False,
-        energy=joint,
-        coupling=Arg(of.right or "None", of.wrong),
+        "out", "mp.certify_step({args})", finite=False, energy=joint, coupling=Arg(of.right or "None", of.wrong),
         x=free(d),
-    )
+    )  # fmt: skip
 
 
 def energy_trace(d: Draw) -> None:
@@ -153,17 +136,15 @@ def joint_energy(d: Draw) -> None:
         "metric": metric.without("a higher rank"),
         "constraint": choice(d, None, "nonnegative", "ball", "sphere"),
     }
-    d.call("energy", "mp.JointEnergy({args})", **arguments(d, "JointEnergy", leave="projection", **given))
+    construct(d, "energy", "JointEnergy", leave="projection", **given)
     d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False)
 
 
 def long_runs(d: Draw) -> Arg:
-    """A penalty of which a theorem about trajectories holds."""
     return options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY)
 
 
 def any_symmetric(d: Draw) -> Arg:
-    """A symmetric coupling of any number of nodes."""
     return coupling(d, symmetric=True, other_size=None)
 
 
@@ -173,24 +154,18 @@ def record(source: str) -> Strategy:
 
 
 ENERGIES: dict[str, Strategy] = {
-    "JointEnergy": joint_energy,
-    "Penalty": own_penalty,
+    "JointEnergy": joint_energy, "Penalty": own_penalty,
     **{
         name: penalty(name)
         for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty", "GaussianPenalty")
     },
-    "FunctionPenalty": function_penalty,
-    "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
-    "Energy": energy,
+    "FunctionPenalty": function_penalty, "MixturePenalty": penalty("MixturePenalty", **MIXTURE), "Energy": energy,
     "EnergyTrace": energy_trace,
     "Certificate": record("mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.').__str__()"),
-    "certify": certify,
-    "certify_step": certify_step,
+    "certify": certify, "certify_step": certify_step,
     "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
     "energy_bounds": calls("energy_bounds", coupling=any_symmetric),
-}
-
-# ---------------------------------------------------------------- functions
+}  # fmt: skip
 
 
 def full_graph_inference(d: Draw) -> None:
@@ -204,7 +179,7 @@ def full_graph_inference(d: Draw) -> None:
         "block_size": count(d, 3, 65536, optional=True),
         "progress": Arg("False"),
     }
-    d.call("out", "mp.full_graph_inference({args})", **arguments(d, "full_graph_inference", **given))
+    construct(d, "out", "full_graph_inference", **given)
 
 
 def released_state_dict(d: Draw) -> None:
@@ -250,11 +225,10 @@ def fixed_point(d: Draw) -> None:
         ),
         "total": options(d, "lambda x: x", wrong=NOT_A_FUNCTION, optional=True).without("None"),
     }
-    d.call("out", "mp.fixed_point({args})", **arguments(d, "fixed_point", leave="what", **given))
+    construct(d, "out", "fixed_point", leave="what", **given)
 
 
 def sequences(d: Draw, channels: int, dtype: str = "float64") -> dict[str, Arg]:
-    """x [B, L, C] and its mask."""
     size, length = d.pick([2, 1, 3, 0]), d.pick([5, 1, 7, 0])
     x = Arg(real(d, size, length, channels, dtype=dtype), wrong_tensors(size, length, channels, dtype=dtype))
     mask = masks(d, size, length)
@@ -280,7 +254,6 @@ def commutator(d: Draw) -> None:
 
 
 def _placed(d: Draw) -> dict[str, Arg]:
-    """A model with an inserted layer, and what it is called with."""
     d.call("model", PLACED)
     asked = {"points": count(d, 2, 1), "tol": number(d, 1e-2)}
     return {"model": Arg("model", NOT_A_MODULE).without("a function"), **sequences(d, 3), **asked}
@@ -304,27 +277,23 @@ def diagnose(d: Draw) -> None:
 
 
 def random_features(d: Draw) -> Arg:
-    """A diffusivity by random features."""
     to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
     wrong = NOT_A_DIFFUSIVITY + bad("of another kind: mp.SimpleDiffusivity()")
     return Arg(f"mp.KernelizedSoftmaxDiffusivity({d.channels}){to}", wrong)
 
 
 def feature_counts(d: Draw) -> Arg:
-    """Numbers of random features."""
     wrong = bad("empty? | a zero: [0] | a fraction: [1.5] | a string | a number | None | a module")
     return options(d, "[4]", "(2, 8)", wrong=wrong)
 
 
 def observed(d: Draw) -> Arg:
-    """A graph with the nodes of the coupling."""
     n = d.nodes
     other = f"of other nodes: mp.Graph({n + 2}, torch.zeros(2, 1, dtype=torch.long))"
     return just_graph(d, f"a graph without edges: mp.Graph({n})", other)
 
 
 def stable(d: Draw) -> Arg:
-    """A coupling whose rows sum to one at most."""
     right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
     wrong = NOT_A_COUPLING + bad("one with normalised rows: mp.SimpleDiffusivity()(torch.ones(2, 2))")
     return options(d, *right, wrong=wrong)
@@ -335,44 +304,29 @@ MODEL: Make = lambda d: options(  # noqa: E731
 )
 WEIGHT: Make = lambda d: number(d, 1.0, 0.5, optional=True, negative=True, zero=True)  # noqa: E731
 FUNCTIONS: dict[str, Strategy] = {
-    "auxiliary_loss": calls("auxiliary_loss", model=MODEL),
-    "cite": calls("cite", model=MODEL),
+    "auxiliary_loss": calls("auxiliary_loss", model=MODEL), "cite": calls("cite", model=MODEL),
     "edge_loss": calls("edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed),
-    "fixed_point": fixed_point,
-    "full_graph_inference": full_graph_inference,
-    "kernel_error": calls(
-        "kernel_error", diffusivity=random_features, x=state, num_features=feature_counts, graph=graph
-    ),
-    "lipschitz": calls(
-        "lipschitz",
-        f=lambda d: options(d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE),
-        x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank", "a higher rank"),
-    ),
-    "released_state_dict": released_state_dict,
-    "roughness": roughness,
+    "fixed_point": fixed_point, "full_graph_inference": full_graph_inference,
+    "kernel_error": calls("kernel_error", diffusivity=random_features, x=state, num_features=feature_counts,
+        graph=graph),
+    "lipschitz": calls("lipschitz", f=lambda d: options(d, "torch.sin", "lambda x: 2 * x",
+        wrong=NOT_A_FUNCTION + NOT_A_STATE), x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank",
+        "a higher rank")),
+    "released_state_dict": released_state_dict, "roughness": roughness,
     "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free, beta=WEIGHT),
     "posterior_variance": calls("posterior_variance", coupling=stable, leak=lambda d: number(d, 0.5, 0.1)),
-    "commutator": commutator,
-    "perturbation_bound": perturbation_bound,
-    "diagnose": diagnose,
-    "diagnostics.plot_attention": calls(
-        "diagnostics.plot_attention",
-        coupling=any_symmetric,
-        ax=never(bad("a string: 'ax' | a number")),
-        head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True),
-    ),
+    "commutator": commutator, "perturbation_bound": perturbation_bound, "diagnose": diagnose,
+    "diagnostics.plot_attention": calls("diagnostics.plot_attention", coupling=any_symmetric,
+        ax=never(bad("a string: 'ax' | a number")), head=lambda d: options(d, 0,
+        wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True)),
     "diagnostics.SmoothingFloor": record("diagnostics.SmoothingFloor(1.0, 2.0, 0.0, 1.0).floor"),
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
     "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
     "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
-}
-
-# ---------------------------------------------------------------- testing
+}  # fmt: skip
 
 
 def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy:
-    """A check of `testing` on something that passes it."""
-
     def strategy(d: Draw) -> None:
         given = {"subject": Arg(right, wrong), **made(d, make), "seed": seed(d)}
         d.call("out", f"testing.{name}({{subject}}, {{args}})", **given)
@@ -381,7 +335,6 @@ def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy
 
 
 def level(d: Draw) -> Arg:
-    """How much is asked."""
     return choice(d, "core", "strict")
 
 
@@ -391,10 +344,8 @@ def _inert(wrong: list[Wrong]) -> list[Wrong]:
 
 
 def problem(name: str) -> Strategy:
-    """A problem with a known answer."""
-
     def strategy(d: Draw) -> None:
-        d.call("problem", f"testing.{name}({{args}})", **arguments(d, f"testing.{name}"))
+        construct(d, "problem", f"testing.{name}")
         asked = d.pick(["coupling", "heat", "implicit", "steady"])
         if asked == "coupling":
             d.call("out", "problem.coupling.degree()")
@@ -411,7 +362,6 @@ def problem(name: str) -> Strategy:
 
 
 def adjacency(d: Draw) -> Arg:
-    """A symmetric, non-negative matrix."""
     wrong = NOT_A_TENSOR + bad(
         "None | of rank one: torch.ones(3) | not square: torch.ones(3, 4) | negative: -torch.ones(3, 3)",
         "not symmetric: torch.triu(torch.ones(3, 3), 1) | NaN: torch.full((3, 3), math.nan)",
@@ -423,41 +373,26 @@ def adjacency(d: Draw) -> Arg:
 UNIFORM = "mp.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked("check_coupling", UNIFORM, _inert(NOT_A_COUPLING)),
-    "testing.check_diffusivity": checked(
-        "check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY), level=level
-    ),
+    "testing.check_diffusivity": checked("check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY),
+        level=level),
     "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=level),
     "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
-    "testing.assert_energy_descent": checked(
-        "assert_energy_descent",
-        "mp.ExplicitEuler(0.5)",
-        NOT_A_MODULE,
-        instances=lambda d: count(d, 1, 2),
-        steps=lambda d: count(d, 1, 2),
-        num_nodes=lambda d: count(d, 4, 6),
-        channels=lambda d: count(d, 2, 3),
-        energy=lambda d: never(NOT_A_FUNCTION).without("None"),
-    ),
+    "testing.assert_energy_descent": checked("assert_energy_descent", "mp.ExplicitEuler(0.5)", NOT_A_MODULE,
+        instances=lambda d: count(d, 1, 2), steps=lambda d: count(d, 1, 2), num_nodes=lambda d: count(d, 4, 6),
+        channels=lambda d: count(d, 2, 3), energy=lambda d: never(NOT_A_FUNCTION).without("None")),
     **{
         f"testing.{name}": problem(name)
         for name in ("path_problem", "cycle_problem", "complete_problem", "grid_problem", "random_problem")
     },
-    "testing.problem_on_graph": calls(
-        "testing.problem_on_graph", "made.heat(0.5)", name=Arg("'mine'", bad("a number?")), adjacency=adjacency
-    ),
+    "testing.problem_on_graph": calls("testing.problem_on_graph", "made.heat(0.5)",
+        name=Arg("'mine'", bad("a number?")), adjacency=adjacency),
     "testing.Problem": record("testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"),
     "testing.exact_problems": record("len(testing.exact_problems())"),
     "testing.cosine_mode": calls("testing.cosine_mode", k=lambda d: count(d, 1, 2, zero=True)),
-    "testing.order_of_convergence": calls(
-        "testing.order_of_convergence",
-        step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
+    "testing.order_of_convergence": calls("testing.order_of_convergence", step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
         problem=Arg("testing.path_problem(4)", bad("None | a string: 'path' | a tensor")),
-        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")),
-    ),
-    "testing.tolerance": calls(
-        "testing.tolerance",
-        operation=lambda d: choice(d, "product", "degree", "gradient", optional=False),
-        dtype=lambda d: dtype(d).without("a number", "complex"),
-    ),
+        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string"))),
+    "testing.tolerance": calls("testing.tolerance", operation=lambda d: choice(d, "product", "degree", "gradient",
+        optional=False), dtype=lambda d: dtype(d).without("a number", "complex")),
     "testing.Tolerance": record("testing.Tolerance(1e-3, 1e-3)"),
-}
+}  # fmt: skip

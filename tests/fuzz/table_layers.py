@@ -1,8 +1,6 @@
 """Strategies of the layers and of the models that are called like them."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +8,12 @@ from diffusion_mp import DiffusionConv, KernelizedSoftmaxDiffusivity, SparseFlow
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, made
+from .signatures import arguments, construct, made
 
 
 def called(
     d: Draw, *, needed: bool, source: bool = True, features: Arg | None = None, x: Arg | None = None, **more: Arg
 ) -> None:
-    """``layer(x, edge_index, …)``."""
     rest = {"return_coupling": flag(d), **more} | ({} if features is None else {"features": features})
     if source:
         wrong = tensor(d, d.nodes, d.channels, optional=True).wrong
@@ -45,17 +42,14 @@ def layer(
 
 
 def same(d: Draw) -> Arg:
-    """As many channels out as in."""
     return count(d, d.channels)
 
 
 def rows_or_frobenius(d: Draw) -> Arg:
-    """A normalisation that may be none."""
     return choice(d, "row", "frobenius", None)
 
 
 def alpha(d: Draw) -> Arg:
-    """A leak of a flow, infinite where it is conserved."""
     return number(d, 0.1, 1.0, "math.inf", optional=True, infinite=True)
 
 
@@ -105,11 +99,7 @@ def gcnii(d: Draw) -> None:
 def gat(d: Draw) -> None:
     featured = d.maybe(0.4)
     wide = Arg(str(d.channels) if featured else None, count(d, none=True).wrong if featured else [], False)
-    d.call(
-        "layer",
-        f"mp.GATConv({{args}}){cast(d)}",
-        **arguments(d, "GATConv", more="bias", of=DiffusionConv, edge_dim=wide),
-    )
+    construct(d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
     if featured:
         given = with_edge_attr(d, optional=False)
         given["edge_attr"] = given["edge_attr"].unsure("None")  # without features it reads the states alone
@@ -119,30 +109,25 @@ def gat(d: Draw) -> None:
 
 
 def with_edge_attr(d: Draw, *, optional: bool = True) -> dict[str, Arg]:
-    """The call of a layer whose edges have states."""
     given = edges(d, needed=True, objects=False)
     return {"x": state(d), **given, "edge_attr": tensor(d, len(d.edges), d.channels, optional=optional)}
 
 
 def with_edges(name: str, **make: Make) -> Strategy:
-    """A layer whose edges have states."""
-
     def strategy(d: Draw) -> None:
-        d.call("layer", f"mp.{name}({{args}}){cast(d)}", **arguments(d, name, **made(d, make)))
+        construct(d, "layer", name, cast(d), **made(d, make))
         d.call("out", "layer({args})", **with_edge_attr(d), return_coupling=flag(d))
 
     return strategy
 
 
 def local(d: Draw) -> Arg:
-    """Message passing in a block."""
     c = d.channels
     right = d.pick([f"mp.GatedGCNConv({c})", f"mp.GCNConv({c}, {c})"])
     return Arg(right, bad("a string: 'gcn' | a number | a class: mp.GCNConv"), True)
 
 
 def attention(d: Draw) -> Arg:
-    """Attention in a block."""
     c = d.channels
     wrong = bad(f"a string: 'sfi' | a number | other channels: mp.SFiConv({c}, {c + 1}, residual=False)")
     return Arg(f"mp.SFiConv({c}, {c}, residual=False)", wrong, True)
@@ -171,49 +156,23 @@ def weights_of_pyg(d: Draw) -> None:
 
 
 LAYERS: dict[str, Strategy] = {
-    "MLPConv": layer("MLPConv"),
-    "GCNConv": layer("GCNConv", needed=True),
-    "SGConv": layer("SGConv", needed=True),
-    "GATConv": gat,
-    "CertifiedConv": certified_conv,
-    "DIFFormerConv": layer(
-        "DIFFormerConv",
-        leave="update transform keep bias concat",
-        more="dropout",
-        of=DiffusionConv,
-        out_channels=same,
-        normalize=lambda d: choice(d, "row", None),
-    ),
-    "NodeFormerConv": layer(
-        "NodeFormerConv",
-        leave="projection",
-        more="num_features edge_regularization generator stabilizer",
-        of=KernelizedSoftmaxDiffusivity,
-        normalize=rows_or_frobenius,
-    ),
-    "SFiConv": layer(
-        "SFiConv",
-        leave="hops",
-        more="lam alpha lam_scale friction",
-        of=SparseFlowDiffusivity,
-        out_channels=same,
-        alpha=alpha,
-        normalize=rows_or_frobenius,
-    ),
-    "SGFormerConv": layer(
-        "SGFormerConv", leave="transform", out_channels=same, beta=lambda d: number(d, 0.5, 1.0, optional=True)
-    ),
+    "MLPConv": layer("MLPConv"), "GCNConv": layer("GCNConv", needed=True), "SGConv": layer("SGConv", needed=True),
+    "GATConv": gat, "CertifiedConv": certified_conv,
+    "DIFFormerConv": layer("DIFFormerConv", leave="update transform keep bias concat", more="dropout",
+        of=DiffusionConv, out_channels=same, normalize=lambda d: choice(d, "row", None)),
+    "NodeFormerConv": layer("NodeFormerConv", leave="projection",
+        more="num_features edge_regularization generator stabilizer", of=KernelizedSoftmaxDiffusivity,
+        normalize=rows_or_frobenius),
+    "SFiConv": layer("SFiConv", leave="hops", more="lam alpha lam_scale friction", of=SparseFlowDiffusivity,
+        out_channels=same, alpha=alpha, normalize=rows_or_frobenius),
+    "SGFormerConv": layer("SGFormerConv", leave="transform", out_channels=same,
+        beta=lambda d: number(d, 0.5, 1.0, optional=True)),
     "DiffusionConv": diffusion_conv,
-    "GINConv": layer(
-        "GINConv",
-        needed=True,
-        mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
-        eps=lambda d: number(d, 0.0, 0.2, optional=True, negative=True),
-    ),
+    "GINConv": layer("GINConv", needed=True, mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
+        eps=lambda d: number(d, 0.0, 0.2, optional=True, negative=True)),
     "MultiHeadConv": layer("MultiHeadConv", needed=True, source=False, out_channels=same),
-    "APPNPConv": appnp,
-    "GCNIIConv": gcnii,
+    "APPNPConv": appnp, "GCNIIConv": gcnii,
     "GatedGCNConv": with_edges("GatedGCNConv", eps=lambda d: number(d, 1e-6, 0.1, optional=True)),
     "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
     "from_pyg": weights_of_pyg,
-}
+}  # fmt: skip

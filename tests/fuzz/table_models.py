@@ -1,8 +1,6 @@
 """Strategies of the models."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +10,7 @@ from diffusion_mp.layers import DIFFormerConv, SGFormerConv
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, made
+from .signatures import arguments, construct, made
 from .table_layers import called, certified
 
 NOT_OPTIONS = bad("a string | a number | a list | a module")
@@ -37,8 +35,6 @@ def tasks(d: Draw) -> tuple[Arg, dict[str, Arg]]:
 def model(
     name: str, *, needed: bool = False, leave: str = "", more: str = "", of: Any = None, **make: Make
 ) -> Strategy:
-    """A model for nodes, graphs or links."""
-
     def strategy(d: Draw) -> None:
         task, scored = tasks(d)
         given = arguments(d, name, leave=leave, more=more, of=of, task=task, **made(d, make))
@@ -80,7 +76,6 @@ def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
 
 
 def encodings(d: Draw) -> Arg:
-    """Positional encodings: eigenvectors, or with them eigenvalues and a mask."""
     n = d.nodes
     wrong = bad(
         f"None | a string | a number | empty: () | too long: torch.randn({n + 1}, 3) | numbers: (1, 2) | a list: [1.0]",
@@ -92,8 +87,6 @@ def encodings(d: Draw) -> Arg:
 
 
 def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
-    """A stack of blocks with states of edges."""
-
     def strategy(d: Draw) -> None:
         edge_count = len(d.edges)
         channels, x = categories(d, d.channels, d.nodes)
@@ -116,7 +109,6 @@ def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
 
 
 def attention_options(d: Draw) -> Arg:
-    """Options of a stack's attention."""
     wrong = NOT_OPTIONS + bad("a negative leak: {'alpha': -1.0} | a leak of letters: {'alpha': 'a'}")
     return options(d, "{'alpha': 0.5}", "{'friction': 'constant'}", "None", wrong=wrong, optional=True)
 
@@ -185,7 +177,7 @@ def label_propagation(d: Draw) -> None:
 
 def laplacian_encoder(d: Draw) -> None:
     n, k = d.nodes, d.pick([3, 1, 0])
-    d.call("layer", f"mp.LaplacianEncoder({{args}}){cast(d)}", **arguments(d, "LaplacianEncoder"))
+    construct(d, "layer", "LaplacianEncoder", cast(d))
     values = Arg(
         f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None, wrong_tensors(n, k, none=True), True
     )
@@ -199,7 +191,6 @@ def laplacian_encoder(d: Draw) -> None:
 
 
 def masks(d: Draw, size: int, length: int) -> Arg:
-    """Which positions are tokens."""
     n = f"{size}, {length}"
     wrong = bad(
         f"floats: torch.ones({n}) | integers: torch.ones({n}, dtype=torch.long) | a string | a number | a module",
@@ -238,17 +229,11 @@ def pde_transformer(d: Draw) -> None:
     sizes = bad(f"a string | None | a list{'?' if tokens else ''} | empty | zero")  # another vocabulary may do
     smoothing = ["None"] if placement is None else ["None", "{'alpha': 0.2}"]
     given = arguments(
-        d,
-        "PDETransformer",
-        in_channels=Arg("[7]" if tokens else "3", sizes),
-        hidden_channels=count(d, 4, 8),
-        heads=heads_of_blocks(d),
-        max_length=count(d, 12),
-        placement=Arg(repr(placement), choice(d, None).wrong),
+        d, "PDETransformer", in_channels=Arg("[7]" if tokens else "3", sizes), hidden_channels=count(d, 4, 8),
+        heads=heads_of_blocks(d), max_length=count(d, 12), placement=Arg(repr(placement), choice(d, None).wrong),
         diffusion=options(d, *smoothing, wrong=NOT_OPTIONS, optional=True),
-        task=Arg(repr(task), choice(d, "classify").wrong),
-        causal=never(flag(d).wrong),
-    )
+        task=Arg(repr(task), choice(d, "classify").wrong), causal=never(flag(d).wrong),
+    )  # fmt: skip
     d.call("layer", f"mp.PDETransformer({{args}}){cast(d)}", **given)
 
     def sequences() -> Arg:
@@ -278,14 +263,8 @@ def certified_difformer(d: Draw) -> None:
 
 MODELS: dict[str, Strategy] = {
     "CertifiedDIFFormer": certified_difformer,
-    "DIFFormer": model(
-        "DIFFormer",
-        leave="update",
-        more="heads kernel projection normalize graph self_loops leak",
-        of=DIFFormerConv,
-        heads=heads,
-        normalize=lambda d: choice(d, "row", None),
-    ),
+    "DIFFormer": model("DIFFormer", leave="update", more="heads kernel projection normalize graph self_loops leak",
+        of=DIFFormerConv, heads=heads, normalize=lambda d: choice(d, "row", None)),
     "NodeFormer": model("NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads),
     "SGFormer": model(
         "SGFormer",
@@ -298,13 +277,8 @@ MODELS: dict[str, Strategy] = {
         gnn=lambda d: choice(d, "gcn", "gat", "sgc", "mlp", "residual"),
         aggregate=lambda d: choice(d, "add"),  # "cat" needs edges
     ),
-    "DiffusionGNN": gnn,
-    "GatedGCN": stack("GatedGCN"),
+    "DiffusionGNN": gnn, "GatedGCN": stack("GatedGCN"),
     "GPS": stack("GPS", heads=heads_of_blocks, attention=attention_options),
-    "DFiFormer": stack("DFiFormer", **OF_GPS),
-    "SFiFormer": from_dfi,
-    "LabelPropagation": label_propagation,
-    "LaplacianEncoder": laplacian_encoder,
-    "PDEDiffusion1d": pde_diffusion,
-    "PDETransformer": pde_transformer,
-}
+    "DFiFormer": stack("DFiFormer", **OF_GPS), "SFiFormer": from_dfi, "LabelPropagation": label_propagation,
+    "LaplacianEncoder": laplacian_encoder, "PDEDiffusion1d": pde_diffusion, "PDETransformer": pde_transformer,
+}  # fmt: skip

@@ -1,8 +1,6 @@
 """Strategies of graphs, couplings, diffusivities and updates."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,14 +12,11 @@ from diffusion_mp.updates.implicit import SolvedUpdate
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import arguments, device, dtype, made, parameters
+from .signatures import arguments, construct, device, dtype, made, parameters
 from .table_layers import alpha, rows_or_frobenius
-
-# ---------------------------------------------------------------- graphs
 
 
 def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
-    """N."""
     wrong = [w for w in count(d, zero=True).wrong if w.valid is False]
     more = bad(f"a NumPy integer?: np.int64({d.nodes})", "beyond memory?: 10**30" if beyond_memory else "")
     return fixed(d.nodes, *wrong, *more)
@@ -77,13 +72,10 @@ def graphs(d: Draw) -> None:
         d.call("out", f"graph.{asked}().degree()")
 
 
-# ---------------------------------------------------------------- couplings
-
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
 
 
 def used(d: Draw, *, pooled: bool = False) -> None:
-    """What can be done with a coupling."""
     unbounded = [call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args]
     finite = not (d.dtype == "float16" and any(unbounded))  # e^{q·k} may leave the range of half precision
     matvec = "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))"
@@ -121,7 +113,6 @@ def _values(d: Draw) -> Arg:
 
 
 def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
-    """Queries and keys."""
     h, f = d.pick([1, 2]), d.pick([3, 1, 5])
     return {name: tensor(d, d.nodes, h, f, positive=positive) for name in ("query", "key")}
 
@@ -136,13 +127,11 @@ def built(d: Draw, name: str, *, pooled: bool = False, **own: Arg) -> None:
     if "nonnegative" in known:
         own["nonnegative"] = never(flag(d).wrong)
     unkept = " ".join(known.keys() & UNKEPT)
-    d.call("coupling", f"mp.{name}({{args}})", **arguments(d, name, leave=unkept, **own))
+    construct(d, "coupling", name, leave=unkept, **own)
     used(d, pooled=pooled)
 
 
 def by_features(name: str, *, positive: bool = False, pooled: bool = False, **make: Make) -> Strategy:
-    """A coupling made of queries and keys."""
-
     def strategy(d: Draw) -> None:
         bounds = never(wrong_ptr(d)) if pooled and d.maybe(0.3) else ptr(d)
         own = features(d, positive=positive) | {"ptr": bounds} | made(d, make)
@@ -252,9 +241,7 @@ def _constant(d: Draw) -> Arg:
 
 
 COUPLINGS: dict[str, Strategy] = {
-    "Graph": graphs,
-    "Coupling": abstract("Coupling"),
-    "PooledCoupling": abstract("PooledCoupling"),
+    "Graph": graphs, "Coupling": abstract("Coupling"), "PooledCoupling": abstract("PooledCoupling"),
     "IdentityCoupling": lambda d: built(d, "IdentityCoupling", num_nodes=node_count(d, beyond_memory=True)),
     "UniformCoupling": lambda d: built(d, "UniformCoupling", num_nodes=node_count(d)),
     "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
@@ -262,20 +249,11 @@ COUPLINGS: dict[str, Strategy] = {
         "LinearAttentionCoupling", positive=True, pooled=True, constant=_constant, own=_constant
     ),
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
-    "LogLowRankCoupling": log_low_rank,
-    "SparseFlowCoupling": sparse_flow,
-    "DenseCoupling": dense,
-    "DistanceCoupling": of_distance,
-    "SparseCoupling": sparse,
-    "NeumannCoupling": neumann,
-    "PolynomialCoupling": polynomial,
-    "ReweightedCoupling": reweighted,
-    "ProjectedCoupling": projected,
-    "ScaledCoupling": scaled,
-    "SumCoupling": summed,
-}
-
-# ---------------------------------------------------------------- diffusivities
+    "LogLowRankCoupling": log_low_rank, "SparseFlowCoupling": sparse_flow, "DenseCoupling": dense,
+    "DistanceCoupling": of_distance, "SparseCoupling": sparse, "NeumannCoupling": neumann,
+    "PolynomialCoupling": polynomial, "ReweightedCoupling": reweighted, "ProjectedCoupling": projected,
+    "ScaledCoupling": scaled, "SumCoupling": summed,
+}  # fmt: skip
 
 
 def of_state(
@@ -317,7 +295,6 @@ def _used_by(d: Draw, *, finite: bool = True) -> None:
 
 
 def head_channels(d: Draw) -> Arg:
-    """Channels of a head, only ever wrong ones."""
     return never([w for w in count(d, none=True).wrong if w.valid is False])
 
 
@@ -330,22 +307,18 @@ LOOSE = "projection row_stochastic"
 
 
 def penalties(d: Draw) -> Arg:
-    """A penalty or its name."""
     right = ["'sigmoid'", "'quadratic'", "'gaussian'", "mp.GaussianPenalty(2.0)", "mp.SigmoidPenalty()"]
     return options(d, *right, wrong=NOT_A_PENALTY + bad("a function: lambda z: z"))
 
 
 def own_penalties(d: Draw) -> Arg:
-    """A penalty, not its name."""
     wrong = penalties(d).without("another name").wrong + bad("a name: 'gaussian'")
     return options(d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong)
 
 
 def composed(name: str, **make: Make) -> Strategy:
-    """A diffusivity made of others."""
-
     def strategy(d: Draw) -> None:
-        d.call("diffusivity", f"mp.{name}({{args}})", **arguments(d, name, **made(d, make)))
+        construct(d, "diffusivity", name, **made(d, make))
         d.call("coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d, needed=True))
         _used_by(d)
 
@@ -353,12 +326,10 @@ def composed(name: str, **make: Make) -> Strategy:
 
 
 def one_of(*right: str) -> Make:
-    """One of these diffusivities."""
     return lambda d: diffusivity(d, *right)
 
 
 def unnormalised(d: Draw) -> Arg:
-    """A diffusivity whose rows nobody divided."""
     whole = "mp.GaussianDiffusivity(row_stochastic=False)", "mp.SigmoidDiffusivity(row_stochastic=False)"
     inner = diffusivity(d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')")
     return replace(inner, wrong=[*inner.wrong, *bad("rows divided by their sums: mp.GaussianDiffusivity()")])
@@ -389,7 +360,7 @@ MIXTURE: dict[str, Make] = {
 
 
 def positive_number(d: Draw) -> None:
-    d.call("positive", "mp.Positive({args})", **arguments(d, "Positive"))
+    construct(d, "positive", "Positive")
     d.call("out", "(positive.reset_parameters(), positive())[1]")
 
 
@@ -402,56 +373,36 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     },
     "GaussianDiffusivity": of_state("GaussianDiffusivity", more=f"{LOOSE} measure", of=AllPairDiffusivity, **QUERY_KEY),
     "MixtureDiffusivity": of_state("MixtureDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, **MIXTURE),
-    "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, penalty=own_penalties
-    ),
+    "PenaltyDiffusivity": of_state("PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY,
+        penalty=own_penalties),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True, leave="zero_degree"),
     "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
     "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
-    "EdgeSparseFlowDiffusivity": of_state(
-        "EdgeSparseFlowDiffusivity",
-        needed=True,
-        more="lam friction",
-        of=SparseFlowDiffusivity,
-        **QUERY_KEY,
-        alpha=alpha,
-    ),
-    "SparseFlowDiffusivity": of_state(
-        "SparseFlowDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY, alpha=alpha
-    ),
-    "KernelizedSoftmaxDiffusivity": of_state(
-        "KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY
-    ),
-    "SGFormerDiffusivity": of_state(
-        "SGFormerDiffusivity",
-        more="projection",
-        of=QueryKeyDiffusivity,
-        **QUERY_KEY | {"normalize": lambda d: choice(d, "row", "frobenius")},
-    ),
+    "EdgeSparseFlowDiffusivity": of_state("EdgeSparseFlowDiffusivity", needed=True, more="lam friction",
+        of=SparseFlowDiffusivity, **QUERY_KEY, alpha=alpha),
+    "SparseFlowDiffusivity": of_state("SparseFlowDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY,
+        alpha=alpha),
+    "KernelizedSoftmaxDiffusivity": of_state("KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity,
+        **QUERY_KEY),
+    "SGFormerDiffusivity": of_state("SGFormerDiffusivity", more="projection", of=QueryKeyDiffusivity,
+        **QUERY_KEY | {"normalize": lambda d: choice(d, "row", "frobenius")}),
     "NeumannDiffusivity": of_state("NeumannDiffusivity"),
     "RelationalBias": of_state("RelationalBias", needed=True, more="self_loops direction", of=AdjacencyDiffusivity),
     "SymmetricDiffusivity": composed("SymmetricDiffusivity", diffusivity=unnormalised),
-    "AdjacencyEnhancedDiffusivity": composed(
-        "AdjacencyEnhancedDiffusivity", attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()")
-    ),
-    "GraphAugmentedDiffusivity": composed(
-        "GraphAugmentedDiffusivity",
+    "AdjacencyEnhancedDiffusivity": composed("AdjacencyEnhancedDiffusivity",
+        attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()")),
+    "GraphAugmentedDiffusivity": composed("GraphAugmentedDiffusivity",
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
         graph_term=one_of("mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
-        mix=lambda d: choice(d, "sum", "mean"),
-    ),
-}
-
-# ---------------------------------------------------------------- updates
+        mix=lambda d: choice(d, "sum", "mean")),
+}  # fmt: skip
 
 
 def step(
     name: str, *, symmetric: bool = False, source: bool = True, leave: str = "", more: str = "", **make: Make
 ) -> Strategy:
-    """A state update of a state and a coupling."""
-
     def strategy(d: Draw) -> None:
         own = arguments(d, name, leave=leave, more=more, of=SolvedUpdate, **made(d, make))
         d.call("update", f"mp.{name}({{args}})", **own)
@@ -487,7 +438,6 @@ def _sphere(d: Draw) -> Arg:
 
 
 def _weight(d: Draw) -> Arg:
-    """A weight that may be learned."""
     wrong = [w for w in number(d, zero=True).wrong if w.valid is False]
     return options(d, 1.0, "mp.Positive(0.5)", wrong=wrong, optional=True)
 
@@ -507,14 +457,8 @@ UPDATES: dict[str, Strategy] = {
         leak=lambda d: number(d, 0.5, 0.2, zero=True),
     ),
     "CertifiedStep": step("CertifiedStep", symmetric=True, beta=_weight, constraint=_sphere),
-    "Backtracking": step(
-        "Backtracking",
-        symmetric=True,
-        source=False,
-        penalty=lambda d: options(
-            d, "mp.QuadraticPenalty()", wrong=bad("None | a number | a list | a name: 'nonsense'")
-        ),
-        form=lambda d: choice(d, "conservative"),
-        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'"), optional=True),
-    ),
-}
+    "Backtracking": step("Backtracking", symmetric=True, source=False,
+        penalty=lambda d: options(d, "mp.QuadraticPenalty()",
+        wrong=bad("None | a number | a list | a name: 'nonsense'")), form=lambda d: choice(d, "conservative"),
+        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'"), optional=True)),
+}  # fmt: skip

@@ -1,10 +1,7 @@
 """No random call of anything public is bad: 300 in every run of the tests, three seeds of 20 000 by the marker slow.
 
-DIFFUSION_MP_FUZZ_CALLS sets another number than 300. A failure prints every kind with a program that shows it;
-``python -m tests.fuzz`` does the same for any seed and number.
+DIFFUSION_MP_FUZZ_CALLS sets another number than 300; a failure prints every kind with a program that shows it.
 """
-
-from __future__ import annotations
 
 import os
 

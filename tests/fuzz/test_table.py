@@ -1,7 +1,5 @@
 """The table of strategies is complete, and what it draws is the same every time."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

@@ -1,7 +1,5 @@
 """The verdict finds what it looks for: one program of every sort, judged by a real worker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,29 +37,23 @@ def program(*lines: str, valid: bool | None = True, finite: bool = True) -> dict
 # what it is → (the program, its verdict, the kind of what is bad)
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "right": (program("out = torch.ones(3) + 1"), "right", ""),
-    "a wrong argument, refused": (
-        program(own("raise ValueError('x must be three')"), "out = f(4)", valid=False), "refused", "",
-    ),
-    "an unknown argument, refused": (
-        program(own("raise TypeError('x must be three')"), "out = f(4)", valid=None), "refused", "",
-    ),
+    "a wrong argument, refused": (program(own("raise ValueError('x must be three')"), "out = f(4)", valid=False),
+        "refused", ""),
+    "an unknown argument, refused": (program(own("raise TypeError('x must be three')"), "out = f(4)", valid=None),
+        "refused", ""),
     "an unknown argument, taken": (program("out = 4", valid=None), "right", ""),
-    "what the library's errors say": (
-        program(own("raise mp.SingularSystemError('x has no answer')"), "out = f(4)", valid=False), "refused", "",
-    ),
-    "a right argument, refused": (
-        program(own("raise ValueError('x must be three')"), "out = f(4)"), "bad", "valid call refused",
-    ),
+    "what the library's errors say": (program(own("raise mp.SingularSystemError('x has no answer')"), "out = f(4)",
+        valid=False), "refused", ""),
+    "a right argument, refused": (program(own("raise ValueError('x must be three')"), "out = f(4)"), "bad",
+        "valid call refused"),
     "a wrong argument, taken": (program("out = 4", valid=False), "bad", "accepted"),
-    "a sentence about nothing": (
-        program(own("raise ValueError('that is wrong')"), "out = f(4)", valid=False), "bad", "no argument named",
-    ),
+    "a sentence about nothing": (program(own("raise ValueError('that is wrong')"), "out = f(4)", valid=False), "bad",
+        "no argument named"),
     "an undocumented error": (program(own("raise KeyError('x')"), "out = f(4)", valid=False), "bad", "KeyError"),
     "an assertion": (program(own("assert x == 3, 'x'"), "out = f(4)", valid=False), "bad", "AssertionError"),
     "an error of Python's own": (program(own("return len(x)"), "out = f(4)", valid=False), "bad", "TypeError"),
-    "an error of torch's own": (
-        program("out = torch.ones(2, 3) @ torch.ones(2, 3)", valid=False), "bad", "RuntimeError",
-    ),
+    "an error of torch's own": (program("out = torch.ones(2, 3) @ torch.ones(2, 3)", valid=False), "bad",
+        "RuntimeError"),
     "an attribute that is not there": (program("out = (4).dim()", valid=False), "bad", "AttributeError"),
     "NaN": (program("out = torch.tensor([1.0, math.nan])"), "bad", "not finite"),
     "NaN in a dictionary": (program("out = {'a': [1.0, (math.inf,)]}"), "bad", "not finite"),

@@ -4,8 +4,6 @@ Importing torch takes seconds, so the process that did it only forks: a child se
 fault or because it took too long, another takes its place at once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -22,7 +20,6 @@ END_OF_INPUT = 77  # the exit status of a child that was not asked for more
 
 
 def main() -> None:
-    """Serve until the input ends."""
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what programs print does not mix with answers
     status = None

@@ -3,8 +3,6 @@
 Prints a line for every kernel: its name and the bytes of shared memory that a program takes.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

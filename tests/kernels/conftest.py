@@ -1,7 +1,5 @@
 """Ragged batches, and memory that is never clean by chance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from torch import Tensor
 
 @pytest.fixture(params=BATCHES.values(), ids=BATCHES)
 def batch(request: pytest.FixtureRequest) -> tuple[Tensor | None, int]:
-    """``ptr`` and the number of nodes."""
     return boundaries(request.param)
 
 

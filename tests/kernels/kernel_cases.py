@@ -1,7 +1,5 @@
 """What the tests of kernels share: shapes, inputs, and the comparison with a reference in double precision."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any
@@ -19,36 +17,22 @@ DEVICE = torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
 
 #: Nodes of the graphs of a batch, in which some are stacked.
 SIZES: dict[str, list[int]] = {
-    "ragged": [3, 1, 1, 40, 3, 0, 17, 3, 70],
-    "empty at both ends": [0, 0, 5, 0, 5, 12, 0],
-    "one size": [4, 4, 4],
-    "one graph": [0, 7, 0],
-    "molecules": [10 + (7 * i) % 19 for i in range(60)],
-    "large ones": [150, 2, 300, 5, 149],
-}
+    "ragged": [3, 1, 1, 40, 3, 0, 17, 3, 70], "empty at both ends": [0, 0, 5, 0, 5, 12, 0], "one size": [4, 4, 4],
+    "one graph": [0, 7, 0], "molecules": [10 + (7 * i) % 19 for i in range(60)], "large ones": [150, 2, 300, 5, 149],
+}  # fmt: skip
 
 #: Nodes of one graph or of the graphs of a batch.
 BATCHES: dict[str, int | list[int]] = {
-    "one node": 1,
-    "one graph": 63,
-    "odd": 257,
-    "ragged": SIZES["ragged"],
-    "empty at both ends": SIZES["empty at both ends"],
-    "no node": 0,
-}
+    "one node": 1, "one graph": 63, "odd": 257, "ragged": SIZES["ragged"],
+    "empty at both ends": SIZES["empty at both ends"], "no node": 0,
+}  # fmt: skip
 
 #: Nodes, heads, features, channels. The interpreter is slow, so large is thin.
 CASES: dict[str, tuple[int | list[int], int, int, int]] = {
-    "no node": (0, 1, 3, 3),
-    "one node": (1, 2, 8, 8),
-    "odd": (63, 2, 7, 33),
-    "wide": (130, 1, 100, 70),
-    "500": (500, 1, 16, 16),
-    "1000": (1000, 1, 4, 3),
-    "4097": (4097, 1, 2, 2),
-    "ragged": (BATCHES["ragged"], 1, 5, 3),
+    "no node": (0, 1, 3, 3), "one node": (1, 2, 8, 8), "odd": (63, 2, 7, 33), "wide": (130, 1, 100, 70),
+    "500": (500, 1, 16, 16), "1000": (1000, 1, 4, 3), "4097": (4097, 1, 2, 2), "ragged": (BATCHES["ragged"], 1, 5, 3),
     "empty at both ends": (BATCHES["empty at both ends"], 1, 5, 3),
-}
+}  # fmt: skip
 
 #: Of linear attention.
 OPTIONS: dict[str, dict[str, Any]] = {

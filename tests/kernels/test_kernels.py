@@ -1,7 +1,5 @@
 """What kernels have in common: registration, precision of sums, derivatives, and graphs that stay apart in a batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -21,11 +19,8 @@ from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_l
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
 from diffusion_mp.kernels.spmm import Entries, Rows, spmm
 
-# ---------------------------------------------------------------- registration
-
 
 def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> list[tuple[Any, ...]]:
-    """Arguments of a registered operation, without the backend."""
     q, k, v, grad = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(4))
     a, b, lam = (randn(9, 2, 2, generator=generator, dtype=torch.float32) for _ in range(3))
     row, col = a[:, :, 0].detach().requires_grad_(), b[:, :, 0].detach().requires_grad_()
@@ -108,9 +103,6 @@ def test_operations_without_a_choice_of_backends_pass_opcheck(ragged: bool, gene
     torch.library.opcheck(ops.sparse_flow_support.default, (s, u, *rates, torch.arange(14) % 5))
 
 
-# ---------------------------------------------------------------- precision
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     """A sum of 5 000 ones is exact in float32; in half precision it would stop at 2 048, in bfloat16 at 256."""
@@ -165,8 +157,6 @@ def test_autocast_does_not_reach_inside(dtype: torch.dtype, generator: torch.Gen
     torch.testing.assert_close(moved, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
 
 
-# ---------------------------------------------------------------- derivatives
-
 ONCE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     **{score: partial(pairwise_attention, score=score) for score in SCORES},
     "lse": lambda q, k, v: pairwise_logsumexp(q, k),
@@ -184,9 +174,6 @@ def test_what_is_once_differentiable_says_so(run: Callable[..., Tensor], generat
     (grad,) = torch.autograd.grad(run(*inputs).sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match=r"is once differentiable.*For second derivatives \w+"):
         grad.sum().backward()
-
-
-# ---------------------------------------------------------------- batches
 
 
 def without_loops(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:

@@ -128,7 +128,7 @@ def test_exponents_far_apart_leave_the_logsumexp_finite_and_right_in_float32(sca
         torch.testing.assert_close(mine, theirs, rtol=rounding, atol=rounding * weight.abs().max().item())
 
 
-def test_both_bounds_are_taken(generator):
+def test_which_bound_is_taken(generator):
     """All samples share a bound where one exp per feature and one per sample suffice, and only there."""
     taken = {
         scale: len(blocked._bounds(Senders(*(x.transpose(0, 1) for x in (log_k, col_shift, v))))) == 1
@@ -136,10 +136,7 @@ def test_both_bounds_are_taken(generator):
         for _, log_k, v, col_shift in [far_apart(scale, generator)]
     }
     assert taken == {1.0: True, 3.0: True, 7.0: False, 14.0: False, 3500.0: False}
-
-
-def test_a_heavy_node_with_small_features_does_not_hide_the_others():
-    """Node 0 has the largest weight, node 1 the larger product: a bound of both maxima would be 200 nats above it."""
+    # Node 0 has the largest weight, node 1 the larger product: a bound of both maxima would be 200 nats above it.
     log_k = torch.tensor([-200.0, 0.0]).view(2, 1, 1)
     col_shift = torch.tensor([150.0, 0.0]).view(2, 1, 1)
     lse = log_linear_logsumexp(torch.zeros(2, 1, 1), log_k, col_shift)

@@ -1,7 +1,5 @@
 """Stencils along sequences: the fast paths against the matrices, the matrices against the definition, the bases."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -19,15 +17,9 @@ from diffusion_mp.kernels.neumann.stencil import Stencil, stencils
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
 # Lengths of one sequence or of the sequences of a batch.
 BATCHES = {
-    "one": 11,
-    "one row": 1,
-    "two rows": 2,
-    "no row": 0,
-    "equal lengths": [6, 6, 6],
-    "equal, some empty": [0, 6, 0, 6, 0],
-    "ragged": [3, 1, 7, 0, 3, 2, 12],
-    "all empty": [0, 0],
-}
+    "one": 11, "one row": 1, "two rows": 2, "no row": 0, "equal lengths": [6, 6, 6],
+    "equal, some empty": [0, 6, 0, 6, 0], "ragged": [3, 1, 7, 0, 3, 2, 12], "all empty": [0, 0],
+}  # fmt: skip
 STRIDES = {"one": (1,), "three": (1, 2, 4), "longer than the sequence": (3, 11, 12, 24, 37), "a stride twice": (2, 2)}
 
 
@@ -120,9 +112,6 @@ def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> N
         assert torch.equal(neumann_product(turned, alpha, (1, 5), boundary), result)
     assert torch.equal(v, before[0])
     assert torch.equal(alpha, before[1])
-
-
-# ------------------------------------------------------------------------------------------------ the eigenbases
 
 
 @pytest.mark.parametrize("length", range(1, 65))

@@ -46,15 +46,12 @@ def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
     torch.testing.assert_close(grad, kept / torch.tensor(0.75, dtype=dtype))
 
 
-def test_the_seed_decides():
+def test_the_seed_decides_and_nothing_is_dropped_without_training_or_rate():
     torch.manual_seed(3)
     first, second = dropout(torch.ones(50), 0.5), dropout(torch.ones(50), 0.5)
     torch.manual_seed(3)
     assert torch.equal(dropout(torch.ones(50), 0.5), first)
     assert not torch.equal(first, second)
-
-
-def test_nothing_is_dropped_without_training_or_rate():
     x = torch.randn(4, 3)
     assert dropout(x, 0.5, training=False) is x
     assert dropout(x, 0.0) is x
@@ -81,8 +78,6 @@ def test_torchs_own_runs_where_torch_transforms():
     assert 0.4 < float((compiled(x) == 0).float().mean()) < 0.6
 
 
-# ---------------------------------------------------------------- Gumbel noise
-
 STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
 
 
@@ -96,10 +91,7 @@ def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
     full, later = gumbel(STATE, LIKE, 4), gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE, 4), full)
     assert torch.cat([full, later]).unique().numel() == 2 * full.numel()
-
-
-def test_runs_meet_the_seeds_of_each_other_as_late_as_the_comment_says() -> None:
-    """The CPU's generator takes 32 bits of seed + step + STRIDE · run; 10⁵ runs are so many steps apart."""
+    # The CPU's generator takes 32 bits of seed + step + STRIDE · run; 10⁵ runs are so many steps apart.
     distance = torch.arange(1, 100_000) * STRIDE % 2**32
     assert torch.minimum(distance, 2**32 - distance).min() == 11_703
 

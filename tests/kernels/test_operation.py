@@ -1,7 +1,5 @@
 """The declaration of an operation, a prefix sum, whose derivative is its transpose; and the choice of a backend."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest
@@ -146,7 +144,22 @@ def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
     assert torch.equal(by_func, by_short)
 
 
-def test_what_has_no_derivative_says_so_on_either_way() -> None:
+def test_sentences() -> None:
+    x = randn(2, 1, 1)
+    with pytest.raises(BackendError, match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'"):
+        prefix_sum(x, False, backend="triton")
+    with pytest.raises(TypeError, match=r"names of their own; got \{'out'\} twice"):
+
+        @operation("a_test_of_names", cpu=torch.clone)
+        def _named(out: Tensor) -> Tensor:
+            return out
+
+    with pytest.raises(TypeError, match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}"):
+
+        @operation("tests::wrong", cpu=fast)
+        def wrong(v: Tensor, x: complex) -> Tensor:
+            return v
+
     @operation("tests::without_derivative", cpu=lambda x: x.flip(0))
     def flipped(x: Wide) -> Tensor:
         return empty_like(x)
@@ -185,25 +198,6 @@ def test_named_tuples_and_only_the_gradients_that_are_needed() -> None:
     torch.testing.assert_close(right.grad, (x * left).detach())
     assert asked == ["right"]
 
-
-def test_sentences() -> None:
-    x = randn(2, 1, 1)
-    with pytest.raises(BackendError, match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'"):
-        prefix_sum(x, False, backend="triton")
-    with pytest.raises(TypeError, match=r"names of their own; got \{'out'\} twice"):
-
-        @operation("a_test_of_names", cpu=torch.clone)
-        def _named(out: Tensor) -> Tensor:
-            return out
-
-    with pytest.raises(TypeError, match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}"):
-
-        @operation("tests::wrong", cpu=fast)
-        def wrong(v: Tensor, x: complex) -> Tensor:
-            return v
-
-
-# ---------------------------------------------------------------- backends
 
 TABLE = {
     "triton": Implementation(lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None),

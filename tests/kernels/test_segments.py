@@ -1,7 +1,5 @@
 """Stacks of a batch: rows come back, graphs stay apart, and chunks are cached with their boundaries."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """Sparse flow: exact against the optimality conditions and a converged proximal run; the fast path against the sort."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys
@@ -15,13 +13,7 @@ from kernel_cases import DOUBLE, assert_same, everything, randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffusion_mp.kernels.sparse_flow import (
-    Features,
-    solve_rows,
-    sparse_flow_potentials,
-    support,
-    tiled,
-)
+from diffusion_mp.kernels.sparse_flow import Features, solve_rows, sparse_flow_potentials, support, tiled
 from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
@@ -94,16 +86,6 @@ def test_without_friction_it_is_softmax(n: int, method: str) -> None:
     torch.testing.assert_close(z, s.softmax(-1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_equal_scores_share_the_flow(method: str) -> None:
-    """r = f = 1/n: z = (1 − λ/α n⁻¹)/(n + n⁻¹ …): by hand, μ = (1 + λ n)/(n² + 1/α) and z = n (μ − λ/n)."""
-    n, lam, alpha = 8, 0.02, 0.1
-    z, mu = by(method, torch.zeros(1, n, dtype=DOUBLE), torch.zeros(1, n, dtype=DOUBLE), lam, alpha)
-    expected = (1 + lam * n) / (n**2 + 1 / alpha)
-    assert mu.item() == pytest.approx(expected, rel=1e-13)
-    torch.testing.assert_close(z, torch.full_like(z, n * (expected - lam / n)), rtol=1e-12, atol=0)
-
-
 def test_rows_with_one_partner_and_with_none() -> None:
     closed = -math.inf
     log_c = torch.tensor([[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE).requires_grad_()
@@ -119,14 +101,6 @@ def test_rows_with_one_partner_and_with_none() -> None:
     z, mu = solve_rows(torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5)
     assert z.shape == (2, 0)
     assert mu.tolist() == [0.5, 0.5]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_friction_above_alpha_stops_the_flow(method: str) -> None:
-    s, u = scores(3, 6)
-    z, mu = by(method, s, u, 1000.0, 0.1)
-    assert z.eq(0).all()
-    torch.testing.assert_close(mu, torch.full_like(mu, 0.1), rtol=1e-12, atol=0)
 
 
 def published_settings(n: int = 40) -> tuple[Tensor, Tensor, float]:
@@ -153,7 +127,7 @@ def test_the_published_step_diverges_where_the_corrected_one_approaches() -> Non
     assert near < 0.7 * far < 1
 
 
-def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
+def test_newton_needs_few_steps_on_published_settings_and_long_rows() -> None:
     r, theta, alpha = published_settings()
     exact, _ = solve_rows(-r.log(), theta, alpha)
     passes = newton_steps(-r.log(), theta, alpha)
@@ -161,16 +135,7 @@ def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
     for step_size in ("corrected", "barzilai_borwein"):
         _, steps = proximal(r, theta, alpha, step_size=step_size, tolerance=1e-6, target=exact, steps=100 * passes)
         assert steps == 100 * passes, step_size
-
-
-@pytest.mark.parametrize("lam", LAMBDAS)
-def test_newton_ends_after_few_steps(lam: float) -> None:
-    log_c, theta = problem(*scores(20, 1000), lam / 1000)
-    assert newton_steps(log_c, theta, 0.1) <= 15
-
-
-def test_a_long_row_begins_near_its_root() -> None:
-    """Of thresholds over many decades every step from the right takes off few: there were 14 to 20."""
+    # Of thresholds over many decades every step from the right takes off few: there were 14 to 20.
     log_c, theta = problem(*scores(50, 4096, spread=8.0), 1 / 4096)
     top = log_c.amax(-1, keepdim=True)
     inputs = (log_c - top).exp(), theta * top.exp(), (-top).exp() / 0.1
@@ -180,6 +145,12 @@ def test_a_long_row_begins_near_its_root() -> None:
     assert slow.steps > found.steps
     rest = (inputs[0] * (found.root - inputs[1]).clamp_min(0)).sum(-1, keepdim=True) + inputs[2] * found.root - 1
     assert rest.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("lam", LAMBDAS)
+def test_newton_ends_after_few_steps(lam: float) -> None:
+    log_c, theta = problem(*scores(20, 1000), lam / 1000)
+    assert newton_steps(log_c, theta, 0.1) <= 15
 
 
 class Exponents(TorchDispatchMode):
@@ -204,9 +175,6 @@ def test_no_exponential_of_a_tile_underflows(generator) -> None:
         ones = [torch.ones_like(lam)] * 5
         tiled.potentials_backward(*ones, Features(q, k, fq, fk), lam, leak, rows, None)
     assert -75 < exponents.least < -60
-
-
-# ------------------------------------------------------------------ the fast path
 
 
 def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:

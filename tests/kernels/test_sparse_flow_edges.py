@@ -1,7 +1,5 @@
 """The row problem on observed edges against dense rows in which all other pairs are closed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -83,17 +81,6 @@ def test_a_row_that_the_leak_empties_is_zero_at_any_score(score: float) -> None:
     assert flow.item() == 0
     assert potential.item() == pytest.approx(1 / 1.5)
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(flow.sum() + potential.sum(), (s, u)))
-
-
-def test_a_weight_of_two_is_two_edges() -> None:
-    s, u, prior, lam, leak = inputs()
-    twice = prior.clone()
-    twice[2] *= 2
-    heavy = sparse_flow_edges(s, u, twice, lam, leak, TARGET)
-    again = [torch.cat([t, t[2:3]]) for t in (s, u, prior, TARGET)]
-    parallel = sparse_flow_edges(*again[:3], lam, leak, again[3])
-    torch.testing.assert_close(parallel.potential, heavy.potential)
-    torch.testing.assert_close(parallel.flow[2] + parallel.flow[14], heavy.flow[2])
 
 
 def test_derivatives_of_first_and_second_order() -> None:

@@ -1,7 +1,5 @@
 """Rows of sparse flow at every spread of the scores, against rows solved with 150 digits."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 from typing import Any

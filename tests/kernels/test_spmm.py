@@ -83,8 +83,6 @@ def test_views_that_are_not_contiguous_are_read_as_they_are(generator):
     torch.testing.assert_close(sddmm(pattern, a, b), sddmm(pattern, a, b, backend="reference"))
 
 
-# ---------------------------------------------------------------- softmax and sums along rows
-
 SIZES = [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]
 
 

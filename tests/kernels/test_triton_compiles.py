@@ -1,7 +1,5 @@
 """The interpreter takes what a GPU may not: every kernel is compiled to machine code too, which needs no GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The GPU kernels, run by Triton's interpreter, against the references in double precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -43,9 +41,6 @@ def flow_inputs(
     return [*scores, lam / max(1, n), leak, randn(n, heads, channels, generator=generator)]
 
 
-# ---------------------------------------------------------------- all kinds of attention
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("run", [*ATTENTION.values(), everything], ids=[*ATTENTION, "flow"])
 def test_half_precision(run: Any, dtype: torch.dtype, generator: torch.Generator) -> None:
@@ -83,9 +78,6 @@ def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:
     for score in SCORES:
         assert_equals_reference(ATTENTION[score], inputs, generator)
     assert_equals_reference(everything, flow_inputs(n, 1, 3, 2, 2, generator), generator)
-
-
-# ---------------------------------------------------------------- linear attention
 
 
 @pytest.mark.parametrize(
@@ -162,8 +154,6 @@ def test_what_is_declined(generator: torch.Generator, monkeypatch: pytest.Monkey
         run(3, "triton")
 
 
-# ---------------------------------------------------------------- pairwise attention
-
 # A program meets all columns, 64 at a time or, in the wide case, 32: more blocks only take time.
 PAIRWISE = {name: CASES[name] for name in ("no node", "one node", "odd", "wide")} | {
     "ragged": ([0, 3, 1, 0, 70, 0], 1, 5, 3)
@@ -208,16 +198,11 @@ def test_scores_far_from_zero(shift: float, score: str, generator: torch.Generat
         torch.testing.assert_close(mine, theirs, **tolerance("gradient", torch.float32)._asdict())
 
 
-# ---------------------------------------------------------------- sparse flow
-
 # Nodes of one graph or of the graphs of a batch, heads, features, friction features, channels.
 FLOWS: dict[str, tuple[int | list[int], int, int, int, int]] = {
-    "no node": (0, 1, 3, 3, 3),
-    "one node": (1, 2, 8, 8, 8),
-    "odd": (63, 2, 7, 20, 33),
-    "constant friction": (130, 1, 20, 0, 5),
-    "ragged": ([3, 0, 70, 0], 2, 5, 2, 3),
-}
+    "no node": (0, 1, 3, 3, 3), "one node": (1, 2, 8, 8, 8), "odd": (63, 2, 7, 20, 33),
+    "constant friction": (130, 1, 20, 0, 5), "ragged": ([3, 0, 70, 0], 2, 5, 2, 3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("sizes", "heads", "features", "friction", "channels"), FLOWS.values(), ids=FLOWS)
@@ -244,8 +229,6 @@ def test_without_friction_it_is_softmax_and_with_too_much_nothing_flows(generato
     torch.testing.assert_close(got, expected.transpose(0, 1), **tolerance("product", torch.float32)._asdict())
     assert_equals_reference(everything, [q, k, fq, fk, 1000 + lam, 10 + leak, v], generator)
 
-
-# ---------------------------------------------------------------- stencils
 
 # Lengths of the sequences, heads, channels, strides: shorter and longer than a run of rows and than the sequence.
 SEQUENCES: dict[str, tuple[int | list[int], int, int, tuple[int, ...]]] = {

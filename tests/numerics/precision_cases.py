@@ -78,37 +78,20 @@ def diffusivity(module: Any, state: State) -> dict[str, Tensor]:
 
 
 def layer(options: dict[str, Any], module: Any, state: State) -> dict[str, Tensor]:
-    """A layer or a model in the calling convention of PyG."""
     edge_index = state.edge_index if options.get("edges", True) else None
     return {"layer": module(state.x, edge_index, **options.get("extra", lambda x: {})(state.x))}
 
 
 def update(kind: str, module: Any, state: State) -> dict[str, Tensor]:
-    """A step with the symmetric adjacency."""
     graph = Graph(len(state.x), state.edge_index)
     coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(state.x, graph)
     return {kind: module(state.x, coupling)}
 
 
 def sequence(module: Any, state: State) -> dict[str, Tensor]:
-    """A model for sequences, on two of them; the second has one token less."""
     mask = torch.ones(2, len(state.x), dtype=torch.bool)
     mask[1, -1:] = False
     return {"layer": module(torch.stack([state.x, 2 * state.x]), mask)}
-
-
-def labels(module: Any, state: State) -> dict[str, Tensor]:
-    """Soft labels propagated."""
-    return {"layer": module(state.x.sigmoid(), state.edge_index)}
-
-
-def encodings(module: Any, state: State) -> dict[str, Tensor]:
-    """Eigenvectors, eigenvalues and a mask in the place of the state."""
-    return {"layer": module(state.x, state.x.abs(), state.x > -1)}
-
-
-def channels_of(build: Callable[[], nn.Module]) -> int:
-    return getattr(build(), "channels", None) or 6
 
 
 UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -126,11 +109,11 @@ UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 CASES: dict[str, Case] = {
-    **{name: Case(build, diffusivity, channels_of(build)) for name, build in DIFFUSIVITIES.items()},
+    **{name: Case(build, diffusivity, getattr(build(), "channels", 0) or 6) for name, build in DIFFUSIVITIES.items()},
     **{f"layer-{name}": Case(build, partial(layer, options)) for name, (build, options) in LAYERS.items()},
     **{f"update-{name}": Case(build, partial(update, kind)) for name, (build, kind) in UPDATES.items()},
-    "label-propagation": Case(LabelPropagation, labels),
-    "laplacian-encoder": Case(lambda: LaplacianEncoder(5), encodings),
+    "label-propagation": Case(LabelPropagation, lambda m, s: {"layer": m(s.x.sigmoid(), s.edge_index)}),
+    "laplacian-encoder": Case(lambda: LaplacianEncoder(5), lambda m, s: {"layer": m(s.x, s.x.abs(), s.x > -1)}),
     **{
         f"transformer-{placement}-{pooling}": Case(
             partial(PDETransformer, 4, 8, 3, 1, 2, max_length=20, placement=placement, pooling=pooling), sequence
@@ -197,7 +180,6 @@ def check_precision(
 
 
 def largest(x: Tensor) -> float:
-    """The largest entry, 0 where there is none."""
     return float(x.abs().max()) if x.numel() else 0.0
 
 

@@ -1,22 +1,13 @@
 """No node, no edge, no position, no feature: defined, or refused in a sentence."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from diffusion_mp.couplings import (
-    IdentityCoupling,
-    LogLowRankCoupling,
-    LowRankCoupling,
-    SparseCoupling,
-    UniformCoupling,
-)
-from diffusion_mp.graph import Graph
-from diffusion_mp.models import LabelPropagation, PDETransformer
+from diffusion_mp import *
 
 NOTHING = torch.zeros(2, 0, dtype=torch.long)
 

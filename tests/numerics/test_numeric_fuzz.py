@@ -35,14 +35,10 @@ class Draw:
         narrow = dtype != torch.float32 or autocast is not None
         low, high = (-3.0, 2.0) if narrow else (-20.0, 20.0) if name in SCALE_FREE else (-6.0, 1.0)
         return cls(
-            name,
-            dtype,
-            autocast,
+            name, dtype, autocast,
             choose.choice([0, 1, 2, 3, 7, 17, 40]) if "transformer" not in name else choose.randrange(18),
-            choose.choice(CORNERS),
-            10 ** choose.uniform(low, high),
-            seed,
-        )
+            choose.choice(CORNERS), 10 ** choose.uniform(low, high), seed,
+        )  # fmt: skip
 
     def check(self) -> None:
         """Values are compared where a score of the states, rounded to that precision, still has digits."""

@@ -1,7 +1,5 @@
 """Everything in single and half precision and under autocast against double, on the corners of what a state can be."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

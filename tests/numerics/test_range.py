@@ -1,7 +1,6 @@
 """Numbers at the ends of the range: norms, distances and sums that over- or underflow if computed plainly."""
 
-from __future__ import annotations
-
+# ruff: noqa: F403, F405 (everything public)
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,37 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-    UniformCoupling,
-    distance_features,
-    row_normalized,
-)
+from diffusion_mp import *
+from diffusion_mp.couplings import distance_features, row_normalized
 from diffusion_mp.couplings.features import unit_rows
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    Diffusivity,
-    EdgeDiffusivity,
-    GATDiffusivity,
-    GaussianDiffusivity,
-    KernelizedSoftmaxDiffusivity,
-    MixtureDiffusivity,
-    PenaltyDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SoftmaxDiffusivity,
-)
-from diffusion_mp.energies import FunctionPenalty
-from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
-from diffusion_mp.layers import DiffusionConv, GatedGCNConv, SFiConv
-from diffusion_mp.models import full_graph_inference
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
-from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 from test_conformance import LAYERS
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -49,9 +24,6 @@ SINGLE = tolerance("product", torch.float32)._asdict()
 
 def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-# ---------------------------------------------------------------- vectors of any length
 
 
 @pytest.mark.parametrize("scale", [1e-36, 1e-20, 1.0, 1e20, 1e38])
@@ -124,9 +96,6 @@ def test_the_frobenius_norm(dtype: torch.dtype, ragged: bool, generator: torch.G
         torch.testing.assert_close(q.double(), expected, **tolerance("layer", dtype)._asdict() | {"rtol": 2e-2})
 
 
-# ---------------------------------------------------------------- divisions by small sums
-
-
 def test_reciprocals_are_finite() -> None:
     degree = torch.tensor([0.0, 1e-45, 1e-40, -1e-40, 2.0]).requires_grad_()
     result = reciprocal(degree)
@@ -140,7 +109,7 @@ def test_reciprocals_are_finite() -> None:
     torch.testing.assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
 
 
-def test_sums_over_many_nodes_are_not_in_half_precision() -> None:
+def test_half_precision_sums_over_many_nodes() -> None:
     """70 000 is infinite in float16; so every row would be zero."""
     nodes = 70_000
     ones = torch.ones(nodes, 1, 1, dtype=torch.float16)
@@ -159,7 +128,7 @@ def test_many_senders_in_half_precision(dtype: torch.dtype) -> None:
     assert ((coupling @ torch.ones(3000, 1, 1))[0] - 1).abs() < 1e-3
 
 
-def test_entries_of_a_graph_with_tiny_weights() -> None:
+def test_tiny_and_zero_weights() -> None:
     """The product of two degrees underflows where their roots do not."""
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     for normalization in ("sym", "row"):
@@ -169,18 +138,12 @@ def test_entries_of_a_graph_with_tiny_weights() -> None:
             for weight in (1.0, 1e-30)
         )
         torch.testing.assert_close(tiny, ordinary)
-
-
-def test_edges_without_weight_leave_gradients_finite() -> None:
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]])
     for normalization in ("sym", "row", "sum"):
         weight = torch.tensor([0.0, 0.0, 1.0, 1.0]).requires_grad_()
         coupling = AdjacencyDiffusivity(normalization)(torch.zeros(3, 1), Graph(3, edges, weight))  # type: ignore[arg-type]
         (grad,) = torch.autograd.grad((coupling @ torch.ones(3, 1, 1)).sum(), weight)
         assert grad.isfinite().all(), normalization
-
-
-# ---------------------------------------------------------------- edge attention
 
 
 @pytest.mark.parametrize("penalty", ["gaussian", "sigmoid", "simple"])
@@ -241,16 +204,13 @@ def test_distances_do_not_depend_on_where_rows_lie(make, place, generator: torch
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_the_energy_of_edges_does_not_depend_on_where_graphs_lie(generator: torch.Generator) -> None:
+def test_neither_energies_nor_blocks_depend_on_where_rows_lie(generator: torch.Generator) -> None:
     x = randn(50, 4, generator=generator, dtype=torch.float64)
     edges = torch.randint(25, (2, 120), generator=generator)
     graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=torch.arange(50) // 25)
     coupling = AdjacencyDiffusivity("sum")(x, graph)
     far = coupling.dirichlet(PLACES["two graphs far apart"](x))
     torch.testing.assert_close(far, coupling.dirichlet(x), rtol=1e-9, atol=0)
-
-
-def test_distances_across_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> None:
     x = 2e3 + 0.3 * randn(50, 4, generator=generator)
     model = DiffusionConv(4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False)
     complete = model.double()(x.double())
@@ -266,9 +226,6 @@ def test_distances_in_half_precision(score: Any, dtype: torch.dtype, generator: 
     got = PairwiseCoupling(*distance_features(x), score=score) @ torch.eye(12).unsqueeze(1)
     expected = PairwiseCoupling(*distance_features(x.double()), score=score).to_dense()[0]
     torch.testing.assert_close(got[:, 0].double(), expected, **tolerance("product", dtype)._asdict())
-
-
-# ---------------------------------------------------------------- gates
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -299,8 +256,6 @@ def test_closed_gates_in_half_precision(dtype: torch.dtype, generator: torch.Gen
     layer(x, edges).float().sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
 
-
-# ---------------------------------------------------------------- every layer and model
 
 # Graphs of five nodes, one, none, seven, one, none and three.
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
@@ -363,18 +318,11 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
     assert grad.isfinite().all()
 
 
-# ---------------------------------------------------------------- long steps
-
-
 LONG: dict[str, StateUpdate] = {
-    "implicit": ImplicitEuler(1e6),
-    "implicit-short": ImplicitEuler(1e-6),
-    "trapezoidal": CrankNicolson(1e6),
-    "trapezoidal-short": CrankNicolson(1e-6),
-    "equilibrium": Equilibrium(leak=1e-6),
-    "heat": HeatKernel(1e3),
+    "implicit": ImplicitEuler(1e6), "implicit-short": ImplicitEuler(1e-6), "trapezoidal": CrankNicolson(1e6),
+    "trapezoidal-short": CrankNicolson(1e-6), "equilibrium": Equilibrium(leak=1e-6), "heat": HeatKernel(1e3),
     "heat-short": HeatKernel(1e-6),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -3,8 +3,6 @@
 python -m tests.pages.names      # from the root: writes the table into docs/api/index.md anew
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib
@@ -116,7 +114,6 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with the table as it should be."""
     head, _, _ = PAGE.read_text().partition(MARK)
     return f"{head}{MARK}\n\n{table()}"
 

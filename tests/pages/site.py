@@ -7,8 +7,6 @@ Fails where a link or its anchor leads nowhere, where anything is loaded from an
 errors of the console and on a page that is wider than a phone. Screenshots are light, dark, and as wide as a phone.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
@@ -121,7 +119,6 @@ def faults_in_browser(site: Path, screenshots: Path | None) -> list[str]:
 
 
 def main() -> int:
-    """Read the options and look."""
     parser = argparse.ArgumentParser(prog="python -m tests.pages.site", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("--browser", action="store_true")

@@ -1,7 +1,5 @@
 """The examples of docstrings run, and every public name stands in the table of names as it is."""
 
-from __future__ import annotations
-
 import doctest
 import warnings
 

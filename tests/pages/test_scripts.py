@@ -1,7 +1,5 @@
 """The scripts for newcomers are short, run as they stand, and find something."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,0 +1,32 @@
+"""What many tests share: random tensors, comparison within the tolerances of the library, tables of refusals."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.testing import tolerance
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(got: Any, expected: Any, operation: str = "product") -> None:
+    """Both, tensors or tuples of them, are equal up to the tolerance of the operation in their dtype."""
+    dtype = (got if isinstance(got, Tensor) else got[0]).dtype
+    torch.testing.assert_close(got, expected, **tolerance(operation, dtype)._asdict())
+
+
+def refuses(*cases: tuple[Callable[[], object], type[Exception], str]) -> Callable[..., None]:
+    """Make a test of calls, the error that each raises, and its words."""
+
+    @pytest.mark.usefixtures("no_typecheck")  # the package's own sentences, not those of the shape checks
+    @pytest.mark.parametrize(("call", "error", "message"), cases)
+    def refused(call: Callable[[], object], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            call()
+
+    return refused
