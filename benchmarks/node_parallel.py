@@ -20,7 +20,8 @@ import torch
 from torch import distributed
 from torch.nn.functional import cross_entropy
 
-from diffusion_mp import DIFFormer, Graph, LinearAttentionCoupling
+from diffusion_mp import DIFFormer, Graph
+from diffusion_mp.couplings import LinearAttentionCoupling
 from diffusion_mp.distributed import ShardedGraph, node_parallel
 from diffusion_mp.kernels.spmm import spmm
 

@@ -213,7 +213,7 @@ def gps() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
     """GraphGPS's layer with a GCN and softmax attention of four heads."""
     attention = mp.SoftmaxDiffusivity(64, heads=4, projection="separate", head_channels=16, normalize=None)
     mixed = mp.MultiHeadConv(64, 64, attention, 4, head_channels=16)
-    mine = mp.GPSBlock(64, mp.GCNConv(64, 64), mixed, norm="batch")
+    mine = mp.layers.GPSBlock(64, mp.GCNConv(64, 64), mixed, norm="batch")
     theirs = pyg.GPSConv(64, pyg.GCNConv(64, 64), heads=4)
     with torch.no_grad():  # PyG's projections of queries, keys and values are one matrix, with a bias
         projections = [attention.query.weight, attention.key.weight, mixed.value.weight]

@@ -18,7 +18,8 @@ import torch
 from runs import needs, options
 from torch_geometric.data import Batch
 
-from diffusion_mp import Coupling, SparseFlowCoupling
+from diffusion_mp import Coupling
+from diffusion_mp.couplings import SparseFlowCoupling
 from diffusion_mp.diagnostics import plot_attention
 
 with needs("diffusion-mp-experiments"):

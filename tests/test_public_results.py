@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from diffusion_mp import AdjacencyDiffusivity, Graph, SimpleDiffusivity, certify, energy_bounds
+from diffusion_mp import AdjacencyDiffusivity, Graph, SimpleDiffusivity, certify
 from diffusion_mp import updates as all_updates
 from diffusion_mp.couplings import UniformCoupling, distance_features, with_constant
 from diffusion_mp.diagnostics import Commutator, Perturbation, SmoothingFloor, commutator, smoothing_floor
 from diffusion_mp.diffusivities import FrictionAttention, ScaledDiffusivity, SumDiffusivity
-from diffusion_mp.energies import Certificate, EnergyBounds, SigmoidPenalty
+from diffusion_mp.energies import Certificate, EnergyBounds, SigmoidPenalty, energy_bounds
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders, log_linear_pool, log_linear_read
 from diffusion_mp.kernels.neumann import Boundary, neumann_product
 from diffusion_mp.kernels.pairwise import log_score

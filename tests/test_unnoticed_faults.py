@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp import IdentityCoupling, SumCoupling, UniformCoupling
+from diffusion_mp.couplings import IdentityCoupling, SumCoupling, UniformCoupling
 from diffusion_mp.data import PartOf
 from diffusion_mp.testing import check_coupling
 

@@ -3,44 +3,18 @@
 state x  ──Diffusivity──▶  coupling S  ──StateUpdate──▶  next state x′            Energy watches x, x′ and S
 """
 
+from typing import Any
+
+from diffusion_mp import estimators
 from diffusion_mp.cite import cite
-from diffusion_mp.couplings import (
-    Coupling,
-    DenseCoupling,
-    DistanceCoupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LogLowRankCoupling,
-    LowRankCoupling,
-    NeumannCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    PooledCoupling,
-    ProjectedCoupling,
-    ReweightedCoupling,
-    ScaledCoupling,
-    SparseCoupling,
-    SparseFlowCoupling,
-    SumCoupling,
-    UniformCoupling,
-)
-from diffusion_mp.diagnostics import (
-    EnergyTrace,
-    commutator,
-    diagnose,
-    kernel_error,
-    lipschitz,
-    perturbation_bound,
-    posterior_variance,
-    roughness,
-    smoothing_floor,
-)
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.data import KNNGraph, knn_graph
+from diffusion_mp.diagnostics import EnergyTrace, diagnose
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     AdjacencyEnhancedDiffusivity,
     Diffusivity,
     EdgeDiffusivity,
-    EdgeSparseFlowDiffusivity,
     GATDiffusivity,
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
@@ -49,8 +23,6 @@ from diffusion_mp.diffusivities import (
     MixtureDiffusivity,
     NeumannDiffusivity,
     PenaltyDiffusivity,
-    Positive,
-    RelationalBias,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
     SimpleDiffusivity,
@@ -59,10 +31,8 @@ from diffusion_mp.diffusivities import (
     SymmetricDiffusivity,
     UniformDiffusivity,
     auxiliary_loss,
-    edge_loss,
 )
 from diffusion_mp.energies import (
-    Certificate,
     Energy,
     FunctionPenalty,
     GaussianPenalty,
@@ -74,9 +44,6 @@ from diffusion_mp.energies import (
     SimplePenalty,
     SoftmaxPenalty,
     certify,
-    certify_step,
-    certify_trajectory,
-    energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
@@ -90,8 +57,6 @@ from diffusion_mp.layers import (
     GCNConv,
     GCNIIConv,
     GINConv,
-    GPSBlock,
-    LaplacianEncoder,
     MLPConv,
     MultiHeadConv,
     NodeFormerConv,
@@ -114,7 +79,6 @@ from diffusion_mp.models import (
     SFiFormer,
     SGFormer,
     full_graph_inference,
-    released_state_dict,
 )
 from diffusion_mp.updates import (
     Backtracking,
@@ -126,7 +90,6 @@ from diffusion_mp.updates import (
     ImplicitEuler,
     MomentumStep,
     StateUpdate,
-    fixed_point,
 )
 
 __version__ = "0.1.0"
@@ -137,7 +100,6 @@ __all__ = [
     "AdjacencyDiffusivity",
     "AdjacencyEnhancedDiffusivity",
     "Backtracking",
-    "Certificate",
     "CertifiedConv",
     "CertifiedDIFFormer",
     "CertifiedStep",
@@ -148,13 +110,10 @@ __all__ = [
     "DFiFormer",
     "DIFFormer",
     "DIFFormerConv",
-    "DenseCoupling",
     "DiffusionConv",
     "DiffusionGNN",
     "Diffusivity",
-    "DistanceCoupling",
     "EdgeDiffusivity",
-    "EdgeSparseFlowDiffusivity",
     "Energy",
     "EnergyTrace",
     "Equilibrium",
@@ -165,7 +124,6 @@ __all__ = [
     "GCNConv",
     "GCNIIConv",
     "GINConv",
-    "GPSBlock",
     "GatedGCN",
     "GatedGCNConv",
     "GaussianDiffusivity",
@@ -173,44 +131,31 @@ __all__ = [
     "Graph",
     "GraphAugmentedDiffusivity",
     "HeatKernel",
-    "IdentityCoupling",
     "IdentityDiffusivity",
     "ImplicitEuler",
     "JointEnergy",
+    "KNNGraph",
     "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
-    "LaplacianEncoder",
-    "LinearAttentionCoupling",
-    "LogLowRankCoupling",
-    "LowRankCoupling",
     "MLPConv",
     "MixtureDiffusivity",
     "MixturePenalty",
     "MomentumStep",
     "MultiHeadConv",
-    "NeumannCoupling",
     "NeumannDiffusivity",
     "NodeFormer",
     "NodeFormerConv",
     "PDEDiffusion1d",
     "PDETransformer",
-    "PairwiseCoupling",
     "Penalty",
     "PenaltyDiffusivity",
-    "PolynomialCoupling",
-    "PooledCoupling",
-    "Positive",
-    "ProjectedCoupling",
     "QuadraticPenalty",
-    "RelationalBias",
-    "ReweightedCoupling",
     "SFiConv",
     "SFiFormer",
     "SGConv",
     "SGFormer",
     "SGFormerConv",
     "SGFormerDiffusivity",
-    "ScaledCoupling",
     "SigmoidDiffusivity",
     "SigmoidPenalty",
     "SimpleDiffusivity",
@@ -218,31 +163,22 @@ __all__ = [
     "SingularSystemError",
     "SoftmaxDiffusivity",
     "SoftmaxPenalty",
-    "SparseCoupling",
-    "SparseFlowCoupling",
     "SparseFlowDiffusivity",
     "StateUpdate",
-    "SumCoupling",
     "SymmetricDiffusivity",
-    "UniformCoupling",
     "UniformDiffusivity",
     "auxiliary_loss",
     "certify",
-    "certify_step",
-    "certify_trajectory",
     "cite",
-    "commutator",
     "diagnose",
-    "edge_loss",
-    "energy_bounds",
-    "fixed_point",
     "from_pyg",
     "full_graph_inference",
-    "kernel_error",
-    "lipschitz",
-    "perturbation_bound",
-    "posterior_variance",
-    "released_state_dict",
-    "roughness",
-    "smoothing_floor",
+    "knn_graph",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Not in __all__: it imports scikit-learn, which is an extra.
+    if name == "DiffusionClassifier":
+        return estimators.DiffusionClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import LinearAttentionCoupling, LogLowRankCoupling, LowRankCoupling, PooledCoupling, UniformCoupling
-from diffusion_mp.couplings import merged
+from diffusion_mp.couplings import (
+    LinearAttentionCoupling,
+    LogLowRankCoupling,
+    LowRankCoupling,
+    PooledCoupling,
+    UniformCoupling,
+    merged,
+)
 from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.log_linear_attention import blocked as log_blocked
 from diffusion_mp.testing import tolerance

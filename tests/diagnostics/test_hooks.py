@@ -9,7 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from diffusion_mp import LowRankCoupling, SparseFlowDiffusivity
+from diffusion_mp import SparseFlowDiffusivity
+from diffusion_mp.couplings import LowRankCoupling
 from diffusion_mp.diagnostics import EnergyTrace, plot_attention, roughness
 from diffusion_mp.energies import Energy, QuadraticPenalty
 from diffusion_mp.layers import PDEDiffusion1d

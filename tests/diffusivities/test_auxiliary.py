@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp import Graph, LinearAttentionCoupling, LogLowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp import Graph
+from diffusion_mp.couplings import LinearAttentionCoupling, LogLowRankCoupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.diffusivities import AuxiliaryLoss, SoftmaxDiffusivity, auxiliary_loss, edge_loss
 
 DOUBLE = torch.float64

@@ -319,11 +319,11 @@ def pairs(d: Draw) -> Arg:
 
 NOT_A_COUPLING = bad(
     "None | a string | a number | a list | a tensor: torch.eye(3) | an array | a module",
-    "a diffusivity: mp.SimpleDiffusivity() | a class: mp.IdentityCoupling",
+    "a diffusivity: mp.SimpleDiffusivity() | a class: mp.couplings.IdentityCoupling",
 )
 NOT_A_DIFFUSIVITY = bad(
     "None | a string | a number | a list: [mp.SimpleDiffusivity()] | a tensor: torch.eye(3) | a module",
-    "a coupling: mp.IdentityCoupling(3) | a class: mp.SimpleDiffusivity | a function: lambda x, graph: x",
+    "a coupling: mp.couplings.IdentityCoupling(3) | a class: mp.SimpleDiffusivity | a function: lambda x, graph: x",
 )
 NOT_AN_UPDATE = bad(
     "a string | a number: 0.5 | a module | a class: mp.ExplicitEuler | a tensor | a list: [mp.ExplicitEuler(0.5)]"
@@ -340,24 +340,24 @@ def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
     n, of = d.nodes, kind(d)
     bounds = "" if d.sizes is None else f", ptr=torch.tensor({d.ptr})"
     some = [
-        f"mp.UniformCoupling({n}{bounds}{of})",
-        f"mp.IdentityCoupling({n}{of})",
-        f"mp.SparseCoupling(mp.Graph({n}, {edge_list(d)}).to_undirected(), symmetric=True, nonnegative=True)",
-        f"mp.NeumannCoupling({n}, torch.full((1, 1), 0.2{of}){bounds}, nonnegative=True)",
+        f"mp.couplings.UniformCoupling({n}{bounds}{of})",
+        f"mp.couplings.IdentityCoupling({n}{of})",
+        f"mp.couplings.SparseCoupling(mp.Graph({n}, {edge_list(d)}).to_undirected(), symmetric=True, nonnegative=True)",
+        f"mp.couplings.NeumannCoupling({n}, torch.full((1, 1), 0.2{of}){bounds}, nonnegative=True)",
     ]
     if not symmetric:
         features = f"torch.randn({n}, 1, 3{of})"
         some += [
-            f"mp.SparseCoupling(mp.Graph({n}, {edge_list(d)}))",
-            f"mp.PairwiseCoupling({features}, {features}{bounds})",
-            f"mp.LowRankCoupling({features}, {features}{bounds})",
-            f"0.5 * mp.IdentityCoupling({n}{of}) + 0.5 * mp.UniformCoupling({n}{bounds}{of})",
+            f"mp.couplings.SparseCoupling(mp.Graph({n}, {edge_list(d)}))",
+            f"mp.couplings.PairwiseCoupling({features}, {features}{bounds})",
+            f"mp.couplings.LowRankCoupling({features}, {features}{bounds})",
+            f"0.5 * mp.couplings.IdentityCoupling({n}{of}) + 0.5 * mp.couplings.UniformCoupling({n}{bounds}{of})",
         ]
     return d.pick(some)
 
 
 def coupling(d: Draw, *, symmetric: bool = False, optional: bool = False, other_size: bool | None = False) -> Arg:
-    wrong = [*NOT_A_COUPLING, Wrong(f"mp.UniformCoupling({d.nodes + 1})", "of other nodes", other_size)]
+    wrong = [*NOT_A_COUPLING, Wrong(f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size)]
     arg = _one_of(d, [coupling_source(d, symmetric=symmetric)], wrong, optional)
     return arg.without("None") if optional else arg
 

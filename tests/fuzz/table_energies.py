@@ -104,7 +104,8 @@ def certify_step(d: Draw) -> None:
     joint = Arg("energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()"))
     d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
     d.call(
-        "out", "mp.certify_step({args})", finite=False, energy=joint, coupling=Arg(of.right or "None", of.wrong),
+        "out", "mp.energies.certify_step({args})", finite=False,
+        energy=joint, coupling=Arg(of.right or "None", of.wrong),
         x=free(d),
     )  # fmt: skip
 
@@ -161,7 +162,7 @@ ENERGIES: dict[str, Strategy] = {
     },
     "FunctionPenalty": function_penalty, "MixturePenalty": penalty("MixturePenalty", **MIXTURE), "Energy": energy,
     "EnergyTrace": energy_trace,
-    "Certificate": record("mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.').__str__()"),
+    "Certificate": record("mp.energies.Certificate(theorem='T1', holds=True, tau=0.5, reason='Here.').__str__()"),
     "certify": certify, "certify_step": certify_step,
     "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
     "energy_bounds": calls("energy_bounds", coupling=any_symmetric),
@@ -194,7 +195,7 @@ def released_state_dict(d: Draw) -> None:
     )
     target = Arg("mp.DIFFormer(3, 4, 2, 1, layer_norm=False, transform=False, projection=None)", NOT_A_MODULE)
     released = Arg(right, wrong + [Wrong(name, "tensors of another model") for name in other])
-    d.call("out", "mp.released_state_dict({args})", model=target, released=released)
+    d.call("out", "mp.models.released_state_dict({args})", model=target, released=released)
 
 
 NOT_A_STATE = bad(
@@ -239,7 +240,7 @@ def sequences(d: Draw, channels: int, dtype: str = "float64") -> dict[str, Arg]:
 def roughness(d: Draw) -> None:
     size, length = d.pick([2, 1, 0]), d.pick([5, 1, 0])
     x = tensor(d, size, length, d.channels).unsure(*FREE)
-    d.call("out", "mp.roughness({args})", x=x, mask=masks(d, size, length))
+    d.call("out", "mp.diagnostics.roughness({args})", x=x, mask=masks(d, size, length))
 
 
 SMOOTHING = bad("a string | a number | another module: nn.Linear(2, 2)")
@@ -250,7 +251,13 @@ PLACED = "mp.PDETransformer(3, 4, 2, 1, 2, max_length=9, placement='P1').double(
 def commutator(d: Draw) -> None:
     smoothing = Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))
     attention = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
-    d.call("out", "mp.commutator({args})", diffusion=smoothing, attention=attention, **sequences(d, 4, "float32"))
+    d.call(
+        "out",
+        "mp.diagnostics.commutator({args})",
+        diffusion=smoothing,
+        attention=attention,
+        **sequences(d, 4, "float32"),
+    )
 
 
 def _placed(d: Draw) -> dict[str, Arg]:
@@ -262,7 +269,13 @@ def _placed(d: Draw) -> dict[str, Arg]:
 def perturbation_bound(d: Draw) -> None:
     site = Arg("model.after_embedding", bad("None | a string: 'site' | a module of another: nn.Linear(2, 2)"))
     smoothing = options(d, "mp.PDEDiffusion1d(4).double()", wrong=SMOOTHING, optional=True)
-    d.call("out", "mp.perturbation_bound({model}, {site}, {x}, {args})", site=site, diffusion=smoothing, **_placed(d))
+    d.call(
+        "out",
+        "mp.diagnostics.perturbation_bound({model}, {site}, {x}, {args})",
+        site=site,
+        diffusion=smoothing,
+        **_placed(d),
+    )
 
 
 def diagnose(d: Draw) -> None:
@@ -294,7 +307,7 @@ def observed(d: Draw) -> Arg:
 
 
 def stable(d: Draw) -> Arg:
-    right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
+    right = f"mp.couplings.UniformCoupling({d.nodes})", f"mp.couplings.IdentityCoupling({d.nodes})"
     wrong = NOT_A_COUPLING + bad("one with normalised rows: mp.SimpleDiffusivity()(torch.ones(2, 2))")
     return options(d, *right, wrong=wrong)
 
@@ -370,7 +383,7 @@ def adjacency(d: Draw) -> Arg:
     return Arg("torch.ones(3, 3) - torch.eye(3)", wrong)
 
 
-UNIFORM = "mp.UniformCoupling(5, dtype=torch.float64)"
+UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked("check_coupling", UNIFORM, _inert(NOT_A_COUPLING)),
     "testing.check_diffusivity": checked("check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY),

@@ -154,7 +154,7 @@ def sparse_flow(d: Draw) -> None:
     alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")  # which may be one per head
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind(d)})"]), alone.wrong)
     leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
-    d.call("coupling", "mp.SparseFlowCoupling({args})", **parts, ptr=ptr(d), lam=strength, alpha=leak)
+    d.call("coupling", "mp.couplings.SparseFlowCoupling({args})", **parts, ptr=ptr(d), lam=strength, alpha=leak)
     used(d)
 
 
@@ -198,7 +198,7 @@ def reweighted(d: Draw) -> None:
 def projected(d: Draw) -> None:
     projection = tensor(d, d.pick([1, 2]), 2, d.channels).without("a longer last dimension")
     given = coupling(d, symmetric=True, other_size=None)
-    d.call("coupling", "mp.ProjectedCoupling({args})", coupling=given, projection=projection)
+    d.call("coupling", "mp.couplings.ProjectedCoupling({args})", coupling=given, projection=projection)
     v = tensor(d, d.nodes, 1, d.channels)
     d.call("out", "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]", v=v)
 
@@ -206,17 +206,20 @@ def projected(d: Draw) -> None:
 def scaled(d: Draw) -> None:
     wrong = NOT_A_SCALE + bad("array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)")
     scale = options(d, 0.5, -2, "torch.tensor(0.5)", "torch.ones(1)", wrong=wrong)
-    d.call("coupling", "mp.ScaledCoupling({args})", scale=scale, coupling=coupling(d, other_size=None))
+    d.call("coupling", "mp.couplings.ScaledCoupling({args})", scale=scale, coupling=coupling(d, other_size=None))
     used(d)
 
 
 def summed(d: Draw) -> None:
     one, other = coupling_source(d), coupling_source(d)
+    sizes = ", ".join(f"mp.couplings.UniformCoupling({d.nodes + more})" for more in (0, 1))
     wrong = bad(
         f"empty | None | a string | a number | numbers: [1, 2] | a tensor | a term that is none: [{one}, None]",
-        f"terms of two sizes: [mp.UniformCoupling({d.nodes}), mp.UniformCoupling({d.nodes + 1})] | a coupling: {one}",
+        f"terms of two sizes: [{sizes}] | a coupling: {one}",
     )
-    d.call("coupling", "mp.SumCoupling({args})", terms=options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong))
+    d.call(
+        "coupling", "mp.couplings.SumCoupling({args})", terms=options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong)
+    )
     used(d)
 
 
@@ -338,7 +341,8 @@ def unnormalised(d: Draw) -> Arg:
 def own_diffusivity(d: Draw) -> None:
     d.call(
         "Own",
-        "type('Own', (mp.Diffusivity,), dict(couple=lambda s, x, graph: mp.IdentityCoupling(len(x), dtype=x.dtype)))",
+        "type('Own', (mp.Diffusivity,), "
+        "dict(couple=lambda s, x, graph: mp.couplings.IdentityCoupling(len(x), dtype=x.dtype)))",
     )
     asked = d.pick(["alone", "scaled", "added"])
     if asked == "alone":
@@ -439,7 +443,7 @@ def _sphere(d: Draw) -> Arg:
 
 def _weight(d: Draw) -> Arg:
     wrong = [w for w in number(d, zero=True).wrong if w.valid is False]
-    return options(d, 1.0, "mp.Positive(0.5)", wrong=wrong, optional=True)
+    return options(d, 1.0, "mp.diffusivities.Positive(0.5)", wrong=wrong, optional=True)
 
 
 SOLVED = {"symmetric": True, "leave": "form", "more": "leak tol max_iter"}

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch_geometric.data import Data
 
-from diffusion_mp import Graph, UniformDiffusivity, auxiliary_loss, edge_loss
+from diffusion_mp import Graph, UniformDiffusivity, auxiliary_loss
+from diffusion_mp.diffusivities import edge_loss
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from diffusion_mp.testing.laws import seeded

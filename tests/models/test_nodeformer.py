@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, elu, layer_norm, linear
 
-from diffusion_mp import NodeFormer, NodeFormerConv, auxiliary_loss, kernel_error
+from diffusion_mp import NodeFormer, NodeFormerConv, auxiliary_loss
+from diffusion_mp.diagnostics import kernel_error
 from diffusion_mp.testing.laws import seeded
 
 DOUBLE = torch.float64

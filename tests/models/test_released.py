@@ -12,9 +12,9 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import elu, relu
 from torch_geometric.nn.models.sgformer import SGFormer as PyGSGFormer
 
-from diffusion_mp import DIFFormer, NodeFormer, SGFormer, released_state_dict
+from diffusion_mp import DIFFormer, NodeFormer, SGFormer
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.models import DiffusionGNN
+from diffusion_mp.models import DiffusionGNN, released_state_dict
 from pages.blocks import blocks
 
 DOUBLE = torch.float64

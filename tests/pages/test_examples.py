@@ -21,7 +21,8 @@ def given() -> dict[str, object]:
     edges = torch.stack([node, (node + 1) % 6])
     edge_index = torch.cat([edges, edges.flip(0)], 1)
     q, k = torch.rand(2, 6, 2, 3, generator=torch.Generator().manual_seed(1))
-    public = {name: getattr(diffusion_mp, name) for name in diffusion_mp.__all__}
+    of_the_library = (name for name in names.public_names() if "experiments" not in name.package.__name__)
+    public = {name.name: name.value for name in of_the_library}
     graph = diffusion_mp.Graph(6, edge_index)
     return public | {
         "torch": torch,
