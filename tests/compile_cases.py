@@ -64,9 +64,9 @@ def readme() -> nn.Module:
 
 
 def certified(constraint: str) -> nn.Module:
-    attention = dm.Positive(0.5) * dm.SimpleDiffusivity(row_stochastic=False)
-    graph_term = dm.Positive(2.0) * dm.AdjacencyDiffusivity("sym", direction="undirected")
-    step = dm.CertifiedStep(dm.Positive(1.0), constraint=constraint)
+    attention = dm.diffusivities.Positive(0.5) * dm.SimpleDiffusivity(row_stochastic=False)
+    graph_term = dm.diffusivities.Positive(2.0) * dm.AdjacencyDiffusivity("sym", direction="undirected")
+    step = dm.CertifiedStep(dm.diffusivities.Positive(1.0), constraint=constraint)
     return dm.DiffusionConv(8, 8, attention + graph_term, step, transform=False, bias=False)
 
 
@@ -96,7 +96,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "certified-ball-graph": lambda: certified("ball"), "reads-features-graph": lambda: ReadsInputs(8, 3),
     "gin-graph": lambda: dm.DiffusionGNN(8, 6, 3, conv="gin"), "gcn-graph": lambda: dm.GCNConv(8, 3),
     "sfi-conv": lambda: dm.SFiConv(8, 8, 2),
-    "gps-block-graph": lambda: dm.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False)),
+    "gps-block-graph": lambda: dm.layers.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False)),
     "gated-gcn-model-graph": lambda: dm.GatedGCN(8, 6, 3, 2),
     "sfi-former-graph": lambda: dm.SFiFormer(8, 6, 3, 1, heads=2),
     "sfi-former": lambda: dm.SFiFormer(8, 6, 3, 1, heads=2),
@@ -258,8 +258,12 @@ def test_generated_code_agrees(with_graph: bool) -> None:
         dm.SimpleDiffusivity,
         pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
         pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
-        pytest.param(lambda: dm.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive),
-        pytest.param(lambda: dm.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow),
+        pytest.param(
+            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow
+        ),
     ],
     ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
 )

@@ -133,8 +133,10 @@ def certified(constraint: str) -> nn.Module:
     attention = dm.SimpleDiffusivity(
         normalize=None, measure="distance", row_stochastic=False, constraint=dm.energies.get_constraint(constraint)
     )
-    terms = dm.Positive(0.01) * attention + dm.Positive(3.0) * dm.AdjacencyDiffusivity("sym")
-    step = dm.CertifiedStep(dm.Positive(), constraint=constraint)
+    terms = dm.diffusivities.Positive(0.01) * attention + dm.diffusivities.Positive(3.0) * dm.AdjacencyDiffusivity(
+        "sym"
+    )
+    step = dm.CertifiedStep(dm.diffusivities.Positive(), constraint=constraint)
     return dm.DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
 
 

@@ -25,12 +25,12 @@ def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
 
 def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(generator: torch.Generator) -> None:
     edges, q, k = torch.tensor([[0, 1, 2], [1, 0, 2]]), *(torch.rand(5, 1, 3, generator=generator) for _ in range(2))
-    broken = dm.SparseCoupling(dm.Graph(3, edges), torch.tensor([math.nan, math.nan, 1.0]), symmetric=True)
-    lonely = dm.SparseCoupling(dm.Graph(3, edges[:, :2]), nonnegative=True)
+    broken = dm.couplings.SparseCoupling(dm.Graph(3, edges), torch.tensor([math.nan, math.nan, 1.0]), symmetric=True)
+    lonely = dm.couplings.SparseCoupling(dm.Graph(3, edges[:, :2]), nonnegative=True)
     certificates = [
         *((theorem(broken, 0.1), "finite") for theorem in (theorem1, theorem7)),
-        (dm.certify(dm.LowRankCoupling(q, k), None, 0.1), "is not symmetric"),
-        (theorem7(dm.LowRankCoupling(q, k), 0.1), ""),
+        (dm.certify(dm.couplings.LowRankCoupling(q, k), None, 0.1), "is not symmetric"),
+        (theorem7(dm.couplings.LowRankCoupling(q, k), 0.1), ""),
         (theorem7(lonely, 0.5), "a node has degree 0"),
     ]
     # A negative weight, or for I − S a row sum above one: the energy has no lower bound.
@@ -142,7 +142,7 @@ def test_lanczos_agrees_with_the_dense_solver(dtype: torch.dtype, symmetric_grap
     x = ball(60, 3)
     rel = 1e-9 if dtype == torch.float64 else 1e-5
 
-    def found() -> list[dm.Certificate]:
+    def found() -> list[dm.energies.Certificate]:
         return [theorem1(s, 0.01), theorem1(s, 0.01, form="residual"), dm.certify(dm.GaussianPenalty(0.5), x, 0.5)]
 
     dense = found()

@@ -204,10 +204,12 @@ def of_an_energy(d: Draws) -> Case:
         if d.random() < 0.1:
             weight = weight * d.randn(len(weight)).sign()
         promised = d.choice([None, None, None, True])
-        graph_term = dm.SparseCoupling(dm.Graph(size, edges, ptr=ptr), weight, symmetric=promised, nonnegative=True)
+        graph_term = dm.couplings.SparseCoupling(
+            dm.Graph(size, edges, ptr=ptr), weight, symmetric=promised, nonnegative=True
+        )
     if d.random() < 0.15:
         q = d.randn(size, 1, 2).abs() if d.random() < 0.5 else d.randn(size, 1, 2)
-        graph_term = dm.LowRankCoupling(q, q, ptr, symmetric=True, nonnegative=True)
+        graph_term = dm.couplings.LowRankCoupling(q, q, ptr, symmetric=True, nonnegative=True)
     lam, mu, beta = (torch.tensor(d.decades(-3, 3), dtype=DOUBLE) for _ in range(3))
     metric = 10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
     x = constraint.project(d.decades(-1, 1) * d.randn(*shape))
@@ -228,7 +230,7 @@ def of_an_energy(d: Draws) -> Case:
         given = d.choice([w_of(energy, x), w_of(energy, x.flip(0)), 2.0 * w_of(energy, x), float(mu) * graph_term])
     if d.random() > 0.96:
         eye = torch.eye(size, dtype=DOUBLE).unsqueeze(1)
-        energy.graph_term = dm.LowRankCoupling(eye.flip(0), eye, symmetric=True, nonnegative=True)
+        energy.graph_term = dm.couplings.LowRankCoupling(eye.flip(0), eye, symmetric=True, nonnegative=True)
         energy.graph_term.positive_semidefinite = True
 
     def attacked() -> tuple[Step, Callable[[Tensor], dm.JointEnergy], Tensor, Tensor]:
@@ -246,7 +248,9 @@ def of_an_energy(d: Draws) -> Case:
     def moved() -> Tensor:
         return attacked()[0](x, source)
 
-    return Case(lambda: dm.certify_step(energy, given, x), lambda: energy, None, lambda: x, moved, attacked, given)
+    return Case(
+        lambda: dm.energies.certify_step(energy, given, x), lambda: energy, None, lambda: x, moved, attacked, given
+    )
 
 
 def w_of(energy: dm.JointEnergy, z: Tensor) -> dm.Coupling:
@@ -261,11 +265,13 @@ def w_of(energy: dm.JointEnergy, z: Tensor) -> dm.Coupling:
                 within = Ball(norm * min(within.diameter, 1e300) / 2 * (1 - 1e-6) + 1e-300)
         pairs = energy.penalty.coupling(seen, energy.ptr, constraint=within)
         pairs = averaged(pairs) if energy.mean else pairs
-        pairs = pairs if energy.projection is None else dm.ProjectedCoupling(pairs, energy.projection.double())
-        terms.append(dm.ScaledCoupling(float(energy.lam), pairs))
+        pairs = (
+            pairs if energy.projection is None else dm.couplings.ProjectedCoupling(pairs, energy.projection.double())
+        )
+        terms.append(dm.couplings.ScaledCoupling(float(energy.lam), pairs))
     if energy.graph_term is not None:
-        terms.append(dm.ScaledCoupling(float(energy.mu), energy.graph_term))
-    return dm.SumCoupling(terms) if terms else 0.0 * dm.UniformDiffusivity()(z.flatten(1))
+        terms.append(dm.couplings.ScaledCoupling(float(energy.mu), energy.graph_term))
+    return dm.couplings.SumCoupling(terms) if terms else 0.0 * dm.UniformDiffusivity()(z.flatten(1))
 
 
 def rounding(energy: dm.JointEnergy, z: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch
     results = []
     for entries in (1 << 20, 50):  # one tile a graph, and tiles of three rows
         monkeypatch.setattr(pairwise, "TILE_ENTRIES", entries)
-        coupling = dm.DistanceCoupling(lambda z2: 1 / (1 + scale * z2), q, k, PTR)
+        coupling = dm.couplings.DistanceCoupling(lambda z2: 1 / (1 + scale * z2), q, k, PTR)
         out = coupling @ v
         results.append((out, *torch.autograd.grad(out.square().sum(), [q, k, v, scale])))
     assert len(coupling._tiles()) == 4

@@ -39,7 +39,7 @@ def parts(penalty: dm.Penalty | None, name: str | None, x: Tensor) -> tuple[dm.J
 
 
 def reason(energy: dm.JointEnergy, coupling: Coupling | None, x: Tensor) -> str:
-    certificate = dm.certify_step(energy, coupling, x)
+    certificate = dm.energies.certify_step(energy, coupling, x)
     assert not certificate
     assert certificate.lam == math.inf
     assert str(certificate) == f"Theorem T1 does not cover the step: {certificate.reason}"
@@ -51,8 +51,8 @@ def reason(energy: dm.JointEnergy, coupling: Coupling | None, x: Tensor) -> str:
 def test_what_is_certified_falls(penalty: dm.Penalty | None, name: str | None, ball) -> None:
     x = get_constraint(name).project(ball(9, 3).unsqueeze(1))
     energy, coupling, step = parts(penalty, name, x)
-    certificate = dm.certify_step(energy, coupling, x)
-    assert certificate == dm.certify_step(energy, None, x) == dm.certify(energy, x)
+    certificate = dm.energies.certify_step(energy, coupling, x)
+    assert certificate == dm.energies.certify_step(energy, None, x) == dm.certify(energy, x)
     if isinstance(penalty, dm.SimplePenalty) and name in (None, "nonnegative"):
         assert "SimplePenalty() is concave up to squared distance 4, and" in reason(energy, coupling, x)
         return
@@ -88,7 +88,7 @@ def test_the_premise_that_fails_is_named(ball) -> None:
     ]:
         assert sentence in reason(of, given, state)
     single = 2.0 * ring(9) + 0.3 * penalty.coupling(x.float())
-    assert dm.certify_step(energy, single, x), "single precision rounds, and means the same"
+    assert dm.energies.certify_step(energy, single, x), "single precision rounds, and means the same"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -128,7 +128,7 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
     penalty = spoil(dm.MixturePenalty(), "log_widths")
     assert "the parameter log_widths has" in dm.certify(penalty, x, tau=0.1).reason
     assert "f(0) = nan is not finite" in dm.certify(dm.JointEnergy(penalty), x).reason
-    assert "f(0) = nan is not finite" in dm.certify_trajectory(penalty, x, tau=0.1).reason
+    assert "f(0) = nan is not finite" in dm.energies.certify_trajectory(penalty, x, tau=0.1).reason
 
 
 @pytest.mark.parametrize("logarithm", [-90.0, -30.0, 30.0, 90.0])
@@ -170,7 +170,7 @@ def test_promises_are_looked_at(ball) -> None:
         assert dm.certify(dm.JointEnergy(None, graph_term=definite, constraint=constraint), z)
         assert dm.certify(dm.JointEnergy(None, graph_term=broken, constraint=constraint), z).holds == holds
     assert "f(5.03216) = -0.0160797 is negative" in reason(dm.JointEnergy(Negative()), None, x)
-    assert "f(5.03216) = -0.0160797 is negative" in dm.certify_trajectory(Negative(), x, tau=0.1).reason
+    assert "f(5.03216) = -0.0160797 is negative" in dm.energies.certify_trajectory(Negative(), x, tau=0.1).reason
     assert "f is not the derivative of δ" in reason(dm.JointEnergy(NotItsSlope()), None, x)
 
 
@@ -206,7 +206,7 @@ def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(name: str, b
 
 def test_the_coupling_of_a_light_graph_is_compared_beside_a_heavy_one(ball) -> None:
     x, energy = ball(9, 3).unsqueeze(1), dm.JointEnergy(None, graph_term=edges_of([1e10, 1e10, 1, 1]))
-    assert dm.certify_step(energy, edges_of([1e10, 1e10, 1, 1]), x)
+    assert dm.energies.certify_step(energy, edges_of([1e10, 1e10, 1, 1]), x)
     assert "is not that of the energy" in reason(energy, edges_of([1e10, 1e10, 2, 2]), x)
 
 
@@ -271,6 +271,6 @@ def test_nothing_to_certify_and_what_is_no_subject() -> None:
     with pytest.raises(TypeError, match="data must have an attribute x"):
         dm.certify(dm.DIFFormer(4, 6, 3), [1])
     with pytest.raises(ValueError, match="x must have 4 rows, one per node of the coupling"):
-        dm.certify_step(dm.JointEnergy("gaussian"), ring(4), torch.rand(3, 4))
+        dm.energies.certify_step(dm.JointEnergy("gaussian"), ring(4), torch.rand(3, 4))
     with pytest.raises(ValueError, match="x must have values"):
         dm.certify(dm.JointEnergy("gaussian"), torch.rand(3, 4, device="meta"))

@@ -37,10 +37,10 @@ def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) ->
     for unit in torch.nn.functional.normalize(x, dim=2):
         pair = torch.stack([unit, -unit])
         coupling = penalty.coupling(pair)
-        assert dm.certify_trajectory(penalty, pair, 0.5)
+        assert dm.energies.certify_trajectory(penalty, pair, 0.5)
         assert Backtracking(penalty)(pair, coupling).isfinite().all()
     apart = (1 + much) * pair
-    assert "beyond the domain" in dm.certify_trajectory(penalty, apart, 0.5).reason
+    assert "beyond the domain" in dm.energies.certify_trajectory(penalty, apart, 0.5).reason
     with pytest.raises(ValueError, match="x must lie in the domain"):
         Backtracking(penalty)(apart, coupling)
 

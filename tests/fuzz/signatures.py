@@ -5,10 +5,22 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
 import diffusion_mp as mp
-from diffusion_mp import data, diagnostics, distributed, testing
+from diffusion_mp import (
+    couplings,
+    data,
+    diagnostics,
+    diffusivities,
+    distributed,
+    energies,
+    layers,
+    models,
+    testing,
+    updates,
+)  # fmt: skip
 from diffusion_mp_experiments import graphs, sequences, train
 
 from .arguments import *
@@ -16,6 +28,19 @@ from .program import Draw, Strategy
 
 PACKAGES = {"mp": mp, "data": data, "diagnostics": diagnostics, "distributed": distributed, "testing": testing}
 PACKAGES |= {"graphs": graphs, "sequences": sequences, "train": train}
+#: Where names without a package are looked up, in this order.
+LIBRARY = (mp, couplings, diagnostics, diffusivities, energies, layers, models, updates)
+
+
+def home(name: str) -> ModuleType:
+    """The package that a program takes a public name from."""
+    package, _, attribute = name.rpartition(".")
+    return PACKAGES[package] if package else next(module for module in LIBRARY if attribute in module.__all__)
+
+
+def address(name: str) -> str:
+    """What a program writes for a public name."""
+    return name if "." in name else f"{home(name).__name__.replace('diffusion_mp', 'mp')}.{name}"
 
 
 def _counts(*right: int, zero: bool = False) -> Make:
@@ -83,8 +108,7 @@ PARAMETERS: dict[str, Make] = {
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
-    package, _, attribute = name.rpartition(".")
-    return _signature(getattr(PACKAGES[package or "mp"], attribute))
+    return _signature(getattr(home(name), name.rpartition(".")[2]))
 
 
 @cache
@@ -109,8 +133,7 @@ def arguments(
 
 def construct(d: Draw, result: str, name: str, after: str = "", /, **options: Any) -> None:
     """Call a public name with `arguments`; ``after`` follows the call in the program."""
-    path = name if "." in name else f"mp.{name}"
-    d.call(result, f"{path}({{args}}){after}", **arguments(d, name, **options))
+    d.call(result, f"{address(name)}({{args}}){after}", **arguments(d, name, **options))
 
 
 def _fitting(d: Draw, name: str, parameter: inspect.Parameter) -> Arg:
@@ -160,11 +183,10 @@ def calls(
     **make: Make | Arg,
 ) -> Strategy:
     """A call with arguments as of `arguments`, and a ``use`` of what it ``made``."""
-    path = name if "." in name else f"mp.{name}"
 
     def strategy(d: Draw) -> None:
         given = arguments(d, name, leave=leave, more=more, of=of, **made(d, make))
-        d.call("made" if use else "out", f"{path}({{args}})", finite=finite, **given)
+        d.call("made" if use else "out", f"{address(name)}({{args}})", finite=finite, **given)
         if use:
             d.call("out", use)
 

@@ -193,7 +193,7 @@ def knn_transform(d: Draw) -> None:
         "of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
         "too few: Data(x=torch.randn(2, 2))",
     )
-    construct(d, "transform", "data.KNNGraph", k=count(d, 5, 2))
+    construct(d, "transform", "KNNGraph", k=count(d, 5, 2))
     d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", wrong))
 
 
@@ -226,7 +226,7 @@ DATA: dict[str, Strategy] = {
         num_val=lambda d: count(d, 4, 0, zero=True), num_test=lambda d: Arg(d.pick(["None", "5"]),
         count(d, zero=True, none=True).wrong), generator=lambda d: generator(d, optional=False)),
     "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
-    "data.KNNGraph": knn_transform, "data.knn_graph": calls("data.knn_graph", x=points), "data.Split": split,
+    "KNNGraph": knn_transform, "knn_graph": calls("knn_graph", x=points), "data.Split": split,
     "data.pad": pad, "data.AddLaplacianPE": add_laplacian_pe, "data.ToDiffusionGraph": to_diffusion_graph,
     "data.PartOf": part_of, "data.RandomPartitionLoader": loader, "data.find_clusters": find_clusters,
     "sequences.ListOps": list_ops, "sequences.Pathfinder": pathfinder, "sequences.SequenceDataset": sequence_dataset,

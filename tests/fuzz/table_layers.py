@@ -8,7 +8,7 @@ from diffusion_mp import DiffusionConv, KernelizedSoftmaxDiffusivity, SparseFlow
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, construct, made
+from .signatures import address, arguments, construct, made
 
 
 def called(
@@ -35,7 +35,7 @@ def layer(
 
     def strategy(d: Draw) -> None:
         given = arguments(d, name, leave=leave, more=more, of=of, **made(d, make))
-        d.call("layer", f"mp.{name}({{args}}){cast(d)}", **given)
+        d.call("layer", f"{address(name)}({{args}}){cast(d)}", **given)
         called(d, needed=needed, source=source)
 
     return strategy

@@ -10,7 +10,7 @@ from diffusion_mp.layers import DIFFormerConv, SGFormerConv
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, construct, made
+from .signatures import address, arguments, construct, made
 from .table_layers import called, certified
 
 NOT_OPTIONS = bad("a string | a number | a list | a module")
@@ -38,7 +38,7 @@ def model(
     def strategy(d: Draw) -> None:
         task, scored = tasks(d)
         given = arguments(d, name, leave=leave, more=more, of=of, task=task, **made(d, make))
-        d.call("layer", f"mp.{name}({{args}}){cast(d)}", **given)
+        d.call("layer", f"{address(name)}({{args}}){cast(d)}", **given)
         called(d, needed=needed, source=False, x=sparse_too(d, state(d)), **scored)
 
     return strategy
@@ -102,7 +102,7 @@ def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
             sizes["pe_channels"] = Arg("2", count(d, zero=True).without("None").wrong)
             call["pe"] = encodings(d)
         given = arguments(d, name, more=more, of=GPS, **sizes, **made(d, make))
-        d.call("layer", f"mp.{name}({{args}}){cast(d)}", **given)
+        d.call("layer", f"{address(name)}({{args}}){cast(d)}", **given)
         d.call("out", "layer({args})", **call, return_coupling=flag(d))
 
     return strategy

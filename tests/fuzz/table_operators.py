@@ -12,7 +12,7 @@ from diffusion_mp.updates.implicit import SolvedUpdate
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import arguments, construct, device, dtype, made, parameters
+from .signatures import address, arguments, construct, device, dtype, made, parameters
 from .table_layers import alpha, rows_or_frobenius
 
 
@@ -273,7 +273,7 @@ def of_state(
             if projection not in (None, "None") or (name == "SGFormerDiffusivity" and projection is None):
                 own["channels"] = Arg(str(d.channels), channels.wrong)
         to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
-        d.call("diffusivity", f"mp.{name}({{args}}){to}", **own)
+        d.call("diffusivity", f"{address(name)}({{args}}){to}", **own)
         d.call("coupling", "diffusivity({args})", x=state(d, parameters=told), graph=graph(d, needed=needed))
         normalized = "row_stochastic" not in own or own["row_stochastic"].right != "False"
         _used_by(d, finite=normalized or d.dtype != "float16")
@@ -409,7 +409,7 @@ def step(
 ) -> Strategy:
     def strategy(d: Draw) -> None:
         own = arguments(d, name, leave=leave, more=more, of=SolvedUpdate, **made(d, make))
-        d.call("update", f"mp.{name}({{args}})", **own)
+        d.call("update", f"{address(name)}({{args}})", **own)
         weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
         if name in ("Equilibrium", "CertifiedStep"):  # whose sources weigh one by default
             weighs = own["beta"].right != "0.0"

@@ -5,10 +5,11 @@ from types import ModuleType
 import pytest
 
 import diffusion_mp
-from diffusion_mp import data, diagnostics, distributed, estimators, export, testing
+from diffusion_mp import couplings, data, diagnostics, distributed, estimators, export, layers, models, testing
 from diffusion_mp_experiments import graphs, sequences, train
 
 from .program import plain_program
+from .signatures import LIBRARY
 from .table import EXEMPT, STRATEGIES, WEIGHTS, drawn
 
 PACKAGES = {"": diffusion_mp}
@@ -18,8 +19,8 @@ for package in (data, diagnostics, distributed, estimators, export, testing, gra
 
 def public(prefix: str, package: ModuleType) -> set[str]:
     """The public names of a package, as the table writes them."""
-    top = diffusion_mp.__all__ if prefix else []
-    return {name if name in top else f"{prefix}{name}" for name in package.__all__}
+    plain = {*diffusion_mp.__all__, *STRATEGIES} if prefix else set()
+    return {name if name in plain else f"{prefix}{name}" for name in package.__all__}
 
 
 @pytest.mark.parametrize("prefix", PACKAGES)
@@ -28,8 +29,14 @@ def test_every_public_name_has_a_strategy(prefix: str) -> None:
     assert not missing, f"write a strategy for each of these, or a reason in EXEMPT: {sorted(missing)}"
 
 
+def test_every_coupling_layer_and_model_has_a_strategy() -> None:
+    names = {name for name in couplings.__all__ if name.endswith("Coupling")} | {*layers.__all__, *models.__all__}
+    assert not names - set(STRATEGIES)
+
+
 def test_no_strategy_without_a_public_name() -> None:
     names = set().union(*(public(prefix, package) for prefix, package in PACKAGES.items()))
+    names |= {name for package in LIBRARY for name in package.__all__}
     assert (set(STRATEGIES) | set(EXEMPT)) - names == set()
     assert set(STRATEGIES) & set(EXEMPT) == set()
     assert set(WEIGHTS) - set(STRATEGIES) == set()

@@ -11,7 +11,7 @@ from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.kernels.neumann import _inner, neumann_function, neumann_product, stencil
+from diffusion_mp.kernels.neumann import _inner, neighbours, neumann_function, neumann_product, stencil
 from diffusion_mp.kernels.neumann.stencil import Stencil, stencils
 
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
@@ -176,6 +176,17 @@ def test_functions_differentiate_twice_in_values_and_weights(
     smooth = partial(neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic)
     assert gradcheck(smooth, (v, alpha.requires_grad_()))
     assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
+
+
+@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "periodic"])
+def test_a_product_adds_the_neighbours(
+    generator: torch.Generator, boundary: str, batch: tuple[Tensor | None, int]
+) -> None:
+    ptr, n = batch
+    v, alpha = randn(n, 1, 2, generator=generator), torch.ones(2, 1, dtype=torch.float64)
+    sides = neighbours(n, (1, 3), boundary, ptr, torch.device("cpu"))
+    expected = sum((v[side].sum(0) for side in sides), torch.zeros_like(v))
+    assert_close(neumann_product(v, alpha, (1, 3), boundary, ptr), expected, "product", DOUBLE)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)

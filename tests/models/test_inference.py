@@ -61,7 +61,7 @@ def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("cls", "name"), [(dm.PooledCoupling, "pool"), (dm.ExplicitEuler, "step")])
+@pytest.mark.parametrize(("cls", "name"), [(dm.couplings.PooledCoupling, "pool"), (dm.ExplicitEuler, "step")])
 def test_neither_couplings_nor_steps_see_more_rows_than_a_block(cls, name, generator, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
     sizes, method = [], getattr(cls, name)

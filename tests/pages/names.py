@@ -131,8 +131,12 @@ def _tested() -> set[str]:
                 names = {name.name for name in node.names}
                 found |= _named(tree) if "*" in names else names
                 modules |= {name.asname or name.name for name in node.names}
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                attributes.append((node.value.id, node.attr))
+            elif isinstance(node, ast.Import):
+                modules |= {name.asname or name.name for name in node.names if name.name == "diffusion_mp"}
+            elif isinstance(node, ast.Attribute):
+                module = node.value.value if isinstance(node.value, ast.Attribute) else node.value  # mp.package.name
+                if isinstance(module, ast.Name):
+                    attributes.append((module.id, node.attr))
         found |= {attribute for module, attribute in attributes if module in modules}
     return found
 

@@ -62,11 +62,14 @@ def test_ragged_batch_measures_pairs_of_the_same_graph_only() -> None:
     penalty, ptr = dm.SigmoidPenalty(), torch.tensor([0, 7, 20])
     x = ball(20)
     coupling = penalty.coupling(x, ptr)
-    update, edge = Backtracking(penalty, tau=4.0), dm.SparseCoupling(Graph(20, torch.tensor([[0], [1]]), ptr=ptr))
+    update, edge = (
+        Backtracking(penalty, tau=4.0),
+        dm.couplings.SparseCoupling(Graph(20, torch.tensor([[0], [1]]), ptr=ptr)),
+    )
     weight = x.new_full((20, 1), 0.5)
     made_of_it = [coupling, coupling.T, coupling + 0.5 * coupling, edge + 0.5 * edge, row_normalized(coupling)]
-    made_of_it.append(dm.ReweightedCoupling(coupling + edge, weight, weight))
-    made_of_it.append(dm.PolynomialCoupling(0.5 * coupling, x.new_ones(2)))
+    made_of_it.append(dm.couplings.ReweightedCoupling(coupling + edge, weight, weight))
+    made_of_it.append(dm.couplings.PolynomialCoupling(0.5 * coupling, x.new_ones(2)))
     for other in made_of_it:
         assert other.ptr.tolist() == ptr.tolist()
         assert update.energy(x, other).tolist() == [float(penalty.total(part)) for part in (x[:7], x[7:])]
@@ -89,7 +92,9 @@ def batched(kind: str):
             return penalty.coupling(x[rows], ptr)
         part = weight[rows, rows]
         sender, receiver = part.nonzero(as_tuple=True)
-        return dm.SparseCoupling(Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr))
+        return dm.couplings.SparseCoupling(
+            Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr)
+        )
 
     return Backtracking(penalty, 0.9, form=form, exact=kind == "exact"), couple
 
@@ -182,13 +187,13 @@ def test_sparse_coupling_measures_its_edges() -> None:
     def squared(x: torch.Tensor) -> torch.Tensor:
         return (x[sender] - x[receiver]).square().sum(-1)
 
-    coupling = dm.SparseCoupling(graph, penalty.f(squared(x)), symmetric=True, nonnegative=True)
+    coupling = dm.couplings.SparseCoupling(graph, penalty.f(squared(x)), symmetric=True, nonnegative=True)
     update = Backtracking(penalty, tau=16.0)
     after = update(x, coupling)
     assert penalty.delta(squared(after)).sum() < penalty.delta(squared(x)).sum()
     assert update.last_tau < 16.0
     weight = torch.linspace(0.5, 2.0, sender.numel(), dtype=torch.float64)
-    weighted = dm.SparseCoupling(Graph(40, graph.edges, weight))
+    weighted = dm.couplings.SparseCoupling(Graph(40, graph.edges, weight))
     torch.testing.assert_close(update.energy(x, weighted), (weight * penalty.delta(squared(x)).squeeze(1)).sum())
 
 
@@ -241,9 +246,9 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
 
 def test_no_nodes_and_no_edges_rest() -> None:
     for penalty in (dm.QuadraticPenalty(), dm.SimplePenalty()):
-        assert Backtracking(penalty)(ball(0), dm.IdentityCoupling(0, dtype=torch.float64)).shape == (0, 1, 4)
+        assert Backtracking(penalty)(ball(0), dm.couplings.IdentityCoupling(0, dtype=torch.float64)).shape == (0, 1, 4)
     x = ball(3)
-    assert torch.equal(Backtracking(dm.QuadraticPenalty())(x, dm.SparseCoupling(Graph(3), x.new_zeros(0))), x)
+    assert torch.equal(Backtracking(dm.QuadraticPenalty())(x, dm.couplings.SparseCoupling(Graph(3), x.new_zeros(0))), x)
 
 
 @pytest.mark.parametrize("seed", range(5))

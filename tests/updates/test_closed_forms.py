@@ -30,50 +30,50 @@ Q, K, X = random(40, 2, 6), random(40, 2, 6, seed=1), random(40, 2, 3, seed=2)
 POSITIVE = Q.abs()
 
 
-def attention(q: Tensor = Q, k: Tensor = K, ptr: Tensor | None = None) -> dm.LinearAttentionCoupling:
-    return dm.LinearAttentionCoupling(q, k, ptr, constant=1.0, unit=True, nonnegative=True)
+def attention(q: Tensor = Q, k: Tensor = K, ptr: Tensor | None = None) -> dm.couplings.LinearAttentionCoupling:
+    return dm.couplings.LinearAttentionCoupling(q, k, ptr, constant=1.0, unit=True, nonnegative=True)
 
 
 def silent_rows() -> dm.Coupling:
     """Two nodes to whom nobody sends, among others that hear them."""
     query = Q.abs() * (torch.arange(40) % 7 != 3).view(-1, 1, 1)
-    return dm.LinearAttentionCoupling(query, K.abs(), PTR, nonnegative=True)
+    return dm.couplings.LinearAttentionCoupling(query, K.abs(), PTR, nonnegative=True)
 
 
 KINDS = {
     "difformer": attention,
     "difformer-ragged": lambda: attention(ptr=PTR),
-    "tied-ragged": lambda: dm.LinearAttentionCoupling(POSITIVE, POSITIVE, PTR, nonnegative=True),
-    "one-head": lambda: dm.LinearAttentionCoupling(Q[:, :1].abs(), K[:, :1].abs(), nonnegative=True),
+    "tied-ragged": lambda: dm.couplings.LinearAttentionCoupling(POSITIVE, POSITIVE, PTR, nonnegative=True),
+    "one-head": lambda: dm.couplings.LinearAttentionCoupling(Q[:, :1].abs(), K[:, :1].abs(), nonnegative=True),
     "silent-ragged": silent_rows,
-    "distances": lambda: dm.LinearAttentionCoupling(*distance_features(0.2 * Q), PTR, constant=2.0, nonnegative=True),
-    "signed": lambda: dm.LinearAttentionCoupling(Q, K, PTR, constant=3.0, unit=True),
+    "distances": lambda: dm.couplings.LinearAttentionCoupling(*distance_features(0.2 * Q), PTR, constant=2.0, nonnegative=True),
+    "signed": lambda: dm.couplings.LinearAttentionCoupling(Q, K, PTR, constant=3.0, unit=True),
     "twice": lambda: row_normalized(
-        dm.LowRankCoupling(Q.abs(), K.abs(), nonnegative=True)
-        + 0.5 * dm.LowRankCoupling(K.exp(), Q.exp(), nonnegative=True)
+        dm.couplings.LowRankCoupling(Q.abs(), K.abs(), nonnegative=True)
+        + 0.5 * dm.couplings.LowRankCoupling(K.exp(), Q.exp(), nonnegative=True)
     ),
-    "uniform": lambda: dm.UniformCoupling(40, PTR, dtype=DOUBLE),
-    "rescaled": lambda: dm.LinearAttentionCoupling(
+    "uniform": lambda: dm.couplings.UniformCoupling(40, PTR, dtype=DOUBLE),
+    "rescaled": lambda: dm.couplings.LinearAttentionCoupling(
         Q.abs() * torch.logspace(-8, 8, 6, dtype=DOUBLE), K.abs() * torch.logspace(6, -9, 6, dtype=DOUBLE), PTR,
         nonnegative=True,
     ),
-    "duplicates": lambda: dm.LinearAttentionCoupling(
+    "duplicates": lambda: dm.couplings.LinearAttentionCoupling(
         Q.abs()[:, :, [0, 0, 1, 1, 1]], K.abs()[:, :, [2, 2, 2, 3, 3]], nonnegative=True
     ),
-    "far-away": lambda: dm.LinearAttentionCoupling(
+    "far-away": lambda: dm.couplings.LinearAttentionCoupling(
         *distance_features(0.1 * Q.tanh() + 30.0), PTR, constant=2.0, nonnegative=True
     ),
 }  # fmt: skip
 # A diagonal beside the features, or one that varies: systems only.
 APART = torch.logspace(-2, 2, 40, dtype=DOUBLE).view(-1, 1, 1)
 SOLVED = {
-    "sgformer-ragged": lambda: dm.LinearAttentionCoupling(Q, K, PTR, own=1.0, unit=True),
-    "symmetric": lambda: dm.LowRankCoupling(POSITIVE, POSITIVE, PTR, symmetric=True, nonnegative=True),
-    "degrees-apart": lambda: dm.LowRankCoupling(*2 * [POSITIVE * APART], symmetric=True, nonnegative=True),
-    "asymmetric": lambda: dm.LowRankCoupling(0.1 * POSITIVE, K.abs(), nonnegative=True),
-    "with-identity": lambda: 0.5 * silent_rows() + 0.5 * dm.IdentityCoupling(40, dtype=DOUBLE),
+    "sgformer-ragged": lambda: dm.couplings.LinearAttentionCoupling(Q, K, PTR, own=1.0, unit=True),
+    "symmetric": lambda: dm.couplings.LowRankCoupling(POSITIVE, POSITIVE, PTR, symmetric=True, nonnegative=True),
+    "degrees-apart": lambda: dm.couplings.LowRankCoupling(*2 * [POSITIVE * APART], symmetric=True, nonnegative=True),
+    "asymmetric": lambda: dm.couplings.LowRankCoupling(0.1 * POSITIVE, K.abs(), nonnegative=True),
+    "with-identity": lambda: 0.5 * silent_rows() + 0.5 * dm.couplings.IdentityCoupling(40, dtype=DOUBLE),
     "off-diagonal": lambda: symmetric_normalized(
-        dm.LowRankCoupling(POSITIVE, POSITIVE, symmetric=True, nonnegative=True), diagonal=False
+        dm.couplings.LowRankCoupling(POSITIVE, POSITIVE, symmetric=True, nonnegative=True), diagonal=False
     ),
 }
 
@@ -117,7 +117,9 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
     mask = (torch.arange(17) % 7 != 3).view(-1, 1, 1)
     coupling = {
         "unit-ragged": lambda: attention(q, k, PTR[:5]),
-        "silent-ragged": lambda: dm.LinearAttentionCoupling(q.abs() * mask, k.abs(), PTR[:5], nonnegative=True),
+        "silent-ragged": lambda: dm.couplings.LinearAttentionCoupling(
+            q.abs() * mask, k.abs(), PTR[:5], nonnegative=True
+        ),
         "tied": lambda: attention(q, q),
     }[kind]()
     given, weight = source if update.beta else None, random(17, 2, 3, seed=5)
@@ -141,7 +143,7 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
 
 @pytest.mark.parametrize("t", [1e-6, 1e-3, 0.01, 0.02, 0.03, 0.1, 1.0, 30.0])
 def test_no_time_is_less_accurate_than_another(t: float) -> None:
-    pairs = dm.LinearAttentionCoupling(POSITIVE, K.abs(), torch.arange(0, 41, 2), nonnegative=True)
+    pairs = dm.couplings.LinearAttentionCoupling(POSITIVE, K.abs(), torch.arange(0, 41, 2), nonnegative=True)
     for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
         expected = dense_update(HeatKernel(t), coupling, X)
         assert (HeatKernel(t)(X, coupling) - expected).abs().max() <= 1e-13
@@ -160,7 +162,7 @@ def test_few_nodes(update: StateUpdate, nodes: int) -> None:
 @pytest.mark.parametrize("update", [HeatKernel(1e4), ImplicitEuler(1e8), Equilibrium(beta=1e-8, leak=1e-8)], ids=repr)
 def test_long_times_and_small_leaks_end_in_the_average_that_the_metric_weighs(update: StateUpdate) -> None:
     """Of a connected reversible coupling: Σ d̄_i x_i / Σ d̄_i. What is lost is the unit of rounding times t, or by κ."""
-    coupling = dm.LinearAttentionCoupling(POSITIVE, POSITIVE, nonnegative=True)
+    coupling = dm.couplings.LinearAttentionCoupling(POSITIVE, POSITIVE, nonnegative=True)
     metric = coupling.metric
     average = (metric.unsqueeze(2) * X).sum(0) / metric.sum(0).unsqueeze(1)
     torch.testing.assert_close(update(X, coupling), average.expand_as(X), rtol=0, atol=2e-7)
@@ -171,8 +173,8 @@ def test_long_times_and_small_leaks_end_in_the_average_that_the_metric_weighs(up
 @every_update
 def test_single_and_half_precision_are_solved_in_double(update: StateUpdate, dtype: torch.dtype) -> None:
     q, k, x = (t.to(dtype) for t in (Q, K, X))
-    got = update(x, dm.LinearAttentionCoupling(q, k, constant=1.0, unit=True), source=source_for(update, x))
-    exact = dm.LinearAttentionCoupling(q.double(), k.double(), constant=1.0, unit=True)
+    got = update(x, dm.couplings.LinearAttentionCoupling(q, k, constant=1.0, unit=True), source=source_for(update, x))
+    exact = dm.couplings.LinearAttentionCoupling(q.double(), k.double(), constant=1.0, unit=True)
     expected = dense_update(update, exact, x.double(), None if (s := source_for(update, x)) is None else s.double())
     assert got.dtype == dtype
     rtol = 1e-6 if dtype == torch.float32 else 1e-2
@@ -203,15 +205,15 @@ def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
             ImplicitEuler(1.0)(x, attention())
     one = torch.ones(8, 1, 1, dtype=DOUBLE)
     with pytest.raises(ConvergenceError, match="a low-rank system is singular"):  # S has the eigenvalue 2
-        Equilibrium("residual", leak=1.0)(random(8, 1, 2), dm.LowRankCoupling(0.25 * one, one.clone()))
+        Equilibrium("residual", leak=1.0)(random(8, 1, 2), dm.couplings.LowRankCoupling(0.25 * one, one.clone()))
     feature = 3.0 * Q[:, :1]
-    indefinite = dm.LowRankCoupling(feature, -feature, symmetric=True) * -1.0
+    indefinite = dm.couplings.LowRankCoupling(feature, -feature, symmetric=True) * -1.0
     with pytest.raises(ConvergenceError, match="not positive definite"):
-        ImplicitEuler(1.0)(X, indefinite + dm.LowRankCoupling(feature, feature, symmetric=True))
+        ImplicitEuler(1.0)(X, indefinite + dm.couplings.LowRankCoupling(feature, feature, symmetric=True))
 
 
 def test_features_beside_edges_are_not_all_of_the_coupling() -> None:
-    edges = dm.SparseCoupling(Graph(40, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE))
+    edges = dm.couplings.SparseCoupling(Graph(40, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE))
     both = attention() + edges
     assert not both.low_rank
     assert both.low_rank_form(DOUBLE) is not None

@@ -16,7 +16,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 5, 1], [1, 0, 3, 2, 4, 2]])
 def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form, kind: str) -> None:
     problem = random_problem(9, form)
     number = torch.tensor(0.3, dtype=DOUBLE)
-    positive = dm.Positive(0.3).double()
+    positive = dm.diffusivities.Positive(0.3).double()
     positive.reset_parameters()  # in double from the start
     tau = {"parameter": nn.Parameter(number), "tensor": number, "positive": positive}[kind]
     learned, plain = (dm.ExplicitEuler(size, form, beta=0.7, leak=0.2) for size in (tau, 0.3))
@@ -44,7 +44,7 @@ def test_it_is_saved_moved_reset_and_named() -> None:
     assert conv.state_dict()["update.tau"].item() == 0.25
     assert "tau=learned" in repr(conv)
     assert conv.double().update.tau.dtype == DOUBLE
-    assert "tau=" not in repr(dm.ExplicitEuler(dm.Positive(0.5)).extra_repr())
+    assert "tau=" not in repr(dm.ExplicitEuler(dm.diffusivities.Positive(0.5)).extra_repr())
     assert conv.half()(random(5, 4).half()).dtype == torch.float16
     assert dict(dm.ExplicitEuler(torch.tensor(0.5)).named_buffers()).keys() == {"tau"}
     assert_energy_descent(dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), instances=1, steps=2)

@@ -26,18 +26,20 @@ def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
     return Graph(num_nodes, torch.cat([pairs, pairs.flip(0)], 1), weight.repeat(2))
 
 
-def symmetric_graph(num_nodes: int = N) -> dm.SparseCoupling:
-    return dm.SparseCoupling(edges(num_nodes), nonnegative=True)
+def symmetric_graph(num_nodes: int = N) -> dm.couplings.SparseCoupling:
+    return dm.couplings.SparseCoupling(edges(num_nodes), nonnegative=True)
 
 
-def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> dm.LowRankCoupling:
+def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> dm.couplings.LowRankCoupling:
     feature = random(num_nodes, heads, 4, seed=5).abs()
-    return dm.LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
+    return dm.couplings.LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
 
 
-def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **more: bool) -> dm.PairwiseCoupling:
+def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **more: bool) -> dm.couplings.PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
-    return dm.PairwiseCoupling(query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **more)
+    return dm.couplings.PairwiseCoupling(
+        query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **more
+    )
 
 
 KINDS = {
@@ -49,12 +51,12 @@ KINDS = {
     "gaussian-ragged": lambda: gaussian(ptr=PTR),
     "gaussian-others": lambda: gaussian(ptr=PTR, loops=False),
     "gaussian-and-graph": lambda: row_normalized(gaussian(normalize=False) + symmetric_graph()),
-    "softmax": lambda: dm.PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)]),
-    "polynomial": lambda: dm.PolynomialCoupling(
+    "softmax": lambda: dm.couplings.PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)]),
+    "polynomial": lambda: dm.couplings.PolynomialCoupling(
         row_normalized(symmetric_graph()), torch.tensor([0.5, 0.5], dtype=DOUBLE), nonnegative=True
     ),
-    "half-lazy": lambda: 0.5 * row_normalized(symmetric_graph()) + 0.5 * dm.IdentityCoupling(N, dtype=DOUBLE),
-    "rescaled": lambda: dm.ReweightedCoupling(
+    "half-lazy": lambda: 0.5 * row_normalized(symmetric_graph()) + 0.5 * dm.couplings.IdentityCoupling(N, dtype=DOUBLE),
+    "rescaled": lambda: dm.couplings.ReweightedCoupling(
         symmetric_graph(), random(N, 2).exp(), random(N, 1, seed=1).exp(), nonnegative=True, positive=True
     ),
 }  # fmt: skip
@@ -87,13 +89,15 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
     graph, size = edges(), (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()
     x, source = X.clone().requires_grad_(), X.cos().requires_grad_()
-    sparse = dm.SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
+    sparse = dm.couplings.SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
     pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
-        "both": lambda: row_normalized(dm.LowRankCoupling(size, size, symmetric=True, nonnegative=True) + sparse),
-        "gaussian": lambda: dm.PairwiseCoupling(*distance_features(feature), reversible=True),
-        "label-spreading": lambda: dm.PairwiseCoupling(*distance_features(feature), **pairs),
+        "both": lambda: row_normalized(
+            dm.couplings.LowRankCoupling(size, size, symmetric=True, nonnegative=True) + sparse
+        ),
+        "gaussian": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), reversible=True),
+        "label-spreading": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), **pairs),
     }[kind]()
     got = update(x, coupling, source=source if update.beta else None)
     expected = dense_update(update, coupling, x, source)
@@ -141,13 +145,15 @@ def test_attention_is_reversible_where_queries_are_keys(kind: type, measure: str
 def test_nothing_is_promised_that_may_be_false() -> None:
     rows, query = row_normalized(symmetric_graph()), random(N, 1, 3)
     for coupling in (
-        dm.LinearAttentionCoupling(query, query),  # row sums may be negative
-        dm.LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
-        row_normalized(dm.SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2), nonnegative=True)),
-        row_normalized(dm.LowRankCoupling(query, query, symmetric=True)),
-        dm.SumCoupling([rows, symmetric_graph()]),
-        dm.SumCoupling([rows, row_normalized(attention(heads=1))]),
-        dm.ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
+        dm.couplings.LinearAttentionCoupling(query, query),  # row sums may be negative
+        dm.couplings.LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
+        row_normalized(
+            dm.couplings.SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2), nonnegative=True)
+        ),
+        row_normalized(dm.couplings.LowRankCoupling(query, query, symmetric=True)),
+        dm.couplings.SumCoupling([rows, symmetric_graph()]),
+        dm.couplings.SumCoupling([rows, row_normalized(attention(heads=1))]),
+        dm.couplings.ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
         AdjacencyDiffusivity("row")(X[:, 0], Graph(N, torch.tensor([[0, 1], [1, 2]]))),
     ):
         assert not coupling.reversible
@@ -158,7 +164,7 @@ def test_nothing_is_promised_that_may_be_false() -> None:
 def test_a_false_metric_is_found() -> None:
     query = random(N, 1, 3).abs()
     with pytest.raises(AssertionError, match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose"):
-        check_coupling(dm.LinearAttentionCoupling(query, query.flip(0), nonnegative=True, reversible=True))
+        check_coupling(dm.couplings.LinearAttentionCoupling(query, query.flip(0), nonnegative=True, reversible=True))
 
 
 class Counted(dm.Coupling):
@@ -208,7 +214,9 @@ def test_features_beside_edges_are_the_preconditioner(update, normalize, share, 
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     size = 500
     feature = random(size, 1, 8, seed=5).abs() * (2 * random(size, 1, 1, seed=6)).exp()
-    both = 0.05 * dm.LowRankCoupling(feature, feature, symmetric=True, nonnegative=True) + symmetric_graph(size)
+    both = 0.05 * dm.couplings.LowRankCoupling(feature, feature, symmetric=True, nonnegative=True) + symmetric_graph(
+        size
+    )
     coupling = row_normalized(both) if normalize else both
     with_it, without = products(update, coupling, random(size, 1, 3), monkeypatch)
     assert with_it <= share * without
@@ -249,7 +257,7 @@ def test_the_backward_pass_is_preconditioned_too() -> None:
 
 def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:
     query = random(N, 1, 3)
-    coupling = dm.PairwiseCoupling(query, query, normalize=False, symmetric=True)
+    coupling = dm.couplings.PairwiseCoupling(query, query, normalize=False, symmetric=True)
     assert precondition(coupling, 1.0, None, None, False) is None
     with pytest.raises(ConvergenceError, match="not positive definite"):
         Equilibrium("residual", leak=0.1)(random(N, 1, 2), coupling)

@@ -71,7 +71,7 @@ def bounds(x: Tensor) -> Tensor:
 def trajectory_rise(free: Free, penalty: dm.Penalty, tau: float, steps: int, share: float) -> Tensor:
     """The largest E(Z_{k+1}, k) − E(Z_k, k), at least the theorem's rise, over E(Z_0, 0), at a share of its λ."""
     x = within(penalty, free["x"])
-    lam = x.new_tensor([dm.certify_trajectory(penalty, part, tau).lam for part in x.detach()]) * share
+    lam = x.new_tensor([dm.energies.certify_trajectory(penalty, part, tau).lam for part in x.detach()]) * share
     risen, moved, whole = [], x, lam * pairs(penalty, x)
     for _ in range(steps):
         coupling = penalty.coupling(moved.flatten(0, 1), bounds(x), normalize=True)
