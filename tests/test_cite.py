@@ -4,8 +4,7 @@ import re
 
 from torch import nn
 
-import diffusion_mp
-from diffusion_mp import DIFFormer, GATConv, GCNConv, cite
+from diffusion_mp import DIFFormer, GATConv, GCNConv, cite, diffusivities, layers, models
 from diffusion_mp.cite import REFERENCES
 
 
@@ -14,6 +13,6 @@ def test_a_model_of_several_papers_and_every_reference(capsys):
     assert re.findall(r"@inproceedings\{(\w+),", text) == ["kipf2017gcn", "velickovic2018gat"]
     assert text in capsys.readouterr().out
     assert "Transformers from Diffusion" in cite(DIFFormer(3, 4, 2))
-    public = (getattr(diffusion_mp, name) for name in diffusion_mp.__all__)
+    public = (getattr(package, name) for package in (diffusivities, layers, models) for name in package.__all__)
     named = {key for kind in public for key in getattr(kind, "references", ())}
     assert named == set(REFERENCES)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import *
+from diffusion_mp.couplings import NeumannCoupling
 from diffusion_mp.diffusivities.fixed import Mix
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features
 from diffusion_mp.energies.spectrum import Form

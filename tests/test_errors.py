@@ -12,8 +12,19 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from diffusion_mp import *
+from diffusion_mp.couplings import (
+    IdentityCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    PolynomialCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+    SumCoupling,
+)
 from diffusion_mp.data import knn_graph
+from diffusion_mp.diffusivities import RelationalBias, edge_loss
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
+from diffusion_mp.updates import fixed_point
 from helpers import refuses
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp import *
+from diffusion_mp.couplings import LinearAttentionCoupling
 
 
 class Mine(Diffusivity):

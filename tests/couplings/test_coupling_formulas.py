@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import distance_features
+from diffusion_mp.couplings import (
+    DenseCoupling,
+    IdentityCoupling,
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    SparseCoupling,
+    UniformCoupling,
+    distance_features,
+)
 from helpers import close, randn
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import *
+from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, SparseCoupling, UniformCoupling
+from diffusion_mp.diagnostics import posterior_variance, smoothing_floor
 from diffusion_mp.energies import get_constraint
 from diffusion_mp.testing.problems import path_problem
 from helpers import randn

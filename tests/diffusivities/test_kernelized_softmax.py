@@ -10,6 +10,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from diffusion_mp import *
+from diffusion_mp.couplings import PolynomialCoupling, SparseCoupling
+from diffusion_mp.diagnostics import kernel_error
+from diffusion_mp.diffusivities import RelationalBias
 from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions
 from diffusion_mp.kernels.noise import gumbel
 from diffusion_mp.testing.laws import seeded

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import *
+from diffusion_mp.diffusivities import RelationalBias
 from diffusion_mp.testing import check_diffusivity
 from helpers import randn
 

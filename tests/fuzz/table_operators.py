@@ -232,7 +232,7 @@ def abstract(name: str) -> Strategy:
             "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, 'block': None, "
             "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
         )
-        d.call("Own", f"type('Own', (mp.{name},), {{{body}}})")
+        d.call("Own", f"type('Own', ({address(name)},), {{{body}}})")
         d.call("coupling", "Own({args})", num_nodes=node_count(d), heads=count(d, 1, 2), like=like, symmetric=flag(d))
         used(d)
 

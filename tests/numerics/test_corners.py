@@ -8,6 +8,13 @@ import pytest
 import torch
 
 from diffusion_mp import *
+from diffusion_mp.couplings import (
+    IdentityCoupling,
+    LogLowRankCoupling,
+    LowRankCoupling,
+    SparseCoupling,
+    UniformCoupling,
+)
 
 NOTHING = torch.zeros(2, 0, dtype=torch.long)
 

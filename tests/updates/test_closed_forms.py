@@ -46,7 +46,9 @@ KINDS = {
     "tied-ragged": lambda: dm.couplings.LinearAttentionCoupling(POSITIVE, POSITIVE, PTR, nonnegative=True),
     "one-head": lambda: dm.couplings.LinearAttentionCoupling(Q[:, :1].abs(), K[:, :1].abs(), nonnegative=True),
     "silent-ragged": silent_rows,
-    "distances": lambda: dm.couplings.LinearAttentionCoupling(*distance_features(0.2 * Q), PTR, constant=2.0, nonnegative=True),
+    "distances": lambda: dm.couplings.LinearAttentionCoupling(
+        *distance_features(0.2 * Q), PTR, constant=2.0, nonnegative=True
+    ),
     "signed": lambda: dm.couplings.LinearAttentionCoupling(Q, K, PTR, constant=3.0, unit=True),
     "twice": lambda: row_normalized(
         dm.couplings.LowRankCoupling(Q.abs(), K.abs(), nonnegative=True)
