@@ -56,7 +56,8 @@ class Name(NamedTuple):
         package = self.package.__name__
         top, _, below = package.partition(".")
         page = f"{'experiments' if top.endswith('experiments') else below.partition('.')[0] or top}.md"
-        hidden = hasattr(self.package, "__getattr__") or find_spec(f"{package}.{self.name}")
+        lazy = below and hasattr(self.package, "__getattr__")  # at the top only what __all__ leaves out is
+        hidden = lazy or find_spec(f"{package}.{self.name}")
         return f"{page}#{self.value.__module__ if hidden else package}.{self.name}"
 
     @property
