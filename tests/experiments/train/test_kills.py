@@ -83,7 +83,7 @@ COMMANDS = {
     "pokec": Command(
         "pokec",
         "--out=out --synthetic --nodes=2000 --edges=30000 --batch-size=100 --hidden=8 --layers=2 --model=difformer-s "
-        "--dropout=0.5 --epochs=12 --checkpoint-every=3",
+        "--dropout=0.5 --epochs=60 --checkpoint-every=3",
         "out/*.pt",
         left_by_script,
     ),
