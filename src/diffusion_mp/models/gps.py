@@ -15,6 +15,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, che
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
+from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.models.base import HEADS, Collect, Edges, FeatureEncoder, GraphModel, Task, feature_columns, run_layer
 
 Encodings = Tensor | tuple[Tensor, ...]
@@ -85,6 +86,7 @@ class BlockStack(GraphModel):
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return predictions; with ``return_coupling`` also the coupling of every block."""
+        refuse_proxy(self, x)
         others |= {"edge_attr": edge_attr, "edge_label_index": edge_label_index, "return_coupling": return_coupling}
         return super().forward(x, edge_index, edge_weight, batch, pe=pe, **others)
 
