@@ -19,9 +19,9 @@ from diffusion_mp_experiments.train import (
     KNNDataModule,
     NodeClassifier,
     OgbDataModule,
-    Score,
     SnapshotDataModule,
     SynMolDataModule,
+    TaskMetric,
     TUDataModule,
 )
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule
@@ -118,7 +118,7 @@ def test_proteins_and_papers_in_the_format_of_ogb(tmp_path):
     logits = torch.randn(4, 112, generator=torch.Generator().manual_seed(0))
     both = (graph.y.min(0).values == 0) & (graph.y.max(0).values == 1)
     assert 0 < int(both.sum()) < 112  # some tasks have one answer only
-    assert 0 < float(Score("roc_auc")(logits, graph.y)) < 1
+    assert 0 < float(TaskMetric("roc_auc")(logits, graph.y)) < 1
     papers = OgbDataModule(str(tmp_path), "ogbn-arxiv", tuning=True)
     assert papers.data.is_undirected()
     assert papers.num_classes == 40

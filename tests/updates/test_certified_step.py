@@ -62,7 +62,7 @@ def ours(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Ten
     parts = (("lam", omega), ("mu", entries(graph, weight)))
     terms = [ScaledCoupling(free[name], term, nonnegative=True) for name, term in parts]
     step = CertifiedStep(Positive(), constraint=constraint)
-    step.weight.forward = lambda: free["beta"]
+    step.source_weight.forward = lambda: free["beta"]
     return step(free["x"], terms[0] + terms[1], source=free["h"], metric=free["m"])
 
 

@@ -48,13 +48,13 @@ class CertifiedStep(StateUpdate):
         if not isinstance(beta, Positive):
             check_positive(beta, "beta", allow_zero=True)
             beta = float(beta)
-        self.weight = beta
+        self.source_weight = beta
         self.constraint = get_constraint(constraint, radius)
 
     @property
     def beta(self) -> float | Positive:  # type: ignore[override]
         """The weight of the source, a number or the module that computes it."""
-        return self.weight
+        return self.source_weight
 
     def step(
         self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None,
@@ -80,8 +80,8 @@ class CertifiedStep(StateUpdate):
         convex, near = self.constraint.convex, wide if centre is None else wide - centre
         rough, bound = coupling.majorized(near, convex)
         pull, total, cost = -rough, bound, near * rough
-        if source is not None and self.weight != 0.0:
-            weight = self.weight() if isinstance(self.weight, Positive) else self.weight
+        if source is not None and self.source_weight != 0.0:
+            weight = self.source_weight() if isinstance(self.source_weight, Positive) else self.source_weight
             weight = weight if metric is None else weight * metric_by_head(metric).unsqueeze(2)
             away = source - wide
             pulled = weight * away

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffusion_mp_experiments.train import Score, weighted_accuracy
+from diffusion_mp_experiments.train import TaskMetric, weighted_accuracy
 
 
 def test_classes_weigh_the_same_however_many_nodes_they_have():
@@ -30,39 +30,39 @@ def curve(scores, truth):
 def test_accuracy_f1_and_errors(generator):
     logits, labels = torch.randn(50, 3, generator=generator), torch.randint(3, (50,), generator=generator)
     guess = logits.argmax(1)
-    assert Score("acc")(logits, labels) == pytest.approx(float((guess == labels).double().mean()))
+    assert TaskMetric("acc")(logits, labels) == pytest.approx(float((guess == labels).double().mean()))
     f1 = [2 * ((guess == c) & (labels == c)).sum() / ((guess == c).sum() + (labels == c).sum()) for c in range(3)]
-    assert Score("macro_f1")(logits, labels) == pytest.approx(float(torch.stack(f1).mean()))
+    assert TaskMetric("macro_f1")(logits, labels) == pytest.approx(float(torch.stack(f1).mean()))
     x, y = logits[:, 0], logits[:, 1]
-    assert Score("mse")(x, y) == pytest.approx(float((x - y).square().mean()))
-    assert Score("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
+    assert TaskMetric("mse")(x, y) == pytest.approx(float((x - y).square().mean()))
+    assert TaskMetric("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
 
 
 def test_the_curve_of_two_classes(generator):
     logits, labels = torch.randn(60, 2, generator=generator), torch.randint(2, (60,), generator=generator)
-    assert Score("roc_auc")(logits, labels) == pytest.approx(curve(logits[:, 1] - logits[:, 0], labels))
+    assert TaskMetric("roc_auc")(logits, labels) == pytest.approx(curve(logits[:, 1] - logits[:, 0], labels))
     small = logits.sigmoid() * torch.tensor([0.5, 1.0])  # logits that could be taken for probabilities
-    assert Score("roc_auc")(small, labels) == pytest.approx(curve(small[:, 1] - small[:, 0], labels))
+    assert TaskMetric("roc_auc")(small, labels) == pytest.approx(curve(small[:, 1] - small[:, 0], labels))
     # Confident answers do not tie.
     logits = torch.tensor([[0.0, 20.0], [0.0, 21.0], [0.0, 22.0], [0.0, 23.0]])
-    assert Score("roc_auc")(logits, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.75)
+    assert TaskMetric("roc_auc")(logits, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.75)
 
 
 def test_a_task_with_one_answer_only_does_not_count(generator):
     logits, labels = torch.randn(40, 4, generator=generator), torch.randint(2, (40, 4), generator=generator)
     labels[:, 1], labels[:, 2] = 0, 1
     expected = (curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])) / 2
-    assert Score("roc_auc")(logits, labels) == pytest.approx(expected)
-    assert Score("ap")(logits, labels) < 1
+    assert TaskMetric("roc_auc")(logits, labels) == pytest.approx(expected)
+    assert TaskMetric("ap")(logits, labels) < 1
     with pytest.raises(ValueError, match="only positive or only negative examples"):
-        Score("roc_auc")(logits, torch.ones_like(labels))
+        TaskMetric("roc_auc")(logits, torch.ones_like(labels))
 
 
 def test_average_precision_and_ranks_of_the_right_candidate():
     logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
-    assert Score("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
+    assert TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
     scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
-    assert Score("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx((1 + 1 / 3 + 1 / 2) / 3)
+    assert TaskMetric("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx((1 + 1 / 3 + 1 / 2) / 3)
 
 
 @pytest.mark.parametrize("name", ["acc", "macro_f1", "roc_auc", "ap", "mse", "mae"])
@@ -71,7 +71,7 @@ def test_however_it_is_cut(name, generator):
     numbers = name in ("mse", "mae")
     outputs = torch.randn(30, generator=generator) if numbers else torch.randn(30, 3, generator=generator)
     targets = torch.randn(30, generator=generator) if numbers else torch.randint(3, (30,), generator=generator)
-    score = Score(name)
+    score = TaskMetric(name)
     together = score(outputs, targets)
     score.reset()
     for part in (slice(0, 7), slice(7, 30)):
@@ -81,4 +81,4 @@ def test_however_it_is_cut(name, generator):
     score.reset()
     assert (score(perfect, targets) > together) == score.higher_is_better
     with pytest.raises(ValueError, match="metric must be one of 'acc', 'macro_f1'"):
-        Score("accuracy")
+        TaskMetric("accuracy")

@@ -17,7 +17,7 @@ _LAZY = {
         "classifiers": "Forecaster GraphClassifier NodeClassifier SequenceClassifier",
         "datamodules": "DigitsDataModule FacebookDataModule HeterophilousDataModule KNNDataModule OgbDataModule "
         "PlanetoidDataModule",
-        "metrics": "Score weighted_accuracy",
+        "metrics": "TaskMetric weighted_accuracy",
         "resume": "CheckpointFiles FiniteLoss Resumable",
     }.items()
     for name in names.split()

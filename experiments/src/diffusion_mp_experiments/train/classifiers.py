@@ -16,7 +16,7 @@ from torchmetrics import Metric
 from diffusion_mp.diffusivities import auxiliary_loss
 from diffusion_mp.errors import check_counts, check_kind, check_number, check_positive
 from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
-from diffusion_mp_experiments.train.metrics import Score
+from diffusion_mp_experiments.train.metrics import TaskMetric
 from diffusion_mp_experiments.train.resume import FiniteLoss, Resumable
 
 OptimizerName = Literal["adam", "adamw"]
@@ -47,7 +47,7 @@ class Supervised(pl.LightningModule):
         if not isinstance(optimizer, str) or optimizer not in _OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}.")
         self.model, self.lr, self.weight_decay, self.optimizer, self.metric = model, lr, weight_decay, optimizer, metric
-        self.train_metric, self.val_metric, self.test_metric = (Score(metric) for _ in range(3))
+        self.train_metric, self.val_metric, self.test_metric = (TaskMetric(metric) for _ in range(3))
         self._val_losses: list[tuple[Tensor, int]] = []
         # Without the module a checkpoint holds plain types only and loads with weights_only=True.
         self.save_hyperparameters(ignore=["model"])
@@ -114,7 +114,7 @@ class NodeClassifier(Supervised):
         lr: learning rate.
         weight_decay: L2 penalty of "adam", decoupled decay of "adamw".
         optimizer: "adam" or "adamw".
-        metric: a name of `Score`, "acc" or "roc_auc" say.
+        metric: a name of `TaskMetric`, "acc" or "roc_auc" say.
 
     Examples:
         >>> module = NodeClassifier(DIFFormer(4, 16, 3), lr=0.01)

@@ -22,7 +22,7 @@ from torchmetrics.utilities import dim_zero_cat
 from diffusion_mp.errors import check_choice, check_counts
 
 
-class Score(Metric):
+class TaskMetric(Metric):
     """A score over all examples since the last reset, however they were cut into batches.
 
     - "acc": the share of right classes; "macro_f1": F₁ within each class, averaged over classes. Logits [N, C], labels
@@ -35,7 +35,7 @@ class Score(Metric):
     - "mse", "mae": mean squared and mean absolute error. Numbers of one shape.
 
     Examples:
-        >>> Score("acc").metric
+        >>> TaskMetric("acc").metric
         'acc'
     """
 
