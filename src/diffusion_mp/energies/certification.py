@@ -25,6 +25,7 @@ from diffusion_mp.energies.energy import JointEnergy
 from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
+from diffusion_mp.energies.terms import term_flaw
 from diffusion_mp.energies.theorems import Certificate, penalty_flaw, theorem1, theorem7
 from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_values, describe
 
@@ -225,12 +226,16 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         or _not_as_declared(energy.graph_term, energy.constraint.convex)
         or _not_declared("step's", coupling)
         or _not_equal(own, coupling, x)
+        or next(filter(None, (term_flaw(term, by_head(x), energy.graph(x)) for term in energy.further)), None)
     )
     certificate = Certificate(theorem="Theorem T1", holds=False, energy=repr(energy), reason=failed or "")
     if failed is not None:
         return certificate
     rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
     reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
+    if energy.further:
+        certificate = replace(certificate, theorem="Theorem T11")
+        reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
     return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason)
 
 

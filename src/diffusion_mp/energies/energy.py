@@ -229,6 +229,7 @@ class JointEnergy:
         ptr: bounds [B + 1] of the graphs of a ragged batch.
         mean: divide the penalty of a graph, and the Ω of the step, by its number of nodes.
         terms: further terms of F, each an `EnergyTerm` (Theorem T11).
+        graph: what the terms read, by default the nodes without edges; its batch replaces ``ptr``.
 
     Shapes: x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
 
@@ -243,7 +244,7 @@ class JointEnergy:
         *, graph_term: Coupling | None = None, mu: float | Tensor = 1.0, source: State | None = None,
         beta: float | Tensor = 1.0, metric: Metric | None = None, constraint: str | Constraint | None = None,
         radius: float = 1.0, projection: Float[Tensor, "heads seen channels"] | None = None, ptr: Tensor | None = None,
-        mean: bool = False, terms: Sequence[EnergyTerm] = (),
+        mean: bool = False, terms: Sequence[EnergyTerm] = (), graph: Graph | None = None,
     ) -> None:  # fmt: skip
         errors.check_flags(mean=mean)
         for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
@@ -261,7 +262,8 @@ class JointEnergy:
         self.lam, self.mu, self.beta = lam, mu, beta
         self.graph_term, self.source, self.metric = graph_term, source, metric
         self.constraint, self.projection = get_constraint(constraint, radius), projection
-        self.ptr, self.mean = None if ptr is None else as_ptr(ptr), mean
+        ptr = ptr if graph is None else graph.segments
+        self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
         if self.ptr is not None:
             check_ptr(int(self.ptr[-1]), self.ptr)
         for term in terms:
@@ -286,8 +288,8 @@ class JointEnergy:
         return [*terms, *self.further]
 
     def graph(self, x: State) -> Graph:
-        """Return the nodes of a state, in the graphs of the batch, as the terms take them."""
-        return Graph(x.size(0), ptr=self.ptr, validate=False)
+        """Return the graph that the terms read."""
+        return Graph(x.size(0), ptr=self.ptr, validate=False) if self.given is None else self.given
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return F(x). ``x_prev`` is ignored; it is accepted so that the signature is that of `Energy`."""

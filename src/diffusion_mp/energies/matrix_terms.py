@@ -39,6 +39,8 @@ class MatrixTerm(SharedTerm):
         True
     """
 
+    quadratic = True
+
     def __init__(
         self, coupling: Coupling, matrix: Float[Tensor, "R C C"], norms: Float[Tensor, " R"] | None = None,
         *, hops: int = 1, symmetric: bool = False,
@@ -142,12 +144,14 @@ class AttentionTerm(SharedTerm):
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> tuple[Coupling, Tensor]:
         """Return ω and Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
         if self.prior is not None:
-            source, target = self.prior.graph.edges
+            edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
+            source, target = edges.edges
             logits = -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
-            weight = edge_softmax(self.prior.graph.pattern.by_row, logits, self.prior.weight.to(logits.dtype))
-            known = (self.prior.weight.to(logits.dtype)).log() + logits
-            total = torch.where(weight > 0, weight * known, 0.0).sum() - torch.xlogy(weight, weight).sum()
-            return SparseCoupling(self.prior.graph, weight, row_stochastic=True, nonnegative=True), total
+            weight = edge_softmax(edges.pattern.by_row, logits, prior)
+            top = logits.new_full(q.shape[:2], -torch.inf).index_reduce(0, target, logits.detach(), "amax")
+            sums = torch.zeros_like(top).index_add(0, target, prior * (logits - top[target]).exp())
+            total = torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
+            return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True), total
         ones = q.new_ones(*q.shape[:2], 1)
         shift = -self.gamma / 2 * k.square().sum(2, keepdim=True)
         coupling = PairwiseCoupling(torch.cat([self.gamma * q, ones], 2), torch.cat([k, shift], 2), graph.segments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.errors import check_kind, check_positive, check_tensor
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows
+from diffusion_mp.kernels.precision import reciprocal
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
 Weight = float | Tensor | Callable[[], Tensor]
@@ -56,6 +57,8 @@ class EnergyTerm(ABC):
         >>> float((2.0 * Magnet()).value(torch.zeros(6, 1, 4), Graph(6)))
         48.0
     """
+
+    quadratic = False  #: Whether V is a convex quadratic, whose half gradient is affine.
 
     @abstractmethod
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -119,7 +122,7 @@ class ScaledTerm(SharedTerm):
         check_kind(term, "term", EnergyTerm, "an EnergyTerm")
         if not callable(weight) and not isinstance(weight, Tensor):
             check_positive(weight, "weight", allow_zero=True)
-        self.factor, self.term = weight, term
+        self.factor, self.term, self.quadratic = weight, term, term.quadratic
 
     @property
     def weight(self) -> float | Tensor:
@@ -150,6 +153,8 @@ class SourceTerm(SharedTerm):
         >>> float(SourceTerm(x).value(x.unsqueeze(1), graph))
         0.0
     """
+
+    quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
         check_tensor(source, "source", "[num_nodes, channels] or [num_nodes, heads, channels]")
@@ -182,6 +187,8 @@ class CouplingTerm(SharedTerm):
         >>> float(CouplingTerm(SparseCoupling(graph)).value(torch.ones(6, 1, 4), graph))
         0.0
     """
+
+    quadratic = True
 
     def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
         check_kind(coupling, "coupling", Coupling, "a Coupling")
@@ -284,3 +291,33 @@ def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Ten
     """Return the sum over pairs of the tangents of δ at ‖at_i − at_j‖², evaluated at ‖z_i − z_j‖²."""
     omega = penalty.coupling(at, ptr)
     return penalty.total(at, ptr) + (omega.dirichlet(z) - omega.dirichlet(at)).sum()
+
+
+@torch.no_grad()
+def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()) -> str | None:
+    """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
+
+    The moves of its own are a step down the majorant, one up, and eight in arbitrary directions, of lengths 10⁻² to 10².
+    """
+    z = z.double()
+    value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
+    for name, found in (("value", value), ("half gradient", half), ("bound", bound)):
+        if not isinstance(found, Tensor) or not bool(found.isfinite().all()):
+            return f"the {name} of {term!r} is not finite at this state: {describe(found)}."
+    if value.dim() or half.shape != z.shape:
+        return (
+            f"{term!r} must give a number and a half gradient {list(z.shape)}; got {describe(value)}, {describe(half)}."
+        )
+    if bool((bound < 0).any()):
+        return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
+    generator = torch.Generator(z.device).manual_seed(0)
+    descent = half * reciprocal(bound.expand_as(half))
+    directions = [torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for _ in range(8)]
+    lengths = [10.0**k for k in range(-2, 3) for _ in range(2)]
+    for move in (*moves, -descent, descent, *(a * d for a, d in zip(lengths, directions, strict=False))):
+        after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
+        rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
+        excess = after - value - (linear + quadratic).sum()
+        if not bool(excess <= rounding):
+            return f"{term!r} exceeds its majorant by {float(excess):.3g} at a state {float(move.norm()):.3g} away."
+    return None

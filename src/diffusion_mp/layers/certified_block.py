@@ -1,0 +1,278 @@
+"""``CertifiedBlock``: steps down one energy whose terms have weights, and the modules that make its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
+from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
+from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
+from diffusion_mp.energies.terms import EnergyTerm, SourceTerm
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_state
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import values_only
+from diffusion_mp.updates import CertifiedStep, fixed_point
+from diffusion_mp.updates.linear_solve import solve
+
+
+class TermModule(nn.Module):
+    """Base of modules that return the term of an energy for a source [N, C], a graph and features of edges [E, F]."""
+
+    def __init__(self, channels: int, weight: float) -> None:
+        super().__init__()
+        check_counts(channels=channels)
+        self.channels, self.weight = channels, Positive(weight)
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        """Return the term, with everything in it that does not change from step to step."""
+        raise NotImplementedError
+
+
+class WeightedGraph(TermModule):
+    r"""μ G(Z) of `MatrixTerm`, with learned matrices B_r of norm at most one between neighbours (Theorem T8).
+
+    Args:
+        channels: C.
+        weight: initial μ > 0; it is learned.
+        edge_dim: R, relations between neighbours, with a matrix each: edge e belongs to relation r by the entry e_r of
+            ``edge_attr`` [E, R] (one-hot or soft, of any sign). ``None`` is one relation.
+        symmetric: B_r = B_rᵀ. Otherwise edges have a direction: B_r along it and B_rᵀ against it.
+        normalization: of the graph, ``"sum"`` or ``"sym"``, see `AdjacencyDiffusivity`.
+        gate: multiply a_ij by tanh(⟨w, [h_i + h_j, |h_i − h_j|]⟩ + b), a sign and a strength read from the source.
+        hops: number of edges of a walk between interacting nodes.
+
+    Examples:
+        >>> isinstance(WeightedGraph(4)(x, graph), EnergyTerm)
+        True
+    """
+
+    def __init__(
+        self, channels: int, weight: float = 1.0, *, edge_dim: int | None = None, symmetric: bool = True,
+        normalization: Literal["sum", "sym"] = "sum", gate: bool = False, hops: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(channels, weight)
+        relations = 1 if edge_dim is None else edge_dim
+        check_counts(edge_dim=relations, hops=hops)
+        check_flags(symmetric=symmetric, gate=gate)
+        check_choice(normalization, "normalization", ["sum", "sym"])
+        self.symmetric, self.hops, self.edge_dim = symmetric, hops, edge_dim
+        self.adjacency = AdjacencyDiffusivity(normalization)
+        self.matrix = nn.Parameter(torch.empty(relations, channels, channels))
+        self.gate = nn.Linear(2 * channels, relations) if gate else None
+        self._draw()
+
+    def _draw(self) -> None:
+        nn.init.normal_(self.matrix, std=self.channels**-0.5)
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices and the gate again, and reset μ."""
+        for part in (self.weight, self.gate):
+            reset(part)
+        self._draw()
+
+    def matrices(self) -> Float[Tensor, "R C C"]:
+        """Return B, of norm at most one."""
+        matrix = (self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix
+        return matrix / norm_bounds(matrix).clamp(min=1)[:, None, None]
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        adjacency = self.adjacency(source, graph)
+        assert isinstance(adjacency, SparseCoupling)
+        weight, mutual = adjacency.weight, adjacency.symmetric if values_only() else False
+        if self.edge_dim is not None:
+            if edge_attr is None:
+                raise ValueError(
+                    f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
+                )
+            weight, mutual = weight * edge_attr.to(weight), None if values_only() else False
+        if self.gate is not None:
+            sender, receiver = (source.index_select(0, end) for end in graph.edges)
+            weight = weight * self.gate(torch.cat([sender + receiver, (sender - receiver).abs()], 1)).tanh()
+        signed = self.gate is not None or self.edge_dim is not None
+        coupling = SparseCoupling(adjacency.graph, weight, symmetric=mutual, nonnegative=not signed)
+        norms = weight.new_ones(weight.size(1))
+        return self.weight() * MatrixTerm(coupling, self.matrices(), norms, hops=self.hops, symmetric=self.symmetric)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
+
+
+class RowAttention(TermModule):
+    r"""λ E(Z) of `AttentionTerm`: softmax attention with learned queries and keys of norm at most one (Theorem T9).
+
+    Args:
+        channels, heads: C and H; a head has C / H channels.
+        weight: initial λ > 0; it is learned.
+        gamma: initial γ > 0, the sharpness; it is learned.
+        neighbours: attend to neighbours only, by the weights of the edges, instead of all nodes of the graph.
+
+    Examples:
+        >>> isinstance(RowAttention(4, heads=2)(x, graph), EnergyTerm)
+        True
+    """
+
+    def __init__(
+        self, channels: int, heads: int = 1, weight: float = 1.0, *, gamma: float = 1.0, neighbours: bool = False
+    ) -> None:
+        super().__init__(channels, weight)
+        check_counts(heads=heads)
+        check_flags(neighbours=neighbours)
+        if channels % heads:
+            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        self.heads, self.neighbours, self.gamma = heads, neighbours, Positive(gamma)
+        self.query, self.key = (nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2))
+        self._draw()
+
+    def _draw(self) -> None:
+        for matrix in (self.query, self.key):
+            nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
+
+    def reset_parameters(self) -> None:
+        """Draw queries and keys again, and reset λ and γ."""
+        reset(self.weight)
+        reset(self.gamma)
+        self._draw()
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        query, key = (matrix / norm_bounds(matrix).clamp(min=1)[:, None, None] for matrix in (self.query, self.key))
+        ones, prior = query.new_ones(self.heads), None
+        if self.neighbours:
+            prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
+        return self.weight() * AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, heads={self.heads}, neighbours={self.neighbours}"
+
+
+class TiedMLP(TermModule):
+    r"""κ times `MLPTerm`: a step adds ½κ Uᵀ σ(U z + b), a hidden layer with tied weights (Theorem T10).
+
+    Args:
+        channels, hidden_channels: of the state, and of U [hidden_channels, channels].
+        weight: initial κ > 0; it is learned.
+        activation: σ, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
+
+    Examples:
+        >>> isinstance(TiedMLP(4, 8)(x, graph), EnergyTerm)
+        True
+    """
+
+    def __init__(self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu") -> None:
+        super().__init__(channels, weight)
+        check_counts(hidden_channels=hidden_channels)
+        check_choice(activation, "activation", ACTIVATIONS)
+        self.linear, self.activation = nn.Linear(channels, hidden_channels), activation
+
+    def reset_parameters(self) -> None:
+        """Draw U and b again, and reset κ."""
+        reset(self.weight)
+        reset(self.linear)
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        return self.weight() * MLPTerm(self.linear.weight, self.linear.bias, self.activation)
+
+
+class CertifiedBlock(nn.Module):
+    r"""Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
+
+    F does not rise in a step, for any parameters. Matrices, weights of edges and norms are computed once for all steps.
+
+    Args:
+        channels: C.
+        terms: the modules that make the terms, or terms that do not depend on the graph.
+        num_layers: K; ``None`` iterates to the limit, the minimiser of F where all terms and C are convex (the source
+            and `WeightedGraph` are), differentiated implicitly. Without a constraint that is a linear system.
+        constraint, radius: of every row, see `CertifiedStep`.
+        beta: initial β > 0; it is learned.
+
+    Shapes:
+        source, output: H and Z^K [N, channels]; graph; edge_attr [E, F], for the modules that read it.
+
+    Examples:
+        >>> block = CertifiedBlock(4, [WeightedGraph(4), TiedMLP(4, 8)], num_layers=3)
+        >>> block(x, graph).shape
+        torch.Size([6, 4])
+    """
+
+    def __init__(
+        self, channels: int, terms: Sequence[nn.Module | EnergyTerm], num_layers: int | None = 2,
+        *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
+        check_positive(beta, "beta")
+        for term in terms:
+            check_kind(term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one")
+        self.channels, self.num_layers = channels, num_layers
+        self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
+        self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
+        self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
+
+    def reset_parameters(self) -> None:
+        """Reset the parameters of all terms, and β."""
+        for part in (*self.terms, self.update):
+            reset(part)
+
+    def forward(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Tensor:
+        """Return Z^K."""
+        for state in self.states(source, graph, edge_attr):  # noqa: B007  # only the last one is kept
+            pass
+        return state
+
+    def states(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Iterator[Float[Tensor, "N C"]]:
+        """Yield Z⁰, Z¹, …, Z^K."""
+        check_state(source, "source", self.channels, module=self)
+        terms = [self.update.source_weight() * SourceTerm(source), *self.made(source, graph, edge_attr)]
+        state = self.update.constraint.project(source.unsqueeze(1))
+        yield state.squeeze(1)
+        if self.num_layers is None:
+            yield self._at_rest(state, terms, graph).squeeze(1)
+        for _ in range(self.num_layers or 0):
+            state = self.update.descend(state, terms, graph.segments, graph)
+            yield state.squeeze(1)
+
+    def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
+        """Return the limit of the steps."""
+        constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
+
+        def gradient(z: Tensor) -> Tensor:
+            return sum(term.half_gradient(z, graph) for term in terms)  # type: ignore[return-value]
+
+        if quadratic and isinstance(constraint, Unconstrained):
+            nothing = torch.zeros_like(state)
+            pull = gradient(nothing)
+            damping = sum(term.majorant(nothing, graph, True).damping for term in terms)
+            root = damping.expand_as(state).rsqrt()  # scaled to a unit diagonal, in all channels at once
+
+            def operator(v: Tensor) -> Tensor:
+                return (root * (gradient(root * v.view_as(state)) - pull)).view_as(v)
+
+            return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
+        terms_of = {"terms": terms, "graph": graph, "constraint": constraint}
+        energy = None if quadratic and constraint.convex else JointEnergy(**terms_of)
+        return fixed_point(
+            lambda z: self.update.descend(z, terms, graph.segments, graph), state, energy=energy, total=graph.total
+        )
+
+    def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
+        """Return the terms at a source and a graph, without that of the source."""
+        return [
+            *(term if isinstance(term, EnergyTerm) else term(source, graph, edge_attr) for term in self.terms),
+            *self.fixed,
+        ]
+
+    def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
+        """Return F, a function of states [N, channels]."""
+        terms: dict[str, object] = {"terms": self.made(source, graph, edge_attr), "graph": graph}
+        constraint = self.update.constraint
+        return JointEnergy(source=source, beta=self.update.source_weight(), constraint=constraint, **terms)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, num_layers={self.num_layers}"
