@@ -25,7 +25,7 @@ from diffusion_mp.energies.pairs import (
 )
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, SourceTerm, tangents
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm, tangents
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 
@@ -215,10 +215,10 @@ class Energy:
 class JointEnergy:
     r"""F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
-    A `CertifiedStep` never raises it (Theorem T1 of docs/certified.md). The terms are the distance to the source H, a
-    penalty on all pairs of the same graph, one on edges, the ``terms``, and the constraint C of rows (F = ∞ outside, up
-    to rounding). With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the simple and the
-    quadratic penalty, O(N² d) time and O(N d) memory for others.
+    A `CertifiedStep` never raises it (Theorems T1, T11 of docs/certified.md). The terms are the distance to the source
+    H, a penalty on all pairs of the same graph, one on edges, further ``terms``, and the constraint C of rows (F = ∞
+    outside, up to rounding). With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the
+    simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
         penalty: δ, a `Penalty` or its name; None omits the term, as for A and H.
@@ -280,11 +280,11 @@ class JointEnergy:
     @property
     def terms(self) -> list[EnergyTerm]:
         """All terms of F, with their weights, as `CertifiedStep.descend` takes them."""
-        terms: list[EnergyTerm] = [] if self.pairs is None else [self.lam * self.pairs]
+        terms: list[EnergyTerm] = [] if self.pairs is None else [ScaledTerm(self.lam, self.pairs)]
         if self.graph_term is not None:
-            terms.append(self.mu * CouplingTerm(self.graph_term))
+            terms.append(ScaledTerm(self.mu, CouplingTerm(self.graph_term)))
         if self.source is not None:
-            terms.append(self.beta * SourceTerm(self.source, self.metric))
+            terms.append(ScaledTerm(self.beta, SourceTerm(self.source, self.metric)))
         return [*terms, *self.further]
 
     def graph(self, x: State) -> Graph:
@@ -312,7 +312,7 @@ class JointEnergy:
         return torch.where(self.constraint.holds(by_head(x)), total, math.inf)
 
     def __repr__(self) -> str:
-        terms = [repr(self.penalty), f"lam={_number(self.lam):g}"]
+        terms = [] if self.penalty is None and self.further else [repr(self.penalty), f"lam={_number(self.lam):g}"]
         terms += [] if self.graph_term is None else [f"mu={_number(self.mu):g}"]
         terms += [] if self.source is None else [f"beta={_number(self.beta):g}"]
         given = [name for name in ("metric", "projection", "ptr") if getattr(self, name) is not None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
-from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, majorant_of
+from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, inner_by_row, majorant_of
 from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes
@@ -94,8 +94,8 @@ class MatrixTerm(SharedTerm):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
-        half = degree * z - self._received(z)
-        return majorant_of(half, degree, convex, z * half)
+        half = torch.addcmul(self._received(z), degree, z, value=-1).neg()
+        return majorant_of(half, degree, convex, inner_by_row(z, half))
 
 
 class AttentionTerm(SharedTerm):
@@ -222,8 +222,8 @@ class MLPTerm(EnergyTerm):
 def norm_bounds(matrix: Float[Tensor, "R D C"], squarings: int = 5) -> Float[Tensor, " R"]:
     """Return upper bounds on ‖B_r‖₂, at most C^(1/2^(squarings + 2)) too large, by squaring S = BᵀB.
 
-    ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k), a bound for any k, unlike the estimate of a power iteration. Every power is divided
-    by its Frobenius norm, so that none over- or underflows.
+    ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k) for any k, while a power iteration gives an estimate from below. Every power is
+    divided by its Frobenius norm, so that none over- or underflows.
 
     Examples:
         >>> bool(norm_bounds(torch.eye(4).unsqueeze(0)) >= 1)

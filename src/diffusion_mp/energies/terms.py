@@ -15,7 +15,7 @@ from diffusion_mp.couplings import Coupling, ProjectedCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.errors import check_kind, check_positive, check_tensor
+from diffusion_mp.errors import check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows
 from diffusion_mp.kernels.precision import reciprocal
@@ -27,8 +27,8 @@ Weight = float | Tensor | Callable[[], Tensor]
 class Majorant(NamedTuple):
     """V(z′) ≤ V(z) + 2⟨half_gradient, z′ − z⟩ + Σ (damping + slack) ‖z′ − z‖², for a term V at a state z [N, H, D].
 
-    A step divides by the sum of the ``damping`` [N, H, 1] of all terms: half of the curvature, or where the constraint is
-    not convex all of it, with no ``slack``. ``share`` adds up to at most V(z), with which rounding is compared.
+    A step divides by the sum of the ``damping`` [N, H, 1] of all terms: half of the curvature, or all of it, without
+    ``slack``, where the constraint is not convex. ``share`` [N, H] adds up to at most V(z), a scale for rounding.
     """
 
     half_gradient: Tensor
@@ -96,6 +96,11 @@ def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float
     return Majorant(half, bound, bound, share) if convex else Majorant(half, 2 * bound, 0.0, share)
 
 
+def inner_by_row(a: Float[Tensor, "N H D"], b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H"]:
+    """Return ⟨a_i, b_i⟩, without gradient."""
+    return torch.linalg.vecdot(a.detach(), b.detach())
+
+
 class SharedTerm(EnergyTerm):
     """Base of terms whose half gradient and bound come from one computation, their `majorant`."""
 
@@ -134,7 +139,8 @@ class ScaledTerm(SharedTerm):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         weight = self.weight
-        return Majorant(*(weight * part for part in self.term.majorant(z, graph, convex)))
+        half, damping, slack, share = self.term.majorant(z, graph, convex)
+        return Majorant(weight * half, weight * damping, weight * slack, weight * share)
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.weight * self.term.surrogate(z, at, graph)
@@ -172,7 +178,7 @@ class SourceTerm(SharedTerm):
         away = z - self.source
         weight = z.new_ones(()) if self.metric is None else self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
-        return Majorant(half, weight, share=half * away)
+        return Majorant(half, weight, share=inner_by_row(half, away))
 
 
 class CouplingTerm(SharedTerm):
@@ -206,7 +212,7 @@ class CouplingTerm(SharedTerm):
             centre = mean_rows(z, self.coupling.ptr)
         near = z if centre is None else z - centre
         half, damping = self.coupling.majorized(near, convex)
-        return Majorant(half, damping, damping if convex else 0.0, near * half)
+        return Majorant(half, damping, damping if convex else 0.0, inner_by_row(near, half))
 
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"
@@ -297,7 +303,7 @@ def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Ten
 def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
 
-    The moves of its own are a step down the majorant, one up, and eight in arbitrary directions, of lengths 10⁻² to 10².
+    The moves of its own are a step down the majorant, one up, and eight in arbitrary directions, from 10⁻² to 10².
     """
     z = z.double()
     value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)

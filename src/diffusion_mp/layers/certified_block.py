@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
 from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
-from diffusion_mp.energies.terms import EnergyTerm, SourceTerm
+from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
@@ -85,7 +85,8 @@ class WeightedGraph(TermModule):
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         adjacency = self.adjacency(source, graph)
         assert isinstance(adjacency, SparseCoupling)
-        weight, mutual = adjacency.weight, adjacency.symmetric if values_only() else False
+        weight = adjacency.weight
+        mutual: bool | None = values_only() and adjacency.symmetric  # tracing, both products are taken
         if self.edge_dim is not None:
             if edge_attr is None:
                 raise ValueError(
@@ -98,7 +99,8 @@ class WeightedGraph(TermModule):
         signed = self.gate is not None or self.edge_dim is not None
         coupling = SparseCoupling(adjacency.graph, weight, symmetric=mutual, nonnegative=not signed)
         norms = weight.new_ones(weight.size(1))
-        return self.weight() * MatrixTerm(coupling, self.matrices(), norms, hops=self.hops, symmetric=self.symmetric)
+        term = MatrixTerm(coupling, self.matrices(), norms, hops=self.hops, symmetric=self.symmetric)
+        return ScaledTerm(self.weight(), term)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
@@ -145,7 +147,7 @@ class RowAttention(TermModule):
         ones, prior = query.new_ones(self.heads), None
         if self.neighbours:
             prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
-        return self.weight() * AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
+        return ScaledTerm(self.weight(), AttentionTerm(query, key, self.gamma(), prior, (ones, ones)))
 
     def extra_repr(self) -> str:
         return f"{self.channels}, heads={self.heads}, neighbours={self.neighbours}"
@@ -176,7 +178,7 @@ class TiedMLP(TermModule):
         reset(self.linear)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
-        return self.weight() * MLPTerm(self.linear.weight, self.linear.bias, self.activation)
+        return ScaledTerm(self.weight(), MLPTerm(self.linear.weight, self.linear.bias, self.activation))
 
 
 class CertifiedBlock(nn.Module):
@@ -229,13 +231,13 @@ class CertifiedBlock(nn.Module):
     def states(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Iterator[Float[Tensor, "N C"]]:
         """Yield Z⁰, Z¹, …, Z^K."""
         check_state(source, "source", self.channels, module=self)
-        terms = [self.update.source_weight() * SourceTerm(source), *self.made(source, graph, edge_attr)]
+        terms = [ScaledTerm(self.beta(), SourceTerm(source)), *self.made(source, graph, edge_attr)]
         state = self.update.constraint.project(source.unsqueeze(1))
         yield state.squeeze(1)
         if self.num_layers is None:
             yield self._at_rest(state, terms, graph).squeeze(1)
         for _ in range(self.num_layers or 0):
-            state = self.update.descend(state, terms, graph.segments, graph)
+            state = self.update.descend(state, terms, graph)
             yield state.squeeze(1)
 
     def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
@@ -248,18 +250,19 @@ class CertifiedBlock(nn.Module):
         if quadratic and isinstance(constraint, Unconstrained):
             nothing = torch.zeros_like(state)
             pull = gradient(nothing)
-            damping = sum(term.majorant(nothing, graph, True).damping for term in terms)
-            root = damping.expand_as(state).rsqrt()  # scaled to a unit diagonal, in all channels at once
+            damping = torch.stack([term.majorant(nothing, graph, True).damping.expand_as(pull) for term in terms]).sum(
+                0
+            )
+            root = damping.rsqrt()  # scaled to a unit diagonal, in all channels at once
 
             def operator(v: Tensor) -> Tensor:
                 return (root * (gradient(root * v.view_as(state)) - pull)).view_as(v)
 
             return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
-        terms_of = {"terms": terms, "graph": graph, "constraint": constraint}
-        energy = None if quadratic and constraint.convex else JointEnergy(**terms_of)
-        return fixed_point(
-            lambda z: self.update.descend(z, terms, graph.segments, graph), state, energy=energy, total=graph.total
+        energy = (
+            None if quadratic and constraint.convex else JointEnergy(terms=terms, graph=graph, constraint=constraint)
         )
+        return fixed_point(lambda z: self.update.descend(z, terms, graph), state, energy=energy, total=graph.total)
 
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
@@ -270,9 +273,15 @@ class CertifiedBlock(nn.Module):
 
     def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
         """Return F, a function of states [N, channels]."""
-        terms: dict[str, object] = {"terms": self.made(source, graph, edge_attr), "graph": graph}
-        constraint = self.update.constraint
-        return JointEnergy(source=source, beta=self.update.source_weight(), constraint=constraint, **terms)
+        return JointEnergy(
+            source=source, beta=self.beta(), constraint=self.update.constraint,
+            terms=self.made(source, graph, edge_attr), graph=graph,
+        )  # fmt: skip
+
+    @property
+    def beta(self) -> Positive:
+        """The module that computes β."""
+        return cast("Positive", self.update.beta)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, num_layers={self.num_layers}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.energies import Constraint, JointEnergy
+from diffusion_mp.energies import Certificate, Constraint, JointEnergy, certify_step
+from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TermModule, TiedMLP, WeightedGraph
@@ -19,8 +21,8 @@ from diffusion_mp.models.base import Collect, Edges, FeatureEncoder, GraphModel,
 class CertifiedTransformer(GraphModel):
     r"""H_b = Encoder_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O.
 
-    The encoder of a block is Linear, LayerNorm, ReLU and dropout, and from the second on it is added to the state. The K
-    steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md; :meth:`energies`).
+    The encoder of a block is Linear, LayerNorm, ReLU and dropout; from the second on its result is added to the state.
+    The K steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md).
 
     Args:
         in_channels, hidden_channels, out_channels, layer_norm, dropout, task: see :class:`GraphModel`; in_channels may
@@ -47,7 +49,7 @@ class CertifiedTransformer(GraphModel):
         hidden_channels: int,
         out_channels: int,
         num_blocks: int = 1,
-        num_layers: int = 2,
+        num_layers: int | None = 2,
         *,
         graph: Literal["sum", "sym"] | None = "sum",
         symmetric: bool = True,
@@ -66,7 +68,7 @@ class CertifiedTransformer(GraphModel):
     ) -> None:
         encoder = FeatureEncoder(in_channels, hidden_channels)
         super().__init__(encoder.channels, hidden_channels, out_channels)
-        check_counts(num_blocks=num_blocks, num_layers=num_layers)
+        check_counts(num_blocks=num_blocks)
         check_flags(layer_norm=layer_norm)
         check_choice(attention, "attention", ["all", "neighbours", None])
         check_probability(dropout, "dropout")
@@ -78,7 +80,7 @@ class CertifiedTransformer(GraphModel):
         def block() -> CertifiedBlock:
             terms: list[TermModule] = []
             if graph is not None:
-                options = {"edge_dim": edge_dim, "symmetric": symmetric, "gate": gate, "hops": hops}
+                options: dict[str, Any] = {"edge_dim": edge_dim, "symmetric": symmetric, "gate": gate, "hops": hops}
                 terms.append(WeightedGraph(hidden_channels, normalization=graph, **options))
             if attention is not None:
                 terms.append(RowAttention(hidden_channels, heads, neighbours=attention == "neighbours"))
@@ -89,28 +91,71 @@ class CertifiedTransformer(GraphModel):
         later = (nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1))
         self.encoders = nn.ModuleList(map(encoded, (encoder, *later)))
         self.blocks = nn.ModuleList(block() for _ in range(num_blocks))
+        self.dropout, self.edge_dim = nn.Dropout(dropout), edge_dim
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
-        self.dropout = nn.Dropout(dropout)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
-        state = None
-        for encoder, block in zip(self.encoders, self.blocks, strict=True):
-            source = encoder(x) if state is None else state + encoder(state)
-            state = block(source, graph, edge_attr)
+        state = x
+        for number, block in enumerate(self.blocks):
+            state = block(self._source(number, state), graph, edge_attr)
         return self.decoder(self.dropout(state))
+
+    def _source(self, number: int, state: Tensor) -> Tensor:
+        """Return H of a block, from the state that the block before it left; of the first, from the features."""
+        encoded = self.encoders[number](state)
+        return state + encoded if number else encoded
+
+    def _runs(
+        self, x: Tensor, edge_index: Edges, edge_weight: Tensor | None, batch: Tensor | None, edge_attr: Tensor | None
+    ) -> Iterator[tuple[JointEnergy, list[Tensor]]]:
+        """Yield the energy of every block, and its states before the first step and after every step."""
+        self._check_features(x)
+        graph, state = Graph.coerce(x, edge_index, edge_weight, batch), x
+        for number, module in enumerate(self.blocks):
+            block, source = cast("CertifiedBlock", module), self._source(number, state)
+            states = [*block.states(source, graph, edge_attr)]
+            yield block.energy(source, graph, edge_attr), states
+            state = states[-1]
 
     @torch.no_grad()
     def energies(
-        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None,
-        *, edge_attr: Tensor | None = None,
-    ) -> Float[Tensor, "blocks states"]:  # fmt: skip
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+    ) -> Float[Tensor, "blocks states"]:
         """Return F_b before the first step and after every step of every block, in float64."""
-        graph, found, state = Graph.coerce(x, edge_index, edge_weight, batch), [], None
-        for encoder, block in zip(self.encoders, self.blocks, strict=True):
-            source = encoder(x) if state is None else state + encoder(state)
-            energy: JointEnergy = block.energy(source, graph, edge_attr)
-            values = []
-            for state in block.states(source, graph, edge_attr):
-                values.append(energy(state))
-            found.append(torch.stack(values))
-        return torch.stack(found)
+        runs = self._runs(x, edge_index, edge_weight, batch, edge_attr)
+        return torch.stack([torch.stack([energy(state) for state in states]) for energy, states in runs])
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+    ) -> Certificate:
+        """Return the certificate that no step of a block raises its energy at these inputs, by default random ones.
+
+        ``layers`` holds the certificate of every block, checked at its first state (`certify_step`).
+        """
+        if x is None:
+            x, edge_index = random_input(self.in_channels, next(self.blocks.parameters()))
+            edge_attr = None if self.edge_dim is None else torch.rand(edge_index.size(1), self.edge_dim).to(x)
+        broken = broken_parameter(self, "encoders.", "blocks.")
+        if broken is not None:
+            return Certificate.refused("Theorem T11", math.nan, broken)
+        runs = enumerate(self._runs(x, edge_index, edge_weight, batch, edge_attr))
+        blocks = {f"blocks.{number}": certify_step(energy, None, states[0]) for number, (energy, states) in runs}
+        holds = all(blocks.values())
+        reason = "Every block descends an energy of its own." if holds else "Not every block descends its energy."
+        return Certificate(
+            theorem="Theorem T11", holds=holds, tau_max=math.inf if holds else 0.0, reason=reason, layers=blocks,
+            energy="the energy of every block",
+        )  # fmt: skip

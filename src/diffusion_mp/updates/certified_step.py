@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +14,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import check_metric
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, SourceTerm
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, inner_by_row
 from diffusion_mp.errors import check_positive, check_tensor
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
@@ -81,19 +82,24 @@ class CertifiedStep(StateUpdate):
             check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
-            terms.append(self.source_weight * SourceTerm(source, metric))
-        return self.descend(x, terms, coupling.ptr)
+            terms.append(ScaledTerm(self.source_weight, SourceTerm(source, metric)))
+        return self.descend(x, terms, ptr=coupling.ptr)
 
     def descend(
-        self, x: State, terms: Sequence[EnergyTerm], ptr: Tensor | None = None, graph: Graph | None = None
+        self, x: State, terms: Sequence[EnergyTerm], graph: Graph | None = None, *, ptr: Tensor | None = None
     ) -> State:
-        """Return Proj_C(x − g / p), with g the half gradients and p the damping of all terms (Theorem T11)."""
+        """Return Proj_C(x − g / p), with g the half gradients and p the damping of all terms (Theorem T11).
+
+        ``graph`` is what the terms read; without one, ``ptr`` bounds the graphs of a batch.
+        """
+        ptr = ptr if graph is None else graph.segments
         wide, convex = x.to(torch.promote_types(x.dtype, torch.float32)), self.constraint.convex
-        parts = [term.majorant(wide, graph, convex) for term in terms]
+        parts = [term.majorant(wide, cast("Graph", graph), convex) for term in terms]
         rough, total, slack, cost = (reduce(add, columns) for columns in zip(*parts, strict=True))
-        move = -rough * reciprocal(total)
+        shrink = -reciprocal(total)
         if _resolved(wide, total, cost, ptr):
-            return self.constraint.project(wide + move, wide).to(x.dtype)
+            return self.constraint.project(torch.addcmul(wide, rough, shrink), wide).to(x.dtype)
+        move = rough * shrink
         best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
 
@@ -110,8 +116,8 @@ def _resolved(x: Tensor, total: Tensor, cost: Tensor | float, ptr: Tensor | None
     if not values_only() or x.device.type != "cpu":
         return not values_only()
     tolerance = 1e-5 if x.dtype == torch.float32 else 1e-12
-    lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach() * x.detach().square()
-    spare = ((cost.detach() if isinstance(cost, Tensor) else cost) - lost).sum((1, 2))
+    lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach().squeeze(2) * inner_by_row(x, x)
+    spare = (cost - lost).sum(1)
     by_graph = spare.sum() if ptr is None else torch.segment_reduce(spare, "sum", offsets=ptr)
     return bool((by_graph >= 0).all())
 
