@@ -148,7 +148,8 @@ class AttentionTerm(SharedTerm):
             source, target = edges.edges
             logits = -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
             weight = edge_softmax(edges.pattern.by_row, logits, prior)
-            top = logits.new_full(q.shape[:2], -torch.inf).index_reduce(0, target, logits.detach(), "amax")
+            index = target.unsqueeze(1).expand_as(logits)
+            top = logits.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, index, logits.detach(), "amax")
             sums = torch.zeros_like(top).index_add(0, target, prior * (logits - top[target]).exp())
             total = torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True), total

@@ -176,7 +176,7 @@ class SourceTerm(SharedTerm):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
-        weight = z.new_ones(()) if self.metric is None else self.metric.unsqueeze(2)
+        weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
         return Majorant(half, weight, share=inner_by_row(half, away))
 
