@@ -25,7 +25,7 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
     a, b, lam = (randn(9, 2, 2, generator=generator, dtype=torch.float32) for _ in range(3))
     row, col = a[:, :, 0].detach().requires_grad_(), b[:, :, 0].detach().requires_grad_()
     pattern = Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern
-    entries, weight = Entries.of(pattern, by_row=True, by_col=ptr is not None), torch.rand(20, 2, requires_grad=True)
+    entries, weight = Entries.of(pattern, by_col=ptr is not None), torch.rand(20, 2, requires_grad=True)
     rows, prior, ops = Rows.of(pattern[0]), torch.rand(20, 1), torch.ops.diffusion_mp
     if name == "linear_attention_backward":
         plain = [x.detach() for x in (grad, q, k, v)]

@@ -140,7 +140,7 @@ def for_batches(operation: Operation[Any], reference: Formula | None = None, *, 
     names = [name.rpartition(".")[2] for name in signature.flat]
 
     def formula(*args: Any) -> Any:
-        given = signature.flatten(args)
+        given, _, _ = signature.bind(args, narrow=False)
         ptr, rows = given[names.index("ptr")], given[0]
         if ptr is None:
             return compute(*args)
