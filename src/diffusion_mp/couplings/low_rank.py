@@ -18,7 +18,7 @@ from diffusion_mp.couplings.features import all_products, heads_of, listed_produ
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number, floating
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
-from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_product, linear_read
+from diffusion_mp.kernels.linear_attention import Terms, linear_pool, linear_product, linear_read, linear_rows
 from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal, without_autocast
 
 
@@ -253,7 +253,8 @@ class LinearAttentionCoupling(PooledCoupling):
         self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return linear_attention(self.query, self.key, v, self.ptr, **self.terms)
+        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        return linear_rows(query, key, v, Terms(self.ptr, **self.terms)).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         return Sums(linear_pool(*heads_of(v, self.key), v, Terms(**self.terms)))

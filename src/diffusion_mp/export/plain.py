@@ -201,7 +201,7 @@ FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
     **dict.fromkeys((log_linear_attention._entries, neumann._product, neumann._inner)),
     linear_attention._product: _linear_product,
-    linear_attention._attention: partial(linear.attention, product=_linear_product),
+    linear_attention.linear_rows: partial(linear.attention, product=_linear_product),
     **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,

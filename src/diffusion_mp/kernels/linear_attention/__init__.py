@@ -67,7 +67,8 @@ class Grads(NamedTuple):
 
 
 @declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
-def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
+def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
+    """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
     return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
 
 
@@ -90,7 +91,7 @@ def _second_derivatives(
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-_attention.derivatives({"q k v": _attention_backward})
+linear_rows.derivatives({"q k v": _attention_backward})
 _attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
@@ -117,7 +118,7 @@ def linear_attention(
     """
     if q.size(1) != v.size(1):
         q, k = q.expand(-1, v.size(1), -1), k.expand(-1, v.size(1), -1)
-    return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
+    return linear_rows(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 
 @declare("linear_pool", reference=reference.pool, cpu=blocked.pool, triton=on_gpu("pool"))
