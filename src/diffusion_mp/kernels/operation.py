@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
 
 import torch
@@ -236,26 +237,32 @@ class Operation(Generic[T]):
         if self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
             backend = requested(str(self.family), backend)
         flat, args, dtype = signature.bind(args, narrow=backend != "reference")
-        run: Callable[..., Any] | None = self._compute
-        if not (self._always_plain or backend in self._plain):
+        function, direct = None, self._always_plain or backend in self._plain
+        if not direct:
             # Does torch trace, watch or transform, or is something not a plain value?
             if not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
                 # torch.func differentiates autograd functions, but not registered operations.
                 by_func = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
                 function = self._for_func if by_func and torch._C._any_requires_grad(*flat) else None
-                run = function.apply if function else None
-            elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):  # with a fifth of the overhead
-                run = self._function.apply if self._function else None
-        if run is not None:
-            out = run(*flat, backend, args)
+            elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
+                function = self._function  # a fifth of the overhead of the registered operation
+            else:
+                direct = True
+        if direct:
+            out = self._compute(None, *flat, backend, args)
+        elif function is not None:
+            out = function.apply(*flat, backend, args)
         else:
             out = self._registered(*flat) if self.family is None else self._registered(*flat, backend)
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
         return signature.returned(out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:])
 
-    def _compute(self, *inputs: Any) -> Any:
-        """Compute from flat arguments, the backend and the arguments; return a tensor or a plain tuple of them."""
+    def _compute(self, ctx: Any, *inputs: Any) -> Any:
+        """Compute from flat arguments, the backend and the arguments; return a tensor or a plain tuple of them.
+
+        What derivatives need is saved in ``ctx``, if that is not ``None``.
+        """
         tensor, backend, args = inputs[self._tensor], *inputs[-2:]
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
         run = run or choose(self.family or "the operation", backend, self._table, *args)
@@ -264,12 +271,15 @@ class Operation(Generic[T]):
         else:
             with without_autocast(tensor):
                 out = run(*args)
-        return tuple(out) if self._signature.several else out
+        out = tuple(out) if self._signature.several else out
+        if ctx is not None:
+            self._keep(ctx, inputs, out)
+        return out
 
     def _run(self, *flat: Any) -> Any:
         """Run as the registered operation does, on flat arguments and the backend."""
         backend = ("auto",) if self.family is None else ()
-        return self._compute(*flat, *backend, self._signature.unflatten(flat))
+        return self._compute(None, *flat, *backend, self._signature.unflatten(flat))
 
     def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
         """Return the registered operation, and a function of its flat arguments that torch can trace.
@@ -314,18 +324,15 @@ class Operation(Generic[T]):
         # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
         self._materialize = len(self._grads) - len(self._without_grad) > 1
 
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = self._compute(*inputs)
-            self._keep(ctx, inputs, output)
-            return output
-
         def function(**methods: Callable[..., Any]) -> type[torch.autograd.Function]:
             static = {name: staticmethod(method) for name, method in methods.items()}
             return type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), static)
 
         # Two classes: with ``setup_context``, which torch.func needs, every call binds its arguments again.
-        self._function = function(forward=forward, backward=self._backward)
-        self._for_func = function(forward=self._compute, setup_context=self._keep, backward=self._backward)
+        self._function = function(forward=self._compute, backward=self._backward)
+        self._for_func = function(
+            forward=partial(self._compute, None), setup_context=self._keep, backward=self._backward
+        )
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save what the formulas need, tensors by ``save_for_backward``."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph.cache import cached_by
-from diffusion_mp.graph.ops import Compressed, Parts, Pattern, compress
+from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern, compress
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating, quotient
 
@@ -18,31 +18,6 @@ __all__ = ["sddmm", "spmm"]
 
 # Entries of all heads that are multiplied at once, by an index of their own: 12 MiB.
 AT_ONCE = 1 << 20
-
-
-class Entries(NamedTuple):
-    """The shape, row and column of every entry, and the forms of `Compressed` by row and, if needed, by column."""
-
-    rows: int
-    cols: int
-    row: Tensor
-    col: Tensor
-    row_ptr: Tensor | None
-    row_moved: Tensor | None
-    row_other: Tensor | None
-    col_ptr: Tensor | None
-    col_moved: Tensor | None
-    col_other: Tensor | None
-
-    @classmethod
-    def of(cls, pattern: Pattern, *, by_col: bool) -> "Entries":
-        rows, cols = pattern
-        forms = *rows.parts, *(cols.parts if by_col else 3 * (None,))
-        return cls(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
-
-    @property
-    def T(self) -> "Entries":
-        return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
 
 
 def _reference_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
@@ -189,7 +164,10 @@ def spmm(
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
     """
-    return _spmm(Entries.of(pattern, by_col=trained(v)), weight, v, backend=backend)
+    entries = pattern.entries
+    if entries.col_ptr is None and trained(v):
+        entries = pattern.both_ways()
+    return _spmm(entries, weight, v, backend=backend)
 
 
 def sddmm(
@@ -201,7 +179,10 @@ def sddmm(
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
         torch.Size([12, 1])
     """
-    return _sddmm(Entries.of(pattern, by_col=trained(b)), a, b, backend=backend)
+    entries = pattern.entries
+    if entries.col_ptr is None and trained(b):
+        entries = pattern.both_ways()
+    return _sddmm(entries, a, b, backend=backend)
 
 
 def trained(x: Tensor) -> bool:
