@@ -18,7 +18,14 @@ from diffusion_mp.couplings.features import all_products, heads_of, listed_produ
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number, floating
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
-from diffusion_mp.kernels.linear_attention import Terms, linear_pool, linear_product, linear_read, linear_rows
+from diffusion_mp.kernels.linear_attention import (
+    Terms,
+    linear_pool,
+    linear_product,
+    linear_read,
+    linear_rows,
+    trilinear,
+)
 from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal, without_autocast
 
 
@@ -129,7 +136,7 @@ class LowRankCoupling(PooledCoupling):
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
-        return linear_product(query, key, v, self.ptr)
+        return trilinear(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         (key, values), _ = accumulating(*heads_of(v, self.key), v)

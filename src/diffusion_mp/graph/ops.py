@@ -211,25 +211,28 @@ class Compressed:
 
 
 class Entries(NamedTuple):
-    """A `Pattern` as operations take it: the shape, row and column of every entry, and the forms of `Compressed`.
+    """A `Pattern` as operations take it: shape, row and column of every entry, and the forms of `Compressed`.
 
-    That by row is always present in the entries of a pattern, that by column where gradients need it.
+    That by column is present if gradients need it.
     """
 
     rows: int
     cols: int
     row: Tensor
     col: Tensor
-    row_ptr: Tensor | None
+    row_ptr: Tensor
     row_moved: Tensor | None
-    row_other: Tensor | None
+    row_other: Tensor
     col_ptr: Tensor | None
     col_moved: Tensor | None
     col_other: Tensor | None
 
     @property
     def T(self) -> Entries:
-        return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
+        ptr, moved, other = self[7:]
+        if ptr is None or other is None:
+            ptr, moved, other = compress(self.col, self.row, self.cols)
+        return Entries(self.cols, self.rows, self.col, self.row, ptr, moved, other, *self[4:7])
 
 
 class Pattern:

@@ -330,9 +330,8 @@ class Operation(Generic[T]):
 
         # Two classes: with ``setup_context``, which torch.func needs, every call binds its arguments again.
         self._function = function(forward=self._compute, backward=self._backward)
-        self._for_func = function(
-            forward=partial(self._compute, None), setup_context=self._keep, backward=self._backward
-        )
+        computed = partial(self._compute, None)
+        self._for_func = function(forward=computed, setup_context=self._keep, backward=self._backward)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save what the formulas need, tensors by ``save_for_backward``."""

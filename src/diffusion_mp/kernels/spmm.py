@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph.cache import cached_by
-from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern, compress
+from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating, quotient
 
@@ -38,7 +38,7 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
         return v.new_zeros(entries.rows, heads).index_add_(0, entries.row, messages).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
-    form = _by_row(entries)
+    form = entries[4:7]  # by row
     if weight.size(1) == 1:
         return _product(form, weight, v.flatten(1)).view(-1, heads, channels)
     if _few(entries, heads):
@@ -56,7 +56,7 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     count = entries.row.numel()
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return _reference_inner(entries, a, b)
-    form = _by_row(entries)
+    form = entries[4:7]  # by row
     if _few(entries, heads):
         form = _by_row_and_head(form, heads)
         return _inner(form, a.reshape(-1, channels), b.reshape(-1, channels)).view(count, heads)
@@ -86,13 +86,6 @@ def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) ->
     columns[at] = (other.unsqueeze(1) * heads + head).flatten()
     starts = (first * heads).unsqueeze(1) + count.outer(head)
     return torch.cat([starts.flatten(), ptr[-1:] * heads]), places, columns
-
-
-def _by_row(entries: Entries) -> Parts:
-    """Return the compressed form by row, computed if it was not passed."""
-    if entries.row_ptr is None or entries.row_other is None:
-        return compress(entries.row, entries.col, entries.rows)
-    return entries.row_ptr, entries.row_moved, entries.row_other
 
 
 def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:

@@ -24,16 +24,17 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 @operation(
     "linear_product", family="linear_product", reference=reference.linear_product, cpu=blocked.linear_product, dtype="v"
 )
-def _product(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
+def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
+    """The operation of :func:`linear_product`."""
     return empty_like(v)
 
 
-# It is trilinear, so its derivatives are itself with the arguments exchanged.
-_product.derivatives(
+# Its derivatives are itself with the arguments exchanged.
+trilinear.derivatives(
     {
-        "q": lambda grad, k, v, ptr, backend: _product(grad, v, k, ptr, backend=backend),
-        "k": lambda grad, q, v, ptr, backend: _product(v, grad, q, ptr, backend=backend),
-        "v": lambda grad, q, k, ptr, backend: _product(k, q, grad, ptr, backend=backend),
+        "q": lambda grad, k, v, ptr, backend: trilinear(grad, v, k, ptr, backend=backend),
+        "k": lambda grad, q, v, ptr, backend: trilinear(v, grad, q, ptr, backend=backend),
+        "v": lambda grad, q, k, ptr, backend: trilinear(k, q, grad, ptr, backend=backend),
     }
 )
 
@@ -55,7 +56,7 @@ def linear_product(
         >>> torch.allclose(linear_product(q, k, k), torch.einsum("ihf,jhf,jhd->ihd", q, k, k))
         True
     """
-    return _product(q, k, v, ptr, backend=backend)
+    return trilinear(q, k, v, ptr, backend=backend)
 
 
 class Grads(NamedTuple):

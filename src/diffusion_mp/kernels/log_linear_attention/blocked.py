@@ -19,7 +19,7 @@ nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -271,11 +271,9 @@ def _outer(x: Factor, y: Tensor, nodes: int) -> Summed | Paired:
     return Paired(x, y) if few else Summed(torch.bmm(x.product.transpose(1, 2), y))
 
 
-def _added(parts: list[Sums]) -> Sums:
-    total, *others = parts
-    for more in others:
-        total.values.total.add_(more.values.total)
-        total.counts.add_(more.counts)
+def _add(total: Sums, more: Sums) -> Sums:
+    total.values.total.add_(more.values.total)
+    total.counts.add_(more.counts)
     return total
 
 
@@ -292,7 +290,7 @@ def _pool(senders: Senders, bound: Bound) -> Sums:
         factor, v = _sending(senders, b, bound), senders.v[:, b]
         counts = torch.bmm(factor.samples.transpose(1, 2), factor.features)
         parts.append(Sums(_outer(factor, v, senders.v.size(1)), counts))
-    return _added(parts)
+    return reduce(_add, parts)
 
 
 def _read(out: LogLinearRows, receivers: Receivers, sums: Sums, bound: Bound) -> None:
@@ -322,7 +320,7 @@ def _read_backward(
             by_counts = torch.bmm(through.transpose(1, 2), factor.features)
         parts.append(Sums(_outer(factor, g, receivers.log_q.size(1)), by_counts))
         _write(by_log_q, b, by_features, bound)
-    return _added(parts)
+    return reduce(_add, parts)
 
 
 def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: Bound) -> None:
