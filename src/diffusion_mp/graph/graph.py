@@ -308,10 +308,9 @@ class Graph:
         if self.full_degree is not None:
             return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
         by_source = direction == "out"
-        known = self.__dict__.get("pattern")
-        ends = known and (known.by_col if by_source else known.by_row)
-        if self.edge_weight is None and ends and ends.found:
-            return ends.ptr.diff().to(dtype or torch.get_default_dtype())
+        known = None if "pattern" not in self.__dict__ else self.csc if by_source else self.csr
+        if self.edge_weight is None and known is not None and known.found:
+            return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], weight)
 
