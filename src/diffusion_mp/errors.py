@@ -181,8 +181,11 @@ def check_share(value: float, name: str, what: str) -> None:
         raise ValueError(f"{name} must lie in [0, 1], the weight of {what}; got {value!r}.")
 
 
-def check_tensor(value: object, name: str, shape: str) -> None:
-    """Raise unless ``value`` is a dense floating-point tensor; ``shape`` describes the expected shape."""
+def check_tensor(value: object, name: str, shape: str, device: torch.device | None = None, other: str = "") -> None:
+    """Raise unless ``value`` is a dense floating-point tensor, on ``device`` if given, that of ``other``.
+
+    ``shape`` describes the expected shape.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.")
     if value.layout != torch.strided:
@@ -190,6 +193,8 @@ def check_tensor(value: object, name: str, shape: str) -> None:
     if not value.is_floating_point():
         way = "Pass its real part." if value.is_complex() else f"Convert it with {name}.float()."
         raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
+    if device is not None and value.device != device:
+        check_device(value, name, device, other)
 
 
 def check_has_values(value: Tensor, name: str) -> None:
@@ -223,23 +228,19 @@ def check_device(value: Tensor, name: str, device: torch.device, other: str) -> 
         raise ValueError(f"{name} must be on the device of {other}, {device}; {came}")
 
 
-def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
-    """Raise unless ``x`` has the device and, without autocast, the dtype of the parameters of ``module``."""
-    parameter = check_place(x, module, name)
+def check_place(x: Tensor, module: nn.Module, name: str = "x", *, dtype: bool = False) -> None:
+    """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
+    parameter = None if torch.compiler.is_compiling() else _first_array(module)
     if parameter is None:
         return
-    if x.dtype != parameter.dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+    if x.device != parameter.device:
+        check_device(x, name, parameter.device, f"the parameters of {type(module).__name__}")
+    if not dtype or x.dtype == parameter.dtype:
+        return
+    if parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
         wanted = f"{str(parameter.dtype).removeprefix('torch.')}, as the parameters of {type(module).__name__} are"
         way_out = f"Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
         raise TypeError(f"{name} must be {wanted}; got {describe(x)}. {way_out}")
-
-
-def check_place(x: Tensor, module: nn.Module, name: str = "x") -> Tensor | None:
-    """Raise unless ``x`` is on the device of the parameters of ``module``; return one of these, if there is any."""
-    parameter = None if torch.compiler.is_compiling() else _first_array(module)
-    if parameter is not None and x.device != parameter.device:
-        check_device(x, name, parameter.device, f"the parameters of {type(module).__name__}")
-    return parameter
 
 
 def _first_array(module: nn.Module) -> Tensor | None:
@@ -262,7 +263,7 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, modu
     if not (fits and x.is_floating_point() and x.layout is torch.strided):
         _refuse_state(x, name, channels)
     if module is not None:
-        check_fits(x, module, name)
+        check_place(x, module, name, dtype=True)
 
 
 def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
@@ -372,7 +373,7 @@ def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Mo
     if x.dim() != 3 or x.size(2) != channels:
         raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")
     if module is not None:
-        check_fits(x, module)
+        check_place(x, module, dtype=True)
     check_mask(mask, x)
 
 

@@ -17,7 +17,7 @@ from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise.scores import Weighting
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
 from diffusion_mp.kernels.sparse_flow.rows import Features
-from diffusion_mp.kernels.spmm import Entries, Rows
+from diffusion_mp.kernels.spmm import Rows
 
 N, H = 13, 2
 BATCHES = {"one graph": None, "ragged": torch.tensor([0, 5, 5, 6, 13])}
@@ -39,7 +39,7 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
     q, k, v, few = draw(N, H, 3), draw(N, H, 4)[..., :3], draw(N, H, 5), draw(N, H, 1)
     source, target = torch.randint(N, (2, 40), generator=torch.Generator().manual_seed(0))
     rows, cols = Compressed(target, source, N), Compressed(source, target, N)
-    entries = Entries.of(Pattern(rows, cols), by_row=True, by_col=True)
+    entries = Pattern(rows, cols).both_ways()
     weight, prior = draw(40, H).abs(), (draw(40, 1) > -1).double()
     shift = draw(N, H)
     features, lam, leak = Features(q, k, draw(N, H, 2), draw(N, H, 7)[..., :2]), shift.exp(), 0.1 * shift.abs()
@@ -85,7 +85,7 @@ def test_a_formula_computes_the_operation(name: str, batch: str) -> None:
     (operation,) = (op for op in FORMULAS if op.name == name)
     _, formula = operation.written_out(FORMULAS[operation])
     for given in arguments(BATCHES[batch])[name]:
-        flat = operation._signature.flatten(given)
+        flat, _, _ = operation._signature.bind(given, narrow=False)
         wanted, found = operation._run(*flat, *["cpu"] * (operation.family is not None)), formula(*flat)
         if isinstance(wanted, Tensor):
             wanted, found = (wanted,), (found,)

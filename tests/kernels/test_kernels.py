@@ -17,7 +17,7 @@ from diffusion_mp.kernels.neumann import neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.stencil import stencils
 from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
-from diffusion_mp.kernels.spmm import Entries, Rows, spmm
+from diffusion_mp.kernels.spmm import Rows, spmm
 
 
 def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> list[tuple[Any, ...]]:
@@ -25,8 +25,8 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
     a, b, lam = (randn(9, 2, 2, generator=generator, dtype=torch.float32) for _ in range(3))
     row, col = a[:, :, 0].detach().requires_grad_(), b[:, :, 0].detach().requires_grad_()
     pattern = Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern
-    entries, weight = Entries.of(pattern, by_row=True, by_col=ptr is not None), torch.rand(20, 2, requires_grad=True)
-    rows, prior, ops = Rows.of(pattern[0]), torch.rand(20, 1), torch.ops.diffusion_mp
+    entries, weight = pattern.entries if ptr is None else pattern.both_ways(), torch.rand(20, 2, requires_grad=True)
+    rows, prior, ops = Rows.of(pattern.by_row), torch.rand(20, 1), torch.ops.diffusion_mp
     if name == "linear_attention_backward":
         plain = [x.detach() for x in (grad, q, k, v)]
         options = (ptr, 1.0, 0.5, True)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
+from diffusion_mp.errors import check_flags, check_tensor, describe, floating
 
 
 class LowRankForm(NamedTuple):
@@ -296,8 +296,7 @@ class PolynomialCoupling(Coupling):
     def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
-        check_tensor(coefficients, "coefficients", "[degree] or [degree, heads]")
-        check_device(coefficients, "coefficients", coupling.device, "the coupling")
+        check_tensor(coefficients, "coefficients", "[degree] or [degree, heads]", coupling.device, "the coupling")
         by_head = coefficients.unsqueeze(1) if coefficients.dim() == 1 else coefficients
         if by_head.dim() != 2 or not by_head.numel() or len({1, coupling.heads, by_head.size(1)}) > 2:
             raise ValueError(

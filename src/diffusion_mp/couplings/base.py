@@ -107,8 +107,8 @@ class Coupling(ABC):
         metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
-            known = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
-            if not (known and 0 <= num_nodes <= MOST_NODES and heads > 0):
+            plain = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
+            if not (plain and 0 <= num_nodes <= MOST_NODES and heads > 0):
                 num_nodes, heads = _sizes(num_nodes, heads, like)
         origin = like if isinstance(like, Coupling) else None
         self.num_nodes, self.heads = num_nodes, heads
@@ -126,27 +126,6 @@ class Coupling(ABC):
             "positive_semidefinite": positive_semidefinite,
             "low_rank": low_rank,
         }
-        if {*map(type, promises.values())} == {bool}:
-            for name, promise in promises.items():
-                setattr(self, name, promise)
-        else:
-            self._promise(promises)
-        if metric is None:
-            self._metric = None
-        elif not callable(metric):
-            errors.check_function(metric, "metric", "that finds the metric, or None")
-        if origin is not None and ptr is None:
-            if "ptr" in vars(origin):
-                self.ptr = origin.ptr
-            else:
-                self._questions["ptr"] = lambda: origin.ptr
-        elif callable(ptr) and not isinstance(ptr, nn.Module):
-            self._questions["ptr"] = ptr
-        else:
-            self.ptr = None if ptr is None else row_bounds(ptr, self.num_nodes)
-
-    def _promise(self, promises: dict[str, Promise]) -> None:
-        """Set the promises that are known, and keep the others as questions."""
         for name, promise in promises.items():
             known: Any = promise
             if type(promise) is list:
@@ -164,6 +143,19 @@ class Coupling(ABC):
                 self._questions[name] = known
             else:
                 errors.check_flags(**{name: known})  # raises
+        if metric is None:
+            self._metric = None
+        elif not callable(metric):
+            errors.check_function(metric, "metric", "that finds the metric, or None")
+        if origin is not None and ptr is None:
+            if "ptr" in vars(origin):
+                self.ptr = origin.ptr
+            else:
+                self._questions["ptr"] = lambda: origin.ptr
+        elif callable(ptr) and not isinstance(ptr, nn.Module):
+            self._questions["ptr"] = ptr
+        else:
+            self.ptr = None if ptr is None else row_bounds(ptr, self.num_nodes)
 
     @abstractmethod
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -13,7 +13,7 @@ from torch_geometric.utils import scatter
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
-from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
+from diffusion_mp.errors import check_flags, check_tensor, describe
 from diffusion_mp.graph.ops import graph_of
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders
@@ -94,8 +94,7 @@ class LogLowRankCoupling(PooledCoupling):
         if log_weight is None:
             log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
         else:
-            check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]")
-            check_device(log_weight, "log_weight", log_key.device, "log_key")
+            check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]", log_key.device, "log_key")
         if log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
             sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
             shape = f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"

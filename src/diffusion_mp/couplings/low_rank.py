@@ -18,7 +18,7 @@ from diffusion_mp.couplings.features import all_products, heads_of, listed_produ
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number, floating
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
-from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_product, linear_read
+from diffusion_mp.kernels import linear_attention as kernels
 from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal, without_autocast
 
 
@@ -129,7 +129,7 @@ class LowRankCoupling(PooledCoupling):
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
-        return linear_product(query, key, v, self.ptr)
+        return kernels.trilinear(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         (key, values), _ = accumulating(*heads_of(v, self.key), v)
@@ -187,7 +187,7 @@ class UniformCoupling(LowRankCoupling):
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
         one = one.to(torch.promote_types(one.dtype, torch.float32))  # a count and its reciprocal may not fit in half
         ptr = row_bounds(ptr, one.size(0))
-        query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
+        query = reciprocal(kernels.linear_product(one, one, one, ptr)) if normalize else one
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
         self.positive_semidefinite = True
 
@@ -253,13 +253,14 @@ class LinearAttentionCoupling(PooledCoupling):
         self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return linear_attention(self.query, self.key, v, self.ptr, **self.terms)
+        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        return kernels.linear_rows(query, key, v, kernels.Terms(self.ptr, **self.terms)).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(linear_pool(*heads_of(v, self.key), v, Terms(**self.terms)))
+        return Sums(kernels.linear_pool(*heads_of(v, self.key), v, kernels.Terms(**self.terms)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return linear_read(*heads_of(v, self.query), v, sums.totals, Terms(**self.terms)).values
+        return kernels.linear_read(*heads_of(v, self.query), v, sums.totals, kernels.Terms(**self.terms)).values
 
     def block(self, rows: slice) -> PooledCoupling:
         return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)

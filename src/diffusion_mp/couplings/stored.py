@@ -168,8 +168,7 @@ class SparseCoupling(Coupling):
         own = weight is None
         if weight is not None:
             shape = "[num_edges] or [num_edges, heads]"
-            check_tensor(weight, "weight", shape)
-            check_device(weight, "weight", graph.edges.device, "the graph")
+            check_tensor(weight, "weight", shape, graph.edges.device, "the graph")
             if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
                 raise ValueError(f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}.")
         else:

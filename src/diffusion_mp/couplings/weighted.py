@@ -12,7 +12,7 @@ from diffusion_mp.couplings.algebra import LowRankForm, ScaledCoupling, SumCoupl
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
-from diffusion_mp.errors import CouplingMismatchError, check_device, check_flags, check_tensor, describe
+from diffusion_mp.errors import CouplingMismatchError, check_flags, check_tensor, describe
 from diffusion_mp.kernels.precision import accumulating, inverse_root, reciprocal, without_autocast
 
 
@@ -47,8 +47,7 @@ class ReweightedCoupling(Coupling):
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
                 continue
-            check_tensor(weight, name, "[num_nodes, heads]")
-            check_device(weight, name, coupling.device, "the coupling")
+            check_tensor(weight, name, "[num_nodes, heads]", coupling.device, "the coupling")
             if weight.dim() != 2 or weight.size(0) != coupling.num_nodes or len({1, heads, weight.size(1)}) > 2:
                 sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
                 raise ValueError(f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}.")
@@ -246,8 +245,7 @@ class ProjectedCoupling(Coupling):
 
     def __init__(self, coupling: Coupling, projection: Float[Tensor, "heads D C"]) -> None:
         check_coupling_kind(coupling)
-        check_tensor(projection, "projection", "[heads, head_channels, channels]")
-        check_device(projection, "projection", coupling.device, "the coupling")
+        check_tensor(projection, "projection", "[heads, head_channels, channels]", coupling.device, "the coupling")
         if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
             shape = f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
             raise ValueError(f"projection must be {shape}; got {describe(projection)}.")

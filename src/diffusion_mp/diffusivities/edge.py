@@ -99,9 +99,9 @@ class GATDiffusivity(Diffusivity):
                 f"GATDiffusivity was built for {heads * width} channels; got {x.size(1)}. "
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
-        errors.check_fits(x, self)
+        errors.check_place(x, self, dtype=True)
         observed, graph = graph, graph.with_self_loops(self.self_loops)
-        rows, cols = graph.pattern
+        rows, cols = graph.csr, graph.csc
         sent, received = self._scores(x)
         logits = at_rows(cols, sent) + at_rows(rows, received)
         if edge_attr is not None:

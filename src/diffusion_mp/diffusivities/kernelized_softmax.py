@@ -34,17 +34,16 @@ def orthogonal_directions(num_features: int, dim: int, generator: torch.Generato
     return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
 
 
-def positive_features(a: Rows, directions: Directions) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
-    r"""Return w_r·a and −½‖a‖², in at least float32; log φ(a)_r is their sum less ½ log m, E[φ(a)·φ(b)] = exp(a·b)."""
-    (a, directions), _ = accumulating(a, directions)
-    with without_autocast(a):
-        return a @ directions.t(), -0.5 * a.square().sum(2, keepdim=True)
-
-
 def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
-    r"""Return log features of queries, less −½‖q‖², which cancels in a row, and of keys, and log weights of keys."""
-    log_key, log_weight = positive_features(k, directions)
-    return log_key if q is k else positive_features(q, directions)[0], log_key, log_weight
+    r"""Return log features w_r·q of queries and w_r·k of keys, and log weights −½‖k‖² of keys, in at least float32.
+
+    log φ(a)_r is w_r·a − ½‖a‖² − ½ log m, and E[φ(a)·φ(b)] = exp(a·b); the other terms cancel in a row.
+    """
+    tied = q is k
+    (q, k, directions), _ = accumulating(q, k, directions)
+    with without_autocast(k):
+        log_key = k @ directions.t()
+        return log_key if tied else q @ directions.t(), log_key, -0.5 * k.square().sum(2, keepdim=True)
 
 
 def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, graph: Graph) -> LogFeatures:
@@ -57,7 +56,8 @@ def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, gr
             "stabilizer must be 0 on several ranks: it needs the largest feature of all keys of a graph. Set "
             "stabilizer=0, or use one process."
         )
-    (along_q, half_q), (along_k, half_k) = (positive_features(a, directions) for a in (q, k))
+    along_q, along_k, half_k = attention_features(q, k, directions)
+    half_q = -0.5 * q.to(along_q.dtype).square().sum(2, keepdim=True)
     floor = torch.full_like(half_q, math.log(eps))
     largest_q, largest_k = along_q.amax(2, keepdim=True), largest(along_k.amax(2, keepdim=True), graph)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
@@ -257,8 +257,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         """Return q and k over the root of the temperature, in at least float32; one object if they are equal."""
         q, k = self.queries_and_keys(x, graph)
         (wide_q, wide_k), _ = accumulating(q, k)
-        scaled = self.temperature**-0.5 * wide_q
-        return scaled, scaled if q is k else self.temperature**-0.5 * wide_k
+        scale = self.temperature**-0.5
+        scaled = scale * wide_q
+        return scaled, scaled if q is k else scale * wide_k
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)

@@ -140,7 +140,7 @@ def for_batches(operation: Operation[Any], reference: Formula | None = None, *, 
     names = [name.rpartition(".")[2] for name in signature.flat]
 
     def formula(*args: Any) -> Any:
-        given = signature.flatten(args)
+        given, _, _ = signature.bind(args, narrow=False)
         ptr, rows = given[names.index("ptr")], given[0]
         if ptr is None:
             return compute(*args)
@@ -159,7 +159,7 @@ def _linear_sums(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
     return torch.einsum("ihf,hfd->ihd", q, torch.einsum("jhf,jhd->hfd", k, v))
 
 
-_linear_product = for_batches(linear_attention._product, _linear_sums, masked=False)
+_linear_product = for_batches(linear_attention.trilinear, _linear_sums, masked=False)
 
 
 def _sparse_flow_support(
@@ -200,8 +200,8 @@ BATCHED = (pairwise._attention, pairwise._logsumexp, pairwise._product, sparse_f
 FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
     **dict.fromkeys((log_linear_attention._entries, neumann._product, neumann._inner)),
-    linear_attention._product: _linear_product,
-    linear_attention._attention: partial(linear.attention, product=_linear_product),
+    linear_attention.trilinear: _linear_product,
+    linear_attention.linear_rows: partial(linear.attention, product=_linear_product),
     **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,

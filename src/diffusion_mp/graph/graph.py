@@ -285,8 +285,7 @@ class Graph:
 
     def prepare(self) -> Graph:
         """Compute the compressed forms now instead of in the first product and its gradient; return the graph."""
-        for compressed in self.pattern:
-            compressed.parts  # noqa: B018 (kept)
+        self.pattern.both_ways()
         return self
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
@@ -309,7 +308,7 @@ class Graph:
         if self.full_degree is not None:
             return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
         by_source = direction == "out"
-        known = self.pattern[by_source] if "pattern" in self.__dict__ else None
+        known = None if "pattern" not in self.__dict__ else self.csc if by_source else self.csr
         if self.edge_weight is None and known is not None and known.found:
             return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)

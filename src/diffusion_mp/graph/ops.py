@@ -210,11 +210,36 @@ class Compressed:
         return ptr, None, self.opposite.to(ptr.dtype)
 
 
-class Pattern(NamedTuple):
+class Entries(NamedTuple):
+    """A `Pattern` as operations take it: shape, row and column of every entry, and the forms of `Compressed`.
+
+    That by column is present if gradients need it.
+    """
+
+    rows: int
+    cols: int
+    row: Tensor
+    col: Tensor
+    row_ptr: Tensor
+    row_moved: Tensor | None
+    row_other: Tensor
+    col_ptr: Tensor | None
+    col_moved: Tensor | None
+    col_other: Tensor | None
+
+    @property
+    def T(self) -> Entries:
+        ptr, moved, other = self[7:]
+        if ptr is None or other is None:
+            ptr, moved, other = compress(self.col, self.row, self.cols)
+        return Entries(self.cols, self.rows, self.col, self.row, ptr, moved, other, *self[4:7])
+
+
+class Pattern:
     """Where the entries of a sparse operator are: edges by their row, the target, and by their column, the source."""
 
-    by_row: Compressed
-    by_col: Compressed
+    def __init__(self, by_row: Compressed, by_col: Compressed) -> None:
+        self.by_row, self.by_col = by_row, by_col
 
     @property
     def row(self) -> Int[Tensor, " E"]:
@@ -228,3 +253,17 @@ class Pattern(NamedTuple):
     def T(self) -> Pattern:
         """The pattern of the transpose."""
         return Pattern(self.by_col, self.by_row)
+
+    @cached_property
+    def entries(self) -> Entries:  # by row, and by column where that was found already
+        return self._entries(self.by_col.found)
+
+    def both_ways(self) -> Entries:
+        """Return the entries by row and by column, and keep them."""
+        self.entries = self._entries(True)
+        return self.entries
+
+    def _entries(self, by_col: bool) -> Entries:
+        rows, cols = self.by_row, self.by_col
+        forms = *rows.parts, *(cols.parts if by_col else (None, None, None))
+        return Entries(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
 
 import torch
@@ -126,7 +127,7 @@ def empty_like(*tensors: Tensor) -> Any:
 class Signature:
     """The arguments and results of a function, with named tuples flattened into ``tuple.field``."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], dtype: str | None = None) -> None:
         hints = get_type_hints(function, include_extras=True)
         returned = hints.pop("return")
         self.arguments = list(hints)
@@ -156,6 +157,7 @@ class Signature:
         self._wide = [place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)]
         self._narrow = [place for place, kind in enumerate(self.flat.values()) if kind == Narrow]
         self._either = [*self._wide, *self._narrow]
+        self.like = None if dtype is None else list(self.flat).index(dtype)
 
     def schema(self, *more: str) -> str:
         """Return the schema of the flat operation, with ``more`` arguments at the end."""
@@ -163,28 +165,27 @@ class Signature:
         results = f"({', '.join('Tensor' for _ in self.results)})" if self.several else "Tensor"
         return f"({', '.join([*arguments, *more])}) -> {results}"
 
-    def flatten(self, args: Sequence[Any]) -> list[Any]:
-        """Replace every named tuple by its fields."""
+    def bind(self, args: tuple[Any, ...], *, narrow: bool) -> tuple[list[Any], tuple[Any, ...], torch.dtype | None]:
+        """Return the arguments in one dtype, flat and as they came, and the dtype of the result if one is declared."""
         flat: list[Any] = []
         for (make, *_), arg in zip(self._places, args, strict=True):
             flat.extend([arg] if make is None else arg)
-        return flat
-
-    def unflatten(self, flat: Sequence[Any]) -> list[Any]:
-        """Invert :meth:`flatten`; further entries are ignored."""
-        return [flat[first] if make is None else make(*flat[first:end]) for make, first, end in self._places]
-
-    def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> bool:
-        """Promote ``flat`` in place and return whether anything changed; with ``narrow``, keep half precision there."""
-        found = None
+        dtype, found = None if self.like is None else flat[self.like].dtype, None
         for place in self._either:
             if flat[place] is None or flat[place].dtype is found:
                 continue
             if found is not None or flat[place].dtype not in ALREADY:
-                break
+                self.to_one_dtype(flat, narrow=narrow)
+                return flat, tuple(self.unflatten(flat)), dtype
             found = flat[place].dtype
-        else:
-            return False
+        return flat, args, dtype
+
+    def unflatten(self, flat: Sequence[Any]) -> list[Any]:
+        """Put the fields of named tuples together again; further entries are ignored."""
+        return [flat[first] if make is None else make(*flat[first:end]) for make, first, end in self._places]
+
+    def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
+        """Promote ``flat`` in place; with ``narrow``, keep half precision there."""
         short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
         for place in self._narrow:
             short = torch.promote_types(short, flat[place].dtype)
@@ -195,11 +196,6 @@ class Signature:
             flat[place] = None if flat[place] is None else flat[place].to(wide)
         for place in self._narrow:
             flat[place] = flat[place].to(short if narrow else wide)
-        return True
-
-    def plain(self, out: Any) -> Any:
-        """Return results as the tensor or plain tuple that torch expects of an operation."""
-        return tuple(out) if self.several else out
 
 
 class Operation(Generic[T]):
@@ -211,7 +207,7 @@ class Operation(Generic[T]):
     ) -> None:  # fmt: skip
         self.__doc__ = shapes.__doc__
         self.name, self.family, self._table, self._shapes = name, family, table, shapes
-        self._signature = signature = Signature(shapes)
+        self._signature = signature = Signature(shapes, dtype)
         # Without a reference it is part of another operation, such as its derivative, which passes its own backend.
         self._asks_environment = family is not None and "reference" in table
         # The first that does not decline on the CPU: GPU kernels do unless they are named.
@@ -220,57 +216,70 @@ class Operation(Generic[T]):
         self._plain = [backend for backend in ("reference", "flex") if backend in table]
         self._always_plain = len(self._plain) == len(table)
         self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
-        self._like = None if dtype is None else list(signature.flat).index(dtype)
+
+        def fake(*flat: Any) -> Any:
+            out: Any = shapes(*signature.unflatten(flat))
+            return tuple(out) if signature.several else out
+
         schema = signature.schema("str backend") if family else signature.schema()
         full = name if "::" in name else f"diffusion_mp::{name}"
         self._registered = torch.library.custom_op(full, self._run, mutates_args=(), schema=schema)
-        self._registered.register_fake(lambda *flat: signature.plain(shapes(*signature.unflatten(flat))))
+        self._registered.register_fake(fake)
         self._function: type[torch.autograd.Function] | None = None
         self._for_func: type[torch.autograd.Function] | None = None
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
-        """Run the backend that is named here or by the environment (or raise), or the first that does not decline."""
+        """Run the backend that is named here or by the environment (or raise), or the first that does not decline.
+
+        It computes directly, by an autograd function, or, where torch has to see it, by the registered operation.
+        """
         signature = self._signature
         if self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
             backend = requested(str(self.family), backend)
-        flat = signature.flatten(args) if signature.tuples else [*args]
-        dtype = None if self._like is None else flat[self._like].dtype
-        if signature.to_one_dtype(flat, narrow=backend != "reference"):
-            args = tuple(signature.unflatten(flat))
-        out = self._dispatch(flat, args, backend)
+        flat, args, dtype = signature.bind(args, narrow=backend != "reference")
+        function, direct = None, self._always_plain or backend in self._plain
+        if not direct:
+            # Does torch trace, watch or transform, or is something not a plain value?
+            if not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
+                # torch.func differentiates autograd functions, but not registered operations.
+                by_func = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+                function = self._for_func if by_func and torch._C._any_requires_grad(*flat) else None
+            elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
+                function = self._function  # a fifth of the overhead of the registered operation
+            else:
+                direct = True
+        if direct:
+            out = self._compute(None, *flat, backend, args)
+        elif function is not None:
+            out = function.apply(*flat, backend, args)
+        else:
+            out = self._registered(*flat) if self.family is None else self._registered(*flat, backend)
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
-        return signature.returned(*_cast_first(out, dtype))
+        return signature.returned(out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:])
 
-    def _dispatch(self, flat: list[Any], args: Sequence[Any], backend: str) -> Any:
-        """Compute directly, by an autograd function, or, where torch has to see it, by the registered operation."""
-        tensor = flat[self._tensor]
-        if self._always_plain or backend in self._plain:
-            return self._compute(args, tensor, backend)
-        # Does torch trace, watch or transform, or is something not a plain value?
-        if not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta:
-            # torch.func differentiates autograd functions, but not registered operations.
-            by_func = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-            if self._for_func and by_func and torch._C._any_requires_grad(*flat):
-                return self._for_func.apply(*flat, backend, args)
-        elif not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
-            return self._compute(args, tensor, backend)
-        elif self._function:  # a fifth of the overhead of the registered operation
-            return self._function.apply(*flat, backend, args)
-        return self._registered(*flat) if self.family is None else self._registered(*flat, backend)
+    def _compute(self, ctx: Any, *inputs: Any) -> Any:
+        """Compute from flat arguments, the backend and the arguments; return a tensor or a plain tuple of them.
 
-    def _compute(self, args: Sequence[Any], tensor: Tensor, backend: str) -> Any:
+        What derivatives need is saved in ``ctx``, if that is not ``None``.
+        """
+        tensor, backend, args = inputs[self._tensor], *inputs[-2:]
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
         run = run or choose(self.family or "the operation", backend, self._table, *args)
         if not torch._C._is_any_autocast_enabled():
-            return run(*args)
-        with without_autocast(tensor):
-            return run(*args)
+            out = run(*args)
+        else:
+            with without_autocast(tensor):
+                out = run(*args)
+        out = tuple(out) if self._signature.several else out
+        if ctx is not None:
+            self._keep(ctx, inputs, out)
+        return out
 
     def _run(self, *flat: Any) -> Any:
         """Run as the registered operation does, on flat arguments and the backend."""
-        backend = "auto" if self.family is None else flat[-1]
-        return self._signature.plain(self._compute(self._signature.unflatten(flat), flat[self._tensor], backend))
+        backend = ("auto",) if self.family is None else ()
+        return self._compute(None, *flat, *backend, self._signature.unflatten(flat))
 
     def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
         """Return the registered operation, and a function of its flat arguments that torch can trace.
@@ -283,8 +292,9 @@ class Operation(Generic[T]):
             wide = list(flat[: len(signature.flat)])
             signature.to_one_dtype(wide, narrow=False)
             out = compute(*signature.unflatten(wide))
-            dtype = None if self._like is None else flat[self._like].dtype
-            return _cast_first(out, dtype) if signature.several else out if dtype is None else out.to(dtype)
+            first = out[0] if signature.several else out
+            first = first if signature.like is None else first.to(flat[signature.like].dtype)
+            return (first, *out[1:]) if signature.several else first
 
         return self._registered._opoverload, run
 
@@ -312,29 +322,16 @@ class Operation(Generic[T]):
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
         # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
-        materialize = len(self._grads) - len(self._without_grad) > 1
-
-        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            self._keep(ctx, inputs, output)
-            ctx.set_materialize_grads(materialize)
-
-        def computed(*inputs: Any) -> Any:
-            *flat, backend, args = inputs
-            out = self._compute(args, flat[self._tensor], backend)
-            return tuple(out) if signature.several else out
-
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = computed(*inputs)
-            keep(ctx, inputs, output)
-            return output
+        self._materialize = len(self._grads) - len(self._without_grad) > 1
 
         def function(**methods: Callable[..., Any]) -> type[torch.autograd.Function]:
             static = {name: staticmethod(method) for name, method in methods.items()}
             return type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), static)
 
         # Two classes: with ``setup_context``, which torch.func needs, every call binds its arguments again.
-        self._function = function(forward=forward, backward=self._backward)
-        self._for_func = function(forward=computed, setup_context=keep, backward=self._backward)
+        self._function = function(forward=self._compute, backward=self._backward)
+        computed = partial(self._compute, None)
+        self._for_func = function(forward=computed, setup_context=self._keep, backward=self._backward)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save what the formulas need, tensors by ``save_for_backward``."""
@@ -346,6 +343,7 @@ class Operation(Generic[T]):
             (tensors if isinstance(values[place], Tensor) else ctx.others)[part] = values[place]
         ctx.tensors = list(tensors)
         ctx.save_for_backward(*tensors.values())
+        ctx.set_materialize_grads(self._materialize)
         if self._without_grad:
             ctx.mark_non_differentiable(*map(results.__getitem__, self._without_grad))
 
@@ -368,10 +366,6 @@ class Operation(Generic[T]):
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
-
-
-def _cast_first(out: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
-    return tuple(out) if dtype in (None, out[0].dtype) else (out[0].to(dtype), *out[1:])
 
 
 def _by_position(formula: Formula) -> tuple[Formula, list[str]]:

@@ -13,13 +13,16 @@ ALREADY = (torch.float32, torch.float64)
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     """Promote ``tensors`` to one dtype of at least float32; also return the dtype of the last, for the result."""
-    dtype = tensors[-1].dtype
-    if dtype in ALREADY and {tensor.dtype for tensor in tensors} == {dtype}:
-        return [*tensors], dtype
+    given = tensors[-1].dtype
+    for tensor in tensors:
+        if tensor.dtype != given or given not in ALREADY:
+            break
+    else:
+        return [*tensors], given
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
-    return [tensor.to(dtype) for tensor in tensors], tensors[-1].dtype
+    return [tensor.to(dtype) for tensor in tensors], given
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph.cache import cached_by
-from diffusion_mp.graph.ops import Compressed, Pattern, compress
+from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating, quotient
 
@@ -18,31 +18,6 @@ __all__ = ["sddmm", "spmm"]
 
 # Entries of all heads that are multiplied at once, by an index of their own: 12 MiB.
 AT_ONCE = 1 << 20
-
-
-class Entries(NamedTuple):
-    """The shape, row and column of every entry, and the forms of `Compressed` by row and by column if needed."""
-
-    rows: int
-    cols: int
-    row: Tensor
-    col: Tensor
-    row_ptr: Tensor | None
-    row_moved: Tensor | None
-    row_other: Tensor | None
-    col_ptr: Tensor | None
-    col_moved: Tensor | None
-    col_other: Tensor | None
-
-    @classmethod
-    def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> "Entries":
-        rows, cols = pattern
-        forms = *(rows.parts if by_row else 3 * (None,)), *(cols.parts if by_col else 3 * (None,))
-        return cls(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
-
-    @property
-    def T(self) -> "Entries":
-        return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
 
 
 def _reference_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
@@ -63,17 +38,15 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
         return v.new_zeros(entries.rows, heads).index_add_(0, entries.row, messages).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
+    form = entries[4:7]  # by row
     if weight.size(1) == 1:
-        ptr, moved, other = _by_row(entries)
-        return _product(ptr, other, _in_order(weight[:, 0], moved), v.flatten(1)).view(-1, heads, channels)
+        return _product(form, weight, v.flatten(1)).view(-1, heads, channels)
     if _few(entries, heads):
-        ptr, place, other = _by_row_and_head(entries, heads)
-        out = _product(ptr, other, weight.flatten().index_select(0, place), v.reshape(-1, channels))
-        return out.view(-1, heads, channels)
-    ptr, moved, other = _by_row(entries)
+        form = _by_row_and_head(form, heads)
+        return _product(form, weight, v.reshape(-1, channels)).view(-1, heads, channels)
     out = v.new_empty(entries.rows, heads, channels)
     for head in range(heads):
-        out[:, head] = _product(ptr, other, _in_order(weight[:, head], moved), v[:, head])
+        out[:, head] = _product(form, weight[:, head], v[:, head])
     return out
 
 
@@ -83,11 +56,11 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     count = entries.row.numel()
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return _reference_inner(entries, a, b)
+    form = entries[4:7]  # by row
     if _few(entries, heads):
-        ptr, place, other = _by_row_and_head(entries, heads)
-        return _put(_inner(ptr, other, a.reshape(-1, channels), b.reshape(-1, channels)), place).view(count, heads)
-    ptr, moved, other = _by_row(entries)
-    return torch.stack([_put(_inner(ptr, other, a[:, h], b[:, h]), moved) for h in range(heads)], 1)
+        form = _by_row_and_head(form, heads)
+        return _inner(form, a.reshape(-1, channels), b.reshape(-1, channels)).view(count, heads)
+    return torch.stack([_inner(form, a[:, h], b[:, h]) for h in range(heads)], 1)
 
 
 def _few(entries: Entries, heads: int) -> bool:
@@ -95,13 +68,13 @@ def _few(entries: Entries, heads: int) -> bool:
     return heads > 1 and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
 
 
-def _by_row_and_head(entries: Entries, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _by_row_and_head(form: Parts, heads: int) -> Parts:
     """Return, for rows and columns that are pairs of node and head, bounds, places in [E, H] and columns; cached."""
-    ptr, moved, other = _by_row(entries)
+    ptr, moved, other = form
     return cached_by((ptr, other), heads, lambda: _with_heads(ptr, moved, other, heads))
 
 
-def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) -> Parts:
     head = torch.arange(heads, dtype=ptr.dtype, device=ptr.device)
     count, first, entry = ptr.diff(), ptr[:-1], torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
     row = torch.repeat_interleave(count)
@@ -115,30 +88,20 @@ def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) ->
     return torch.cat([starts.flatten(), ptr[-1:] * heads]), places, columns
 
 
-def _by_row(entries: Entries) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the compressed form by row, computed if it was not passed."""
-    if entries.row_ptr is None or entries.row_other is None:
-        return compress(entries.row, entries.col, entries.rows)
-    return entries.row_ptr, entries.row_moved, entries.row_other
-
-
-def _in_order(weight: Tensor, moved: Tensor | None) -> Tensor:
-    return weight.contiguous() if moved is None else weight.index_select(0, moved)
-
-
-def _put(values: Tensor, moved: Tensor | None) -> Tensor:
-    """Invert :func:`_in_order`."""
+def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:
+    """Return a_row·b_column of every entry, in the order of the entries."""
+    ptr, moved, columns = form
+    products = matrix(ptr, columns, a.new_zeros(columns.numel()), len(b))
+    torch.sparse.sampled_addmm(products, a, b.t(), out=products)
+    values = products.values()
     return values if moved is None else torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
-def _inner(ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    products = matrix(ptr, columns, a.new_zeros(columns.numel()), len(b))
-    torch.sparse.sampled_addmm(products, a, b.t(), out=products)
-    return products.values()
-
-
-def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
+def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
     """Return Σ_e w_e v_column(e) over the entries e of every row; weighted bags, which prefetch rows, are fastest."""
+    ptr, moved, columns = form
+    weight = weight.flatten()
+    weight = weight.contiguous() if moved is None else weight.index_select(0, moved)
     if v.dtype == torch.float32 and v.device.type == "cpu":
         v = v.detach()  # torch would number the bags for a gradient
         return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
@@ -194,7 +157,10 @@ def spmm(
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
     """
-    return _spmm(Entries.of(pattern, by_row=True, by_col=trained(v)), weight, v, backend=backend)
+    entries = pattern.entries
+    if entries.col_ptr is None and trained(v):
+        entries = pattern.both_ways()
+    return _spmm(entries, weight, v, backend=backend)
 
 
 def sddmm(
@@ -206,7 +172,10 @@ def sddmm(
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
         torch.Size([12, 1])
     """
-    return _sddmm(Entries.of(pattern, by_row=trained(a), by_col=trained(b)), a, b, backend=backend)
+    entries = pattern.entries
+    if entries.col_ptr is None and trained(b):
+        entries = pattern.both_ways()
+    return _sddmm(entries, a, b, backend=backend)
 
 
 def trained(x: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_counts, check_fits, check_kind, check_mask, check_state, describe, found_later
+from diffusion_mp.errors import check_counts, check_kind, check_mask, check_place, check_state, describe, found_later
 from diffusion_mp.graph.cache import cached_by, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.spmm import spmm
@@ -34,7 +34,7 @@ def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module)
             f"{name} must not require a gradient where it is sparse: only the weights that meet it are learned. "
             f"Pass {name}.detach(), or {name}.to_dense()."
         )
-    check_fits(x, module, name)
+    check_place(x, module, name, dtype=True)
 
 
 def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

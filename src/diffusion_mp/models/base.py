@@ -247,10 +247,13 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
         refuse_proxy(self, x)
         others |= {} if edge_attr is None else {"edge_attr": edge_attr}
-        inputs = {name: others.pop(name) for name in self.reads if name in others}
-        refuse_inputs(self, others)
-        check_edge_order(edge_index, inputs.get("edge_attr"))
-        check_flags(return_coupling=return_coupling)
+        inputs: dict[str, Any] = {}
+        if others:
+            inputs = {name: others.pop(name) for name in self.reads if name in others}
+            refuse_inputs(self, others)
+            check_edge_order(edge_index, inputs.get("edge_attr"))
+        if type(return_coupling) is not bool:
+            check_flags(return_coupling=return_coupling)
         self._check_features(x)
         graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []

@@ -24,16 +24,17 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 @operation(
     "linear_product", family="linear_product", reference=reference.linear_product, cpu=blocked.linear_product, dtype="v"
 )
-def _product(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
+def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
+    """The operation of :func:`linear_product`."""
     return empty_like(v)
 
 
-# It is trilinear, so its derivatives are itself with the arguments exchanged.
-_product.derivatives(
+# Its derivatives are itself with the arguments exchanged.
+trilinear.derivatives(
     {
-        "q": lambda grad, k, v, ptr, backend: _product(grad, v, k, ptr, backend=backend),
-        "k": lambda grad, q, v, ptr, backend: _product(v, grad, q, ptr, backend=backend),
-        "v": lambda grad, q, k, ptr, backend: _product(k, q, grad, ptr, backend=backend),
+        "q": lambda grad, k, v, ptr, backend: trilinear(grad, v, k, ptr, backend=backend),
+        "k": lambda grad, q, v, ptr, backend: trilinear(v, grad, q, ptr, backend=backend),
+        "v": lambda grad, q, k, ptr, backend: trilinear(k, q, grad, ptr, backend=backend),
     }
 )
 
@@ -55,7 +56,7 @@ def linear_product(
         >>> torch.allclose(linear_product(q, k, k), torch.einsum("ihf,jhf,jhd->ihd", q, k, k))
         True
     """
-    return _product(q, k, v, ptr, backend=backend)
+    return trilinear(q, k, v, ptr, backend=backend)
 
 
 class Grads(NamedTuple):
@@ -67,7 +68,8 @@ class Grads(NamedTuple):
 
 
 @declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
-def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
+def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
+    """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
     return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
 
 
@@ -90,7 +92,7 @@ def _second_derivatives(
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-_attention.derivatives({"q k v": _attention_backward})
+linear_rows.derivatives({"q k v": _attention_backward})
 _attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
@@ -117,7 +119,7 @@ def linear_attention(
     """
     if q.size(1) != v.size(1):
         q, k = q.expand(-1, v.size(1), -1), k.expand(-1, v.size(1), -1)
-    return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
+    return linear_rows(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 
 @declare("linear_pool", reference=reference.pool, cpu=blocked.pool, triton=on_gpu("pool"))

@@ -1,6 +1,7 @@
-"""The fast path on the CPU: a block of nodes at a time, small enough to stay in cache from its norms to its products.
+"""The fast path on the CPU: sums over a block of nodes at a time, or, for small graphs, all pairs.
 
-With K = Σ_j k̃_j v_jᵀ, κ = Σ_j k̃_j and σ = Σ_j v_j over the n nodes of a graph, and a = own n,
+A block stays in cache from its norms to its products. With K = Σ_j k̃_j v_jᵀ, κ = Σ_j k̃_j and σ = Σ_j v_j over the n
+nodes of a graph, and a = own n,
 
     d_i = q̃_i·κ + c n + a,  out_i = (Kᵀq̃_i + c σ + a v_i) / d_i.
 
@@ -11,6 +12,15 @@ Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ
 and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q̃_i = −(c σ + a v_i)·g_i − (c n + a) h_i, without another
 product of rows; ∂k_j likewise, with one. Products are written to the result itself where dtypes allow it, norms are
 applied to the other factor of a product, and all other memory is reused by every block.
+
+All pairs take n²(F + D) steps instead of 2 n F D, and fewer calls. With C = QKᵀ, α_i = 1/‖q_i‖ and β_j = 1/‖k_j‖ (or
+1), and A = diag(1/d) S, d the row sums of S,
+
+    S = own n I + c 11ᵀ + diag(α) C diag(β),   out = A v,
+    P = diag(α/d) (T − ((A∘T) 1) 1ᵀ) diag(β),   T = grad vᵀ,
+    ∂v = Aᵀ grad,   ∂q = P k − diag(α² (P∘C) 1) q,   ∂k = Pᵀ q − diag(β² (P∘C)ᵀ 1) k,
+
+the second terms only with norms. Padding sends nothing, c = β = 0, and receives no gradient, 1/d = 0.
 """
 
 from __future__ import annotations
@@ -20,8 +30,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.linear_attention import pairs
-from diffusion_mp.kernels.linear_attention.pairs import Vectors, reciprocal, store_tangential, vectors
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import Buffers, largest, stacks
@@ -32,7 +40,53 @@ BLOCK = 1 << 20
 # The least entries of a block, also where there are few nodes.
 SMALL = 1 << 18
 
+# Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
+LEAST, MOST = 1e-10, 1e10
+
 Block = slice | None  # some rows, or all
+
+
+class Vectors(NamedTuple):
+    """Vectors x; multiplied by ``scale`` they are x̃, unit vectors or unchanged."""
+
+    entries: Tensor  # [b, n, F]
+    scale: Tensor  # 1/‖x‖, [b, n, 1]; one, [1, 1, 1], where vectors are unchanged
+    size: Tensor | None = None  # what the entries were divided by before, [b, n, 1]; None is one
+
+
+def vectors(x: Tensor, unit: bool) -> Vectors:
+    """Return vectors and inverse norms; where squares would over- or underflow, divide by the largest entry first.
+
+    A vector whose entries are all below the smallest normal number becomes zero, divided by infinity.
+    """
+    if not unit:
+        return Vectors(x, x.new_ones(1, 1, 1))
+    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
+    shortest, longest = norm.aminmax() if x.numel() else (1.0, 1.0)
+    if float(shortest) > LEAST and float(longest) < MOST:  # nearly always, and nothing is copied
+        return Vectors(x, norm.reciprocal_())
+    size = x.abs().amax(2, keepdim=True)
+    size.masked_fill_(size < torch.finfo(size.dtype).tiny, torch.inf)
+    x = x / size
+    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
+    return Vectors(x, norm.masked_fill_(norm == 0, torch.inf).reciprocal_(), size)
+
+
+def _store_tangential(out: Tensor, gradient: Tensor, inner: Tensor | None, x: Vectors) -> None:
+    """Write ∂x from ∂x̃ / ‖x‖ and its inner product with x, which is ``None`` for unchanged vectors."""
+    if inner is None:
+        if out is not gradient:
+            out.copy_(gradient)
+        return
+    along = inner.mul_(x.scale).mul_(x.scale)
+    if x.size is not None:
+        gradient, along = gradient / x.size, along / x.size
+    torch.addcmul(gradient, along, x.entries, value=-1, out=out)
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """Return 1/x, and 0 where that overflows."""
+    return x.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0)
 
 
 class _Sums(NamedTuple):
@@ -58,8 +112,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     values, den = _empty_results(v)
     kept = None
     for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
-        if _by_pairs(ks.size(1), ks, vs):
-            pairs.forward(out, out_den, qs, ks, vs, terms, mask)
+        if _few(ks.size(1), ks, vs):
+            _by_pairs(out, out_den, qs, ks, vs, terms, mask)
             continue
         blockwise = _Blockwise(ks, vs, terms, mask)
         sums = blockwise.pool(ks, vs)
@@ -73,11 +127,11 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients, inputs = empty_like(q, k, v), [q, k, v, grad]
-    if not _by_pairs(largest(terms.ptr, k.size(0)), k, v):  # pairs recompute these
+    if not _few(largest(terms.ptr, k.size(0)), k, v):  # pairs recompute these
         inputs += [out.values, out.den.unsqueeze(2)]
     for mask, (dq, dk, dv), (qs, ks, vs, grads, *rows) in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
-        if _by_pairs(ks.size(1), ks, vs):
-            pairs.backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
+        if _few(ks.size(1), ks, vs):
+            _by_pairs_backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
             continue
         blockwise, (values, den) = _Blockwise(ks, vs, terms, mask), rows
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
@@ -134,13 +188,72 @@ def _no_sums(like: Tensor, heads: int, k: Tensor, v: Tensor) -> _Sums:
     return _Sums(*[like.new_zeros(heads, *shape) for shape in ((features, channels), (features, 1), (1, channels))])
 
 
-def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:
+def _few(size: int, k: Tensor, v: Tensor) -> bool:
     """Return whether all pairs cost at most twice the steps of the sums; pairs need fewer calls and write less."""
     return size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
 
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:
     return BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
+
+
+class _Scores(NamedTuple):
+    """Scores of receivers and senders before rows are normalised: C and S [b, n, n], and d [b, n, 1]."""
+
+    q: Vectors
+    k: Vectors
+    inner: Tensor
+    scores: Tensor
+    den: Tensor
+
+
+def _by_pairs(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
+    """Write the result and the denominators of all pairs; ``mask`` [b, n, 1] is one for nodes and zero for padding."""
+    q, k, v = (x.to(den.dtype) for x in (q, k, v))
+    rows = _scores(q, k, terms, mask)
+    den.copy_(rows.den)
+    _store_product(out, rows.scores.mul_(reciprocal(rows.den)), v)
+
+
+def _by_pairs_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
+) -> None:
+    grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))
+    rows = _scores(q, k, terms, mask)
+    inverse = reciprocal(rows.den) if mask is None else reciprocal(rows.den).mul_(mask)
+    attention = rows.scores.mul_(inverse)
+    _store_product(dv, attention.transpose(1, 2), grad)
+    by_scores = torch.bmm(grad, v.transpose(1, 2))
+    by_scores.sub_(attention.mul_(by_scores).sum(2, keepdim=True))
+    _times_senders(by_scores.mul_(inverse.mul_(rows.q.scale)), rows.k.scale, terms, mask)
+    turned = rows.inner.mul_(by_scores)
+    of_rows, of_cols = (by_scores, turned), (by_scores.transpose(1, 2), turned.transpose(1, 2))
+    for out, x, y, (p, p_turned) in ((dq, rows.q, rows.k, of_rows), (dk, rows.k, rows.q, of_cols)):
+        inner = p_turned.sum(2, keepdim=True) if terms.unit else None
+        _store_tangential(out, torch.bmm(p, y.entries), inner, x)
+
+
+def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
+    queries, keys = vectors(q, terms.unit), vectors(k, terms.unit)
+    inner = torch.bmm(queries.entries, keys.entries.transpose(1, 2))
+    scores = _times_senders(inner * queries.scale, keys.scale, terms, mask)
+    scores.add_(terms.constant if mask is None else terms.constant * mask.transpose(1, 2))
+    if terms.own:
+        scores.diagonal(dim1=1, dim2=2).add_(terms.own * (q.size(1) if mask is None else mask.sum(1)))
+    return _Scores(queries, keys, inner, scores, scores.sum(2, keepdim=True))
+
+
+def _times_senders(x: Tensor, scale: Tensor, terms: Terms, mask: Tensor | None) -> Tensor:
+    """Multiply columns in place by β, zero for padding."""
+    of_senders = scale if mask is None else scale * mask
+    return x if mask is None and not terms.unit else x.mul_(of_senders.transpose(1, 2))
+
+
+def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
+    if out.dtype == x.dtype:
+        torch.bmm(x, y, out=out)
+    else:
+        out.copy_(torch.bmm(x, y))
 
 
 class _Blockwise:
@@ -207,7 +320,7 @@ class _Blockwise:
             grads = self._times("grads", gradient, inverse)
             by_sums.append(_Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
-            self._store_tangential(dq, rows, by_queries, cosine, queries)
+            _store_tangential(_some(dq, rows), by_queries, cosine, queries)
         return _added(by_sums)
 
     def pool_backward(
@@ -220,7 +333,7 @@ class _Blockwise:
             values = self._times("values", self._load(v, rows), keys.scale)
             by_keys = self._product(values, turned, dk, rows).addcmul_(keys.scale, left)
             cosine = self._inner(by_keys, keys.entries) if self.terms.unit else None
-            self._store_tangential(dk, rows, by_keys, cosine, keys)
+            _store_tangential(_some(dk, rows), by_keys, cosine, keys)
             total = self._product(keys.entries, by_sums.outer, dv, rows)
             torch.addcmul(by_sums.right, total, keys.scale, out=_some(dv, rows))
             if self.terms.own and own is not None:
@@ -252,10 +365,6 @@ class _Blockwise:
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
         return self._times("inner", x, y).sum(2, keepdim=True)
-
-    def _store_tangential(self, out: Tensor, rows: Block, gradient: Tensor, cosine: Tensor | None, x: Vectors) -> None:
-        along = None if cosine is None else cosine.mul_(x.scale).mul_(x.scale)
-        store_tangential(_some(out, rows), gradient, along, x)
 
 
 def _some(x: Tensor, rows: Block) -> Tensor:

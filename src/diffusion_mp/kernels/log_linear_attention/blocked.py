@@ -18,7 +18,8 @@ nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).
 """
 
 from collections.abc import Iterator
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -46,22 +47,23 @@ class Bound(NamedTuple):
     rest: Tensor | None = None  # ρ, [B, 1, F]; None is zero
 
 
+@dataclass
 class Factor:
     """A or B of a block of nodes: x or w [B, n, K], times f or e [B, n, F]."""
 
-    def __init__(self, samples: Tensor, features: Tensor) -> None:
-        self.samples, self.features = samples, features
+    samples: Tensor
+    features: Tensor
 
     @cached_property
     def product(self) -> Tensor:
         return (self.samples.unsqueeze(3) * self.features.unsqueeze(2)).flatten(2)
 
 
+@dataclass
 class Summed:
     """U = Σ_j B_jsr v_j or W, [B, K F, D]."""
 
-    def __init__(self, total: Tensor) -> None:
-        self.total = total
+    total: Tensor
 
     def rows(self, by: Factor) -> Tensor:
         """Return Σ_sr A_isr U_sr for the rows i of A, [B, n, D]."""
@@ -74,11 +76,12 @@ class Summed:
         return products.sum(3), products.sum(2)
 
 
+@dataclass
 class Paired:
     """U or W as a product of two factors, with the interface of :class:`Summed`."""
 
-    def __init__(self, factor: Factor, y: Tensor) -> None:
-        self.factor, self.y = factor, y
+    factor: Factor
+    y: Tensor
 
     @cached_property
     def total(self) -> Tensor:
@@ -212,7 +215,9 @@ def _graphs(
 def _blocks(log_features: Tensor, bound: Bound) -> list[slice]:
     graphs, nodes, features = log_features.shape
     height = max(1, BLOCK // (graphs * bound.samples.size(2) * features))
-    return [slice(first, min(first + height, nodes)) for first in range(0, nodes, height)] or [slice(0, 0)]
+    if nodes <= height:
+        return [slice(0, nodes)]
+    return [slice(first, first + height) for first in range(0, nodes, height)]
 
 
 def _bounds(senders: Senders) -> list[Bound]:
@@ -266,11 +271,9 @@ def _outer(x: Factor, y: Tensor, nodes: int) -> Summed | Paired:
     return Paired(x, y) if few else Summed(torch.bmm(x.product.transpose(1, 2), y))
 
 
-def _added(parts: list[Sums]) -> Sums:
-    total, *others = parts
-    for more in others:
-        total.values.total.add_(more.values.total)
-        total.counts.add_(more.counts)
+def _add(total: Sums, more: Sums) -> Sums:
+    total.values.total.add_(more.values.total)
+    total.counts.add_(more.counts)
     return total
 
 
@@ -287,7 +290,7 @@ def _pool(senders: Senders, bound: Bound) -> Sums:
         factor, v = _sending(senders, b, bound), senders.v[:, b]
         counts = torch.bmm(factor.samples.transpose(1, 2), factor.features)
         parts.append(Sums(_outer(factor, v, senders.v.size(1)), counts))
-    return _added(parts)
+    return reduce(_add, parts)
 
 
 def _read(out: LogLinearRows, receivers: Receivers, sums: Sums, bound: Bound) -> None:
@@ -317,7 +320,7 @@ def _read_backward(
             by_counts = torch.bmm(through.transpose(1, 2), factor.features)
         parts.append(Sums(_outer(factor, g, receivers.log_q.size(1)), by_counts))
         _write(by_log_q, b, by_features, bound)
-    return _added(parts)
+    return reduce(_add, parts)
 
 
 def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: Bound) -> None:
