@@ -182,7 +182,7 @@ def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, Certif
                 block = CertifiedBlock(CHANNELS, terms, 3, constraint=constraint, radius=1.5).to(dtype)
                 with torch.no_grad():
                     for parameter in block.parameters():
-                        parameter.mul_(10 ** float(torch.empty(()).uniform_(-1.5, 1.5)))
+                        parameter.mul_(10 ** float(torch.empty(()).uniform_(-1, 1)))
                         parameter.add_(float(torch.empty(()).uniform_(-3, 3)) if parameter.dim() == 0 else 0)
                 found.append((f"{with_graph}, {with_attention}, {activation}", block))
     return found

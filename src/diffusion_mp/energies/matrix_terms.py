@@ -147,7 +147,7 @@ class AttentionTerm(SharedTerm):
             edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
             source, target = edges.edges
             logits = -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
-            weight = edge_softmax(edges.pattern.by_row, logits, prior)
+            weight = edge_softmax(edges.csr, logits, prior)
             index = target.unsqueeze(1).expand_as(logits)
             top = logits.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, index, logits.detach(), "amax")
             sums = torch.zeros_like(top).index_add(0, target, prior * (logits - top[target]).exp())

@@ -124,7 +124,8 @@ class ScaledTerm(SharedTerm):
     """
 
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
-        check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+        if not isinstance(term, EnergyTerm):
+            check_kind(term, "term", EnergyTerm, "an EnergyTerm")
         if not callable(weight) and not isinstance(weight, Tensor):
             check_positive(weight, "weight", allow_zero=True)
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
@@ -138,7 +139,7 @@ class ScaledTerm(SharedTerm):
         return self.weight * self.term.value(z, graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        weight = self.weight
+        weight = self.factor() if callable(self.factor) else self.factor
         half, damping, slack, share = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping, weight * slack, weight * share)
 
@@ -163,7 +164,8 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        check_tensor(source, "source", "[num_nodes, channels] or [num_nodes, heads, channels]")
+        if not (isinstance(source, Tensor) and source.is_floating_point()):
+            check_tensor(source, "source", "[num_nodes, channels] or [num_nodes, heads, channels]")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
         self.metric = metric if metric is None or metric.dim() == 2 else metric.unsqueeze(1)
 
@@ -197,7 +199,8 @@ class CouplingTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
-        check_kind(coupling, "coupling", Coupling, "a Coupling")
+        if not isinstance(coupling, Coupling):
+            check_kind(coupling, "coupling", Coupling, "a Coupling")
         self.coupling, self.centre = coupling, centre
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:

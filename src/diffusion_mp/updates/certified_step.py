@@ -95,10 +95,10 @@ class CertifiedStep(StateUpdate):
         ptr = ptr if graph is None else graph.segments
         wide, convex = x.to(torch.promote_types(x.dtype, torch.float32)), self.constraint.convex
         parts = [term.majorant(wide, cast("Graph", graph), convex) for term in terms]
-        rough, total, slack, cost = (reduce(add, columns) for columns in zip(*parts, strict=True))
+        rough, total, slack, cost = [reduce(add, columns) for columns in zip(*parts, strict=True)]
         shrink = -reciprocal(total)
         if _resolved(wide, total, cost, ptr):
-            return self.constraint.project(torch.addcmul(wide, rough, shrink), wide).to(x.dtype)
+            return self.constraint.project(wide + rough * shrink, wide).to(x.dtype)
         move = rough * shrink
         best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
