@@ -1,12 +1,8 @@
 """Steps along a sequence of any size: exact in the cosine basis, against expm, banded solves and the general path."""
 
-import math
-
 import pytest
 import torch
 from dense_updates import DOUBLE, dense_update, random, source_for
-from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.couplings import Coupling, NeumannCoupling, SparseCoupling
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
@@ -75,22 +71,6 @@ def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dty
     assert ExplicitEuler(1.0)(x, coupling).norm() > 100 * x.norm()
 
 
-@pytest.mark.parametrize("update", UPDATES, ids=repr)
-@pytest.mark.parametrize("lengths", [[5], [2, 4]], ids=str)
-@pytest.mark.usefixtures("no_typecheck")
-def test_steps_differentiate_twice_in_state_and_alpha(update: StateUpdate, lengths: list[int]) -> None:
-    """The iterations are once differentiable; an exact step is as smooth as its formula."""
-    ptr = torch.tensor([0, *lengths]).cumsum(0)
-
-    def step(x: Tensor, alpha: Tensor) -> Tensor:
-        coupling = NeumannCoupling(len(x), alpha, (1, 2), "symmetric", ptr, nonnegative=True)
-        return update(x, coupling, source=source_for(update, x))
-
-    x, alpha = random(int(ptr[-1]), 2, 2).requires_grad_(), (random(2, 2).abs() + 0.1).requires_grad_()
-    assert gradcheck(step, (x, alpha))
-    assert gradgradcheck(step, (x, alpha), fast_mode=True)
-
-
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 100.0])
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 def test_one_head_of_alpha_serves_all(update: StateUpdate, alpha: float) -> None:
@@ -118,12 +98,10 @@ def test_nan_stays_in_its_sequence() -> None:
     ptr = torch.tensor([0, 4, 8, 11])
     coupling = NeumannCoupling(11, torch.full((1, 1), 0.4, dtype=DOUBLE), ptr=ptr, nonnegative=True)
     x = random(11, 1, 2)
-    x[5] = math.nan
+    x[5] = torch.nan
     for update in UPDATES:
         got = update(x, coupling, source=source_for(update, x))
-        assert got[:4].isfinite().all(), update
-        assert got[8:].isfinite().all(), update
-        assert got[5].isnan().all(), update
+        assert got.isfinite().all(2).any(1).tolist() == 4 * [True] + 4 * [False] + 3 * [True], update
 
 
 def test_what_is_not_known_to_be_definite_is_left_to_the_iteration() -> None:
