@@ -5,8 +5,6 @@ import sys
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from .search import search
 from .table import STRATEGIES
 
@@ -21,11 +19,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="a file for the kinds (default: printed)")
     options = parser.parse_args()
     began = time.monotonic()
-    with tqdm(total=options.calls, unit="call", disable=None) as bar:
-        result = search(
-            options.seed, options.calls, options.name, options.jobs, options.timeout,
-            lambda verdict: bar.update() and None,
-        )  # fmt: skip
+    result = search(options.seed, options.calls, options.name, options.jobs, options.timeout, sys.stderr.isatty())
     if options.report is None:
         print(result.as_markdown())
     else:
