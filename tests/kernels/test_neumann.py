@@ -5,13 +5,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-import scipy.fft
 import torch
 from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.kernels.neumann import _inner, neighbours, neumann_function, neumann_product, stencil
+from diffusion_mp.kernels.neumann import _inner, neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.stencil import Stencil, stencils
 
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
@@ -136,18 +135,6 @@ def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
         assert (got - laplacian).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
-def test_transforms_are_orthonormal(n: int, generator: torch.Generator) -> None:
-    v = torch.randn(2, 3, n, 2, generator=generator, dtype=DOUBLE)
-    expected = torch.from_numpy(scipy.fft.dct(v.numpy(), type=2, norm="ortho", axis=2))
-    torch.testing.assert_close(stencil.dct(v), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(stencil.inverse_dct(stencil.dct(v)), v, rtol=1e-12, atol=1e-12)
-    identity = torch.eye(n, dtype=DOUBLE)[None, None]
-    basis = stencil.hartley(identity)[0, 0]
-    torch.testing.assert_close(basis @ basis, identity[0, 0], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(basis, basis.T, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize(
@@ -176,17 +163,6 @@ def test_functions_differentiate_twice_in_values_and_weights(
     smooth = partial(neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic)
     assert gradcheck(smooth, (v, alpha.requires_grad_()))
     assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
-
-
-@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "periodic"])
-def test_a_product_adds_the_neighbours(
-    generator: torch.Generator, boundary: str, batch: tuple[Tensor | None, int]
-) -> None:
-    ptr, n = batch
-    v, alpha = randn(n, 1, 2, generator=generator), torch.ones(2, 1, dtype=torch.float64)
-    sides = neighbours(n, (1, 3), boundary, ptr, torch.device("cpu"))
-    expected = sum((v[side].sum(0) for side in sides), torch.zeros_like(v))
-    assert_close(neumann_product(v, alpha, (1, 3), boundary, ptr), expected, "product", DOUBLE)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)

@@ -204,13 +204,18 @@ def inputs(n: int, generator: torch.Generator, *, friction: int = 4, dtype: torc
     return [t.detach().to(dtype).requires_grad_() for t in (*features, lam, leak, randn(n, 2, 3, generator=generator))]
 
 
-@pytest.mark.parametrize("friction", [0, 4])
-@pytest.mark.parametrize("tile", [4096, 1 << 18])
-def test_the_fast_path_equals_the_sort(batch, tile, friction, generator, monkeypatch) -> None:
+@pytest.mark.parametrize(("backend", "tile", "friction"), [
+    *(("cpu", tile, friction) for tile in (4096, 1 << 18) for friction in (0, 4)), ("reference", 4096, 4)
+])  # fmt: skip
+def test_every_path_equals_the_sort(batch, backend, tile, friction, generator, monkeypatch) -> None:
     monkeypatch.setattr(tiled, "TILE", tile)
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
-    assert_same(partial(everything, ptr=ptr), partial(everything_by_sort, ptr=ptr), arguments, generator)
+    run = partial(everything, ptr=ptr, backend=backend)
+    assert_same(run, partial(everything_by_sort, ptr=ptr), arguments, generator)
+    fast, plain = (sparse_flow_potentials(*arguments[:6], ptr, backend=name) for name in (backend, "reference"))
+    for name, got, expected in zip(fast._fields, fast, plain, strict=True):
+        torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name)
 
 
 def test_the_support_are_the_pairs_that_flow_in_some_head(batch, generator) -> None:
@@ -220,21 +225,6 @@ def test_the_support_are_the_pairs_that_flow_in_some_head(batch, generator) -> N
     flow, _ = dense(q, k, fq, fk, 3 * lam, leak, ptr)
     target, source = (flow > 0).any(0).nonzero().unbind(1)
     assert torch.equal(support(Features(q, k, fq, fk), rows.terms, ptr), torch.stack([source, target]))
-
-
-def test_the_reference_backend_equals_the_fast_path(batch, generator) -> None:
-    ptr, n = batch
-    arguments = inputs(n, generator)
-    assert_same(partial(everything, ptr=ptr), partial(everything, ptr=ptr, backend="reference"), arguments, generator)
-    fast, plain = (sparse_flow_potentials(*arguments[:6], ptr, backend=backend) for backend in ("cpu", "reference"))
-    for name, got, expected in zip(fast._fields, fast, plain, strict=True):
-        torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_gradients_of_every_input_agree_with_finite_differences(ragged, generator) -> None:
-    ptr = torch.tensor([0, 2, 2, 3, 5]) if ragged else None
-    assert torch.autograd.gradcheck(partial(everything, ptr=ptr), inputs(5, generator))
 
 
 def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:

@@ -72,17 +72,6 @@ def test_nodes_without_senders_have_zero_rows() -> None:
     assert none.flow.shape == (0, 2)
 
 
-@pytest.mark.parametrize("score", [-200.0, 200.0])
-def test_a_row_that_the_leak_empties_is_zero_at_any_score(score: float) -> None:
-    """A friction above the potential α that the leak allows: nothing flows, μ = α, and gradients are finite."""
-    s, u = (torch.full((1, 1), score, requires_grad=True) for _ in range(2))
-    one = torch.ones(1, 1)
-    flow, potential = sparse_flow_edges(s, u, one, 2 * one, 1.5 * one, torch.tensor([0]))
-    assert flow.item() == 0
-    assert potential.item() == pytest.approx(1 / 1.5)
-    assert all(grad.isfinite().all() for grad in torch.autograd.grad(flow.sum() + potential.sum(), (s, u)))
-
-
 def test_derivatives_of_first_and_second_order() -> None:
     arguments = [t.requires_grad_() for t in inputs()]
     arguments[2] = (arguments[2].detach() + 0.5).requires_grad_()  # a finite difference must not cross weight zero
