@@ -71,19 +71,11 @@ def kkt_residual(z: Tensor, mu: Tensor, r: Tensor, theta: Tensor, alpha: float) 
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 256, 4096])
 def test_the_optimality_conditions_hold(n: int, method: str) -> None:
     for alpha in ALPHAS:
-        for lam in LAMBDAS:
+        for lam in (0.0, *LAMBDAS):  # without friction and leak it is softmax
             s, u = scores(4, n, seed=n)
             z, mu = by(method, s, u, lam / n, alpha)
             log_c, theta = problem(s, u, lam / n)
             assert kkt_residual(z, mu, (-log_c).exp(), theta, alpha) <= 1e-12, (alpha, lam)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("n", [1, 5, 300])
-def test_without_friction_it_is_softmax(n: int, method: str) -> None:
-    s, u = scores(3, n)
-    z, _ = by(method, s, u, 0.0, math.inf)
-    torch.testing.assert_close(z, s.softmax(-1), rtol=0, atol=1e-12)
 
 
 def test_rows_with_one_partner_and_with_none() -> None:
@@ -249,12 +241,3 @@ def test_rows_differentiate_twice_on_the_support() -> None:
     alpha = torch.tensor(0.4, dtype=DOUBLE, requires_grad=True)
     assert torch.autograd.gradcheck(solve_rows, (log_c, theta, alpha))
     assert torch.autograd.gradgradcheck(solve_rows, (log_c, theta, alpha))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision_inputs(dtype, generator) -> None:
-    """Against the double path on the very same rounded inputs; the result has the dtype of the values."""
-    low = inputs(50, generator, dtype=dtype)
-    got = everything(*low, ptr=None)
-    expected = everything(*(t.double() for t in low), ptr=None)
-    torch.testing.assert_close(got.double(), expected, **tolerance("product", dtype)._asdict())
