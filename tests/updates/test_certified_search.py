@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffusion_mp import MixturePenalty
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, Sphere, get_constraint, get_penalty
 from diffusion_mp.graph import Graph
@@ -281,3 +282,35 @@ def test_the_energy_of_the_search_is_the_joint_energy(penalty: str, constraint: 
         joint = JointEnergy(named(penalty), lam, graph_term=edges, **given)
         lowest = lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
         torch.testing.assert_close(energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11)
+
+
+def mixture(seed: int) -> MixturePenalty:
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.rand(2, 1 + seed % 4, generator=generator, dtype=torch.float64) - 0.5
+    widths, weights = (10 ** (exponents * torch.tensor([[4.0], [6.0]]))).tolist()
+    return MixturePenalty(widths, weights).double().requires_grad_(False)
+
+
+@pytest.mark.parametrize(("mixtures", "starts", "iterations"), [
+    (4, 9, 4), pytest.param(30, 24, 30, marks=pytest.mark.slow)
+])  # fmt: skip
+def test_no_mixture_makes_the_energy_rise(mixtures: int, starts: int, iterations: int) -> None:
+    for seed in range(mixtures):
+        for k, name in enumerate(CONSTRAINTS):
+            graph = (seed + k) % 2 > 0
+            attack = partial(certified, penalty=mixture(seed), constraint=get_constraint(name), graph=graph)
+            assert climb(Problems(starts, 10 * seed + k, range(2, 8, 2)), attack, iterations).max() <= 1e-12
+
+
+class NotMonotone(MixturePenalty):
+    """A mixture with a negative weight, which is not concave."""
+
+    @property
+    def weights(self) -> Tensor:
+        return super().weights * torch.tensor([1.0, -0.99], dtype=torch.float64)
+
+
+def test_a_negative_weight_would_be_found() -> None:
+    penalty = NotMonotone([1.0, 0.4], [1.0, 1.0]).double().requires_grad_(False)
+    attack = partial(certified, penalty=penalty, constraint=get_constraint(None), graph=False)
+    assert climb(Problems(12, 0, range(2, 8, 2)), attack, 40).max() > 1e-3
