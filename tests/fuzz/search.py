@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from .pool import Worker, judge_all
+from .pool import Worker
 from .program import PRELUDE, Program, Wrong, plain_program, put_wrong
 from .table import STRATEGIES, drawn
 
@@ -56,18 +57,14 @@ class Result:
         return "\n".join(parts)
 
 
-def search(
-    seed: int, calls: int, name: str | None = None, jobs: int = 1, timeout: float = 10.0, progress: bool = False
-) -> Result:
+def search(seed: int, calls: int, name: str | None = None, timeout: float = 10.0, progress: bool = False) -> Result:
     """Judge the first ``calls`` programs of a seed."""
     verdicts: Counter[str] = Counter()
     kinds: dict[Kind, Found] = {}
     known: dict[tuple[Any, ...], Kind] = {}
-    worker = Worker(timeout)
-    try:
-        for verdict in tqdm(
-            judge_all(seed, calls, name, jobs, timeout), total=calls, unit="call", disable=not progress
-        ):
+    with closing(Worker(timeout)) as judging, closing(Worker(timeout)) as worker:
+        judged = judging.judge_drawn(seed, 0, calls, name)
+        for verdict in tqdm(judged, total=calls, unit="call", disable=not progress):
             verdicts[verdict["verdict"]] += 1
             if verdict["verdict"] != "bad":
                 continue
@@ -81,8 +78,6 @@ def search(
                 kept.count += kept is not found
             else:
                 kinds[known[rough]].count += 1
-    finally:
-        worker.close()
     return Result(verdicts, sorted(kinds.values(), key=lambda found: (-found.count, found.kind)))
 
 
