@@ -101,7 +101,6 @@ def _innermost(error: BaseException) -> TracebackType | None:
 
 
 def _raised_by_us(error: Exception) -> bool:
-    """Whether a ``raise`` in the library's own source raised it."""
     frame = _innermost(error)
     if frame is None or not frame.tb_frame.f_code.co_filename.startswith(OWN):
         return False
@@ -132,7 +131,6 @@ def is_finite(value: Any) -> bool:
 
 
 def _memory() -> int:
-    """The most memory that this process ever held, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 

@@ -29,7 +29,6 @@ class Worker:
         self._errors = Path(self._folder.name) / "errors"
 
     def judge(self, program: dict[str, Any]) -> dict[str, Any]:
-        """The verdict on one program (`Program.as_request`)."""
         self._send({"program": program})
         return self._verdict()
 
@@ -75,7 +74,6 @@ class Worker:
         self._welcome()
 
     def _welcome(self) -> None:
-        """Wait for the child that serves next."""
         answer = self._answer(STARTUP)
         if answer is None or answer["verdict"] != "ready":
             words = self._errors.read_bytes()[-800:].decode(errors="replace")

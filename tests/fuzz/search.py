@@ -48,7 +48,6 @@ class Result:
         return f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
 
     def as_markdown(self) -> str:
-        """Everything, the most frequent kind first."""
         parts = [f"{self.summary()}\n"]
         for found in self.kinds:
             name, argument, what, where = found.kind
@@ -58,7 +57,6 @@ class Result:
 
 
 def search(seed: int, calls: int, name: str | None = None, timeout: float = 10.0, progress: bool = False) -> Result:
-    """Judge the first ``calls`` programs of a seed."""
     verdicts: Counter[str] = Counter()
     kinds: dict[Kind, Found] = {}
     known: dict[tuple[Any, ...], Kind] = {}

@@ -9,18 +9,9 @@ from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
 import diffusion_mp as mp
-from diffusion_mp import (
-    couplings,
-    data,
-    diagnostics,
-    diffusivities,
-    distributed,
-    energies,
-    layers,
-    models,
-    testing,
-    updates,
-)  # fmt: skip
+from diffusion_mp import couplings, data, diagnostics, diffusivities, distributed, energies, layers
+
+from diffusion_mp import models, testing, updates  # isort: skip
 from diffusion_mp_experiments import graphs, sequences, train
 
 from .arguments import *

@@ -185,7 +185,6 @@ NOT_A_NUMBER_OF = bad("gives a string?: lambda x: 'x' | gives nothing?: lambda x
 
 
 def _refusing(arg: Arg, *which: str) -> Arg:
-    """The argument where these have to be refused."""
     return replace(arg, wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong])
 
 

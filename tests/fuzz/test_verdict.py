@@ -103,7 +103,6 @@ def test_a_bad_program_becomes_short(worker: Worker) -> None:
 
 @pytest.mark.exhaustive
 def test_the_search_groups_by_kind_and_prints_what_can_be_run(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault put into what is drawn is found again and again, as one kind, with a program that shows it."""
     name = "MLPConv"
     bad = {"verdict": "bad", "kind": "ValueError", "text": "", "where": "errors.py:check_counts", "step": 0}
 

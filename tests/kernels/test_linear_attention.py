@@ -18,9 +18,7 @@ def drawn(*shapes: tuple[int, ...], generator: torch.Generator, dtype: torch.dty
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def compare(
-    inputs: list[Tensor], generator: torch.Generator, dtype: torch.dtype = torch.float64, **options: Any
-) -> None:
+def compare(inputs, generator, dtype=torch.float64, **options: Any):
     assert_equals_reference(partial(linear_attention, **options), inputs, generator, dtype, backend="cpu")
 
 

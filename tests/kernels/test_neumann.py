@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -64,10 +63,7 @@ def test_the_reference_is_the_definition(boundary: str, batch: tuple[Tensor | No
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_products_equal_their_reference_and_the_matrices(
-    batch: tuple[Tensor | None, int], boundary: str, strides: Any, transpose: bool, generator: torch.Generator
-) -> None:
-    """Values and the gradients of values and weights."""
+def test_products_equal_their_reference_and_the_matrices(batch, boundary, strides, transpose, generator):
     ptr, n = batch
     v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator)
     matrices, weight = (
@@ -88,9 +84,7 @@ def test_products_equal_their_reference_and_the_matrices(
 @pytest.mark.parametrize("boundary", ["symmetric", "replicate", "causal"])
 @pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_products_differentiate_twice(
-    boundary: str, lengths: list[int], transpose: bool, generator: torch.Generator
-) -> None:
+def test_products_differentiate_twice(boundary, lengths, transpose, generator):
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     n, strides = int(ptr[-1]), (1, 3)
     v, alpha = randn(n, 2, 2, generator=generator), randn(2, 2, generator=generator)
@@ -140,9 +134,7 @@ def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
 @pytest.mark.parametrize(
     "function", [lambda x: torch.exp(-x), lambda x: 1 / (1 + x), torch.sin], ids=["exp", "inverse", "sin"]
 )
-def test_functions_of_the_laplacian_equal_those_of_its_matrix(
-    batch: tuple[Tensor | None, int], periodic: bool, strides: tuple[int, ...], function, generator: torch.Generator
-) -> None:
+def test_functions_of_the_laplacian_equal_those_of_its_matrix(batch, periodic, strides, function, generator):
     ptr, n = batch
     v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator).detach().abs()
     matrices = stencils(n, strides, "periodic" if periodic else "symmetric", ptr, v.detach())
@@ -155,9 +147,7 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
 @pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
-def test_functions_differentiate_twice_in_values_and_weights(
-    periodic: bool, lengths: list[int], generator: torch.Generator
-) -> None:
+def test_functions_differentiate_twice_in_values_and_weights(periodic, lengths, generator):
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     v, alpha = randn(int(ptr[-1]), 2, 2, generator=generator), torch.rand(2, 2, generator=generator, dtype=DOUBLE)
     smooth = partial(neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic)

@@ -55,11 +55,8 @@ def test_the_seed_decides_and_nothing_is_dropped_without_training_or_rate():
     x = torch.randn(4, 3)
     assert dropout(x, 0.5, training=False) is x
     assert dropout(x, 0.0) is x
-
-
-@pytest.mark.parametrize("shape", [(0,), (1,), (3, 0), (2, 3, 5)])
-def test_any_shape(shape):
-    assert dropout(torch.ones(shape), 0.5).shape == shape
+    for shape in ((0,), (1,), (3, 0), (2, 3, 5)):
+        assert dropout(torch.ones(shape), 0.5).shape == shape
 
 
 @pytest.mark.parametrize("rate", [1e-7, 1 - 1e-7])
@@ -106,7 +103,6 @@ def test_the_distribution() -> None:
 
 
 def test_every_step_is_taken_once() -> None:
-    """Every step is handed out exactly once, whatever the threads."""
     state = STATE.clone()
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda _: take_step(state).tolist(), range(400)))

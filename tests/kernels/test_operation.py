@@ -9,17 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.operation import (
-    VARIABLE,
-    Implementation,
-    Narrow,
-    Wide,
-    choose,
-    empty_like,
-    once_differentiable,
-    operation,
-    requested,
-)
+from diffusion_mp.kernels.operation import VARIABLE, Implementation, Narrow, Wide, choose, empty_like
+
+from diffusion_mp.kernels.operation import once_differentiable, operation, requested  # isort: skip
 
 
 def plain(x: Tensor, transpose: bool) -> Tensor:

@@ -26,9 +26,7 @@ def randn(*shape: int, generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator).to(DEVICE)
 
 
-def flow_inputs(
-    n: int, heads: int, features: int, friction: int, channels: int, generator: torch.Generator
-) -> list[Tensor]:
+def flow_inputs(n, heads, features, friction, channels, generator):
     """q, k, q̃, k̃, λ, 1/α and v, with scores of unit variance or less."""
     widths = (features, features, friction, friction)
     scores = [randn(n, heads, width, generator=generator) / max(1, width) ** 0.25 for width in widths]
@@ -91,7 +89,6 @@ def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_pooling_and_reading(options: dict[str, Any], generator: torch.Generator) -> None:
-    """From two parts of the senders: values and all gradients."""
 
     def halves(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
         parts = zip(k.split(40), v.split(40), strict=True)
@@ -116,7 +113,6 @@ def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
 
 
 def test_zero_rows_and_zero_vectors(generator: torch.Generator) -> None:
-    """Rows whose sum is zero are zero, a zero vector stays zero; so are the gradients."""
     q, k, v = (randn(4, 1, 3, generator=generator) for _ in range(3))
     sparse = q * torch.tensor([1.0, 0, 1, 0], device=DEVICE)[:, None, None]
     for unit in (False, True):
@@ -170,9 +166,7 @@ FLOWS: dict[str, tuple[int | list[int], int, int, int, int]] = {
 
 
 @pytest.mark.parametrize(("sizes", "heads", "features", "friction", "channels"), FLOWS.values(), ids=FLOWS)
-def test_sparse_flow(
-    sizes: Any, heads: int, features: int, friction: int, channels: int, generator: torch.Generator
-) -> None:
+def test_sparse_flow(sizes, heads, features, friction, channels, generator):
     ptr, n = kernel_cases.boundaries(sizes)
     inputs = flow_inputs(n, heads, features, friction, channels, generator)
     assert_equals_reference(partial(everything, ptr=ptr), inputs, generator)
@@ -205,10 +199,7 @@ SEQUENCES: dict[str, tuple[int | list[int], int, int, tuple[int, ...]]] = {
 @pytest.mark.parametrize("boundary", ["symmetric", "replicate", "drop", "periodic", "causal"])
 @pytest.mark.parametrize(("sizes", "heads", "channels", "strides"), SEQUENCES.values(), ids=SEQUENCES)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_stencils(
-    sizes: Any, heads: int, channels: int, strides: Any, boundary: str, transpose: bool, generator: torch.Generator
-) -> None:
-    """Values and the gradients of values and weights."""
+def test_stencils(sizes, heads, channels, strides, boundary, transpose, generator):
     ptr, n = kernel_cases.boundaries(sizes)
     inputs = [randn(n, heads, channels, generator=generator), randn(len(strides), heads, generator=generator)]
     run = partial(neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose)

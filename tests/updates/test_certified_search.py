@@ -303,8 +303,6 @@ def test_no_mixture_makes_the_energy_rise(mixtures: int, starts: int, iterations
 
 
 class NotMonotone(MixturePenalty):
-    """A mixture with a negative weight, which is not concave."""
-
     @property
     def weights(self) -> Tensor:
         return super().weights * torch.tensor([1.0, -0.99], dtype=torch.float64)

@@ -71,14 +71,10 @@ def test_a_weight_and_a_source_come_together() -> None:
 @pytest.mark.parametrize("update", [ExplicitEuler(0.1, beta=1.0), Equilibrium(leak=0.1)], ids=repr)
 @pytest.mark.parametrize(("change", "error", "sentence"), [
     ({"x": torch.zeros(12)}, ValueError, "x must have three dimensions"),
-    ({"x": torch.zeros(12, 2, 3, dtype=torch.long)}, TypeError, "x must be floating point"),
     ({"x": torch.zeros(11, 2, 3)}, ValueError, "x must have 12 rows"),
-    ({"x": None}, TypeError, "x must be a tensor"),
     ({"values": torch.zeros(12, 2, 4)}, ValueError, r"values must match the state x of shape \[12, 2, 3\]"),
     ({"values": torch.zeros(12, 3, 3)}, ValueError, r"values must match .*got shape \[12, 3, 3\]"),
     ({"source": torch.zeros(12, 2, 4)}, ValueError, "source must match the state"),
-    ({"source": torch.zeros(10, 2, 3)}, ValueError, "source must have 12 rows"),
-    ({"source": torch.zeros(12, 2)}, ValueError, "source must have three dimensions"),
 ])  # fmt: skip
 def test_shapes(update: StateUpdate, change: dict[str, object], error: type[Exception], sentence: str) -> None:
     problem = path_problem()
