@@ -137,9 +137,6 @@ class Draw:
         """True with that probability; the plainest is False."""
         return self.rng is not None and self.rng.random() < chance
 
-    def number(self, bound: int) -> int:
-        return 0 if self.rng is None else self.rng.randrange(bound)
-
     def call(self, result: str, target: str, /, *, finite: bool = True, **args: Arg) -> None:
         self.calls.append(Call(result, target, args, finite))
 
@@ -163,7 +160,7 @@ class Draw:
         edges = []
         for k in range(self.pick([3, 6, 12, 1, 0])):
             start, size = starts[k % len(starts)] if self.rng is None else self.pick(starts)
-            source, target = (k, k + 1) if self.rng is None else (self.number(size), self.number(size))
+            source, target = (k, k + 1) if self.rng is None else (self.rng.randrange(size), self.rng.randrange(size))
             edges.append((start + source % size, start + target % size))
         return edges
 

@@ -150,15 +150,12 @@ def sequence_dataset(d: Draw) -> None:
 
 
 def sbm(d: Draw) -> None:
-    given = {
-        "root": written("sbm").without("empty"),
-        "name": Arg("'PATTERN'", choice(d, "PATTERN").wrong),
-        "num_graphs": Arg("1", count(d).without("None").wrong),
-        "seed": never([w for w in seed(d).wrong if w.valid is False]),
-        "pattern_sizes": never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')")),
-        "log": Arg("False"),
-    }
-    construct(d, "tasks", "graphs.SBMDataset", **given)
+    sizes = never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')"))
+    construct(
+        d, "tasks", "graphs.SBMDataset", root=written("sbm").without("empty"), pattern_sizes=sizes, log=Arg("False"),
+        name=Arg("'PATTERN'", choice(d, "PATTERN").wrong), num_graphs=Arg("1", count(d).without("None").wrong),
+        seed=never([w for w in seed(d).wrong if w.valid is False]),
+    )  # fmt: skip
     d.call("out", "[tasks[0].x, tasks[0].y]")
 
 
@@ -363,15 +360,12 @@ def sharded_graph(d: Draw) -> None:
         f"not from zero: [1, {n}] | a fraction: [0.5, {n}]",
     )
     d.call("ranks", ONE_RANK)
+    listed = replace(given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what])
     d.call(
-        "graph",
-        "distributed.ShardedGraph({args})",
-        edge_index=replace(given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what]),
-        num_nodes=fixed(n, *count(d, zero=True).wrong),
-        edge_weight=given["edge_weight"],
-        bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
+        "graph", "distributed.ShardedGraph({args})", edge_index=listed, edge_weight=given["edge_weight"],
+        num_nodes=fixed(n, *count(d, zero=True).wrong), bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
         device=replace(device(d).without("a list"), optional=True),
-    )
+    )  # fmt: skip
     d.call("out", "[graph.degree(), graph.rows, graph.total(torch.ones(2))]")
 
 

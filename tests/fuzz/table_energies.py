@@ -309,17 +309,15 @@ def _inert(wrong: list[Wrong]) -> list[Wrong]:
 def problem(name: str) -> Strategy:
     def strategy(d: Draw) -> None:
         construct(d, "problem", f"testing.{name}")
-        asked = d.pick(["coupling", "heat", "implicit", "steady"])
-        if asked == "coupling":
-            d.call("out", "problem.coupling.degree()")
-        elif asked == "heat":
-            d.call("out", "problem.heat({args})", t=number(d, 0.5, 1.0, zero=True))
-        elif asked == "implicit":
-            leak = number(d, 0.1, optional=True, zero=True)
-            d.call("out", "problem.implicit_step({args})", tau=number(d, 0.5, 1.0, zero=True), leak=leak)
-        else:
-            source = Arg("torch.ones_like(problem.state)", NOT_A_TENSOR + bad("None"))
-            d.call("out", "problem.steady_state({args})", source=source, leak=number(d, 0.5, zero=True))
+        leak, tau = number(d, 0.1, optional=True, zero=True), number(d, 0.5, 1.0, zero=True)
+        source = Arg("torch.ones_like(problem.state)", NOT_A_TENSOR + bad("None"))
+        uses: list[tuple[str, dict[str, Arg]]] = [
+            ("coupling.degree()", {}), ("heat({args})", {"t": tau}),
+            ("implicit_step({args})", {"tau": tau, "leak": leak}),
+            ("steady_state({args})", {"source": source, "leak": number(d, 0.5, zero=True)}),
+        ]  # fmt: skip
+        use, given = d.pick(uses)
+        d.call("out", f"problem.{use}", **given)
 
     return strategy
 

@@ -48,10 +48,8 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
         "penalty": choice(d, *(["simple"] if near else []), "gaussian", "softmax", "quadratic", None, optional=near),
         "constraint": choice(d, constraint, optional=constraint == "ball").without("None"),
         "heads": count(d, *([d.heads] if channels else [1, 2]), optional=True),
-        "projection": choice(d, "tied", None),
-        "lam": number(d, 0.5, 1e-3, optional=True),
-        "graph": flag(d),
-    }
+        "projection": choice(d, "tied", None), "lam": number(d, 0.5, 1e-3, optional=True), "graph": flag(d),
+    }  # fmt: skip
 
 
 def certified_conv(d: Draw) -> None:

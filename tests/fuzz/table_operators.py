@@ -50,22 +50,18 @@ def graphs(d: Draw) -> None:
         refused = ("a list", "an array", "a string", "a number", "a dict", "a module", "None")  # only its rows count
         x = replace(x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong])
         d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
-    asked = d.pick(["degree", "with_self_loops", "within", "to_undirected", "reverse", "prepare", "weights", "parts"])
-    if asked == "degree":
-        of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
-        d.call("out", "graph.degree({args})", direction=choice(d, "in", "out"), dtype=of)
-    elif asked == "with_self_loops":
-        policy = choice(d, "keep", "add", "remove", "remaining")
-        d.call("out", "graph.with_self_loops({args}).degree()", policy=policy)
-    elif asked == "within":
-        d.call("out", "graph.within({args}).edges", hops=count(d, 1, 2, 3))
-    elif asked == "weights":
-        like = fixed(real(d, d.nodes), *bad("a list | a string | a number | a module | None"))
-        d.call("out", "graph.weights({args})", like=like)
-    elif asked == "parts":
-        d.call("out", "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]")
-    else:
-        d.call("out", f"graph.{asked}().degree()")
+    like = fixed(real(d, d.nodes), *bad("a list | a string | a number | a module | None"))
+    of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
+    uses: list[tuple[str, dict[str, Arg]]] = [
+        ("graph.degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
+        ("graph.with_self_loops({args}).degree()", {"policy": choice(d, "keep", "add", "remove", "remaining")}),
+        ("graph.within({args}).edges", {"hops": count(d, 1, 2, 3)}),
+        ("graph.weights({args})", {"like": like}),
+        ("[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]", {}),
+        *((f"graph.{asked}().degree()", {}) for asked in ("to_undirected", "reverse", "prepare")),
+    ]
+    use, given = d.pick(uses)
+    d.call("out", use, **given)
 
 
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")

@@ -71,12 +71,10 @@ def by_right(grad_out: Tensor, x: Tensor, scales: Scales) -> Tensor:
     return grad_out * x * scales.left
 
 
-scale.derivatives(
-    {
-        "x scales.left": lambda grad_out, x, scales, backend: backward(grad_out, x, *scales[:2], backend=backend),
-        "scales.right": by_right,
-    }
-)
+scale.derivatives({
+    "x scales.left": lambda grad_out, x, scales, backend: backward(grad_out, x, *scales[:2], backend=backend),
+    "scales.right": by_right,
+})  # fmt: skip
 
 
 def randn(*shape: int) -> Tensor:

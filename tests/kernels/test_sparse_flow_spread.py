@@ -75,13 +75,11 @@ def by_sort(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Te
     return z, mu.log()
 
 
+BOTH = torch.float32, DOUBLE
 SOLVERS = {
-    "tiled": (all_pairs("cpu"), (torch.float32, DOUBLE)),
-    "reference": (all_pairs("reference"), (torch.float32, DOUBLE)),
-    "edges": (edges, (torch.float32, DOUBLE)),
-    "sort": (by_sort, (DOUBLE,)),
-    "triton": (all_pairs("triton"), (torch.float32,)),
-}
+    "tiled": (all_pairs("cpu"), BOTH), "reference": (all_pairs("reference"), BOTH), "edges": (edges, BOTH),
+    "sort": (by_sort, (DOUBLE,)), "triton": (all_pairs("triton"), (torch.float32,)),
+}  # fmt: skip
 CASES = [(name, dtype) for name, (_, dtypes) in SOLVERS.items() for dtype in dtypes]
 
 
