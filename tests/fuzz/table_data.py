@@ -141,10 +141,8 @@ def pathfinder(d: Draw) -> None:
 
 
 def sequence_dataset(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (sequences.SequenceDataset,), dict(__len__=lambda s: 3, item=lambda s, i: (torch.arange(i), 0)))",
-    )
+    body = "{'__len__': lambda s: 3, 'item': lambda s, i: (torch.arange(i), 0)}"
+    d.call("Own", f"type('Own', (sequences.SequenceDataset,), {body})")
     d.call("tasks", "Own()")
     _items(d, 3)
 

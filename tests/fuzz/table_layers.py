@@ -35,8 +35,6 @@ def same(d: Draw) -> Arg:
 
 rows_or_frobenius = texts("row", "frobenius", None)
 alpha = numbers(0.1, 1.0, "math.inf", infinite=True)
-
-
 SHARE = numbers(0.1, 0.0, zero=True, below="1.0")
 
 

@@ -316,11 +316,8 @@ def unnormalised(d: Draw) -> Arg:
 
 
 def own_diffusivity(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.Diffusivity,), "
-        "dict(couple=lambda s, x, graph: mp.couplings.IdentityCoupling(len(x), dtype=x.dtype)))",
-    )
+    body = "lambda s, x, graph: mp.couplings.IdentityCoupling(len(x), dtype=x.dtype)"
+    d.call("Own", f"type('Own', (mp.Diffusivity,), {{'couple': {body}}})")
     asked = d.pick(["alone", "scaled", "added"])
     if asked == "alone":
         d.call("diffusivity", "Own()")
@@ -403,9 +400,8 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **options: 
 
 
 def own_update(d: Draw) -> None:
-    d.call(
-        "Own", "type('Own', (mp.StateUpdate,), dict(step=lambda s, x, c, v=None, h=None: c @ s.validate(x, c, v, h)))"
-    )
+    body = "lambda s, x, c, v=None, h=None: c @ s.validate(x, c, v, h)"
+    d.call("Own", f"type('Own', (mp.StateUpdate,), {{'step': {body}}})")
     d.call("update", "Own()")
     wide = d.nodes, 1, d.channels
     x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))

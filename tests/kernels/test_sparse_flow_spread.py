@@ -62,10 +62,8 @@ def all_pairs(backend: str):
 
 def edges(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
     """On the complete graph."""
-    n = len(s)
-    flow = sparse_flow_edges(
-        s.reshape(-1, 1), u.reshape(-1, 1), s.new_ones(n * n, 1), lam, leak, torch.arange(n).repeat_interleave(n)
-    )
+    n, target = len(s), torch.arange(len(s)).repeat_interleave(len(s))
+    flow = sparse_flow_edges(s.reshape(-1, 1), u.reshape(-1, 1), s.new_ones(n * n, 1), lam, leak, target)
     return flow.flow.view(n, n), flow.potential.log().squeeze(1)
 
 

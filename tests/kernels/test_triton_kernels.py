@@ -190,10 +190,9 @@ def test_without_friction_it_is_softmax_and_with_too_much_nothing_flows(generato
 
 # Lengths of the sequences, heads, channels, strides: shorter and longer than a run of rows and than the sequence.
 SEQUENCES: dict[str, tuple[int | list[int], int, int, tuple[int, ...]]] = {
-    "one row": (1, 1, 2, (1, 3)),
-    "two runs": (130, 2, 3, (1, 70, 500)),
+    "one row": (1, 1, 2, (1, 3)), "two runs": (130, 2, 3, (1, 70, 500)),
     "ragged": ([3, 1, 0, 12, 70], 1, 20, (2, 2, 37)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("boundary", ["symmetric", "replicate", "drop", "periodic", "causal"])

@@ -82,9 +82,8 @@ def batched(kind: str):
             return penalty.coupling(x[rows], ptr)
         part = weight[rows, rows]
         sender, receiver = part.nonzero(as_tuple=True)
-        return dm.couplings.SparseCoupling(
-            Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr)
-        )
+        graph = Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr)
+        return dm.couplings.SparseCoupling(graph)
 
     return Backtracking(penalty, 0.9, form=form, exact=kind == "exact"), couple
 

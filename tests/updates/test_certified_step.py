@@ -45,7 +45,8 @@ def leaves(heads: int, constraint: str | None, nodes: int = 11) -> dict[str, Ten
     x = PROJECT["ball"](0.6 * random(nodes, heads, 3))
     numbers = {
         "x": PROJECT[constraint](x), "h": random(nodes, heads, 3, seed=1), "m": random(nodes, heads, seed=2).exp(),
-        "a": random(nodes, seed=3).exp(), **{name: random(seed=k).exp() for k, name in enumerate(("beta", "lam", "mu"))},
+        "a": random(nodes, seed=3).exp(), "beta": random().exp(), "lam": random(seed=1).exp(),
+        "mu": random(seed=2).exp(),
     }  # fmt: skip
     return {name: number.requires_grad_() for name, number in numbers.items()}
 

@@ -100,10 +100,8 @@ def test_implicit_steps_never_expand(step, form, tau: float) -> None:
 
 
 @pytest.mark.parametrize("update", [
-    HeatKernel(0.7, tol=1e-10),
-    ImplicitEuler(2.0, beta=0.5, leak=0.1),
-    CrankNicolson(0.7, beta=0.3, leak=0.2),
-    Equilibrium(beta=0.5, leak=0.3),
+    HeatKernel(0.7, tol=1e-10), ImplicitEuler(2.0, beta=0.5, leak=0.1),
+    CrankNicolson(0.7, beta=0.3, leak=0.2), Equilibrium(beta=0.5, leak=0.3),
 ], ids=repr)  # fmt: skip
 def test_gradients_in_state_source_and_edge_weights(update: StateUpdate) -> None:
     problem = path_problem(5)
