@@ -194,7 +194,6 @@ ALL = range(2, 9)
     (Single, 480, 6, ALL, 1e-5), pytest.param(Single, 30_000, 40, ALL, 1e-5, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_no_rise_is_found(kind: type[Problems], starts: int, iterations: int, sizes: range, rounding: float) -> None:
-    """In single precision at any offset and scale."""
     found = {}
     for seed, (penalty, constraint, graph) in enumerate(CASES):
         attack = partial(certified, penalty=named(penalty), constraint=get_constraint(constraint), graph=graph)
