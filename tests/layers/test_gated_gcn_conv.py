@@ -8,6 +8,7 @@ from torch.nn.functional import layer_norm, relu
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv
 from diffusion_mp.testing.laws import seeded
+from helpers import refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])  # a loop, a pair twice; node 4 is isolated
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
@@ -71,16 +72,15 @@ def test_dropout_is_drawn_in_training_only(generator: torch.Generator) -> None:
         assert 0 < (dropped & (kept != change)).sum() < kept.numel()
 
 
-@pytest.mark.usefixtures("no_typecheck")
-def test_what_does_not_fit_is_answered_in_words() -> None:
-    conv, x = build(), torch.ones(5, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match="works on observed edges; got none"):
-        conv(x)
-    with pytest.raises(ValueError, match="one row for each of 7 edges; got a float64 tensor of shape"):
-        conv(x, EDGES, edge_attr=torch.ones(6, 3, dtype=torch.float64))
-    with pytest.raises(ValueError, match="edge_attr must have 3 channels"):
-        conv(x, Graph(5, EDGES), edge_attr=torch.ones(7, 2, dtype=torch.float64))
-    with pytest.raises(TypeError, match="edge_attr must be floating point"):
-        conv(x, EDGES, edge_attr=torch.ones(7, 3, dtype=torch.long))
-    with pytest.raises(ValueError, match="norm must be one of 'batch', 'layer', None; got 'graph'"):
-        GatedGCNConv(3, norm="graph")
+CONV, X, ATTR = build(), torch.ones(5, 3, dtype=torch.float64), torch.ones(7, 3, dtype=torch.float64)
+test_what_does_not_fit_is_answered_in_words = refuses(
+    (lambda: CONV(X), ValueError, "works on observed edges; got none"),
+    (
+        lambda: CONV(X, EDGES, edge_attr=ATTR[:6]),
+        ValueError,
+        "one row for each of 7 edges; got a float64 tensor of",
+    ),
+    (lambda: CONV(X, Graph(5, EDGES), edge_attr=ATTR[:, :2]), ValueError, "edge_attr must have 3 channels"),
+    (lambda: CONV(X, EDGES, edge_attr=ATTR.long()), TypeError, "edge_attr must be floating point"),
+    (lambda: GatedGCNConv(3, norm="graph"), ValueError, "norm must be one of 'batch', 'layer', None; got 'graph'"),
+)

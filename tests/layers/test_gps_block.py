@@ -6,6 +6,7 @@ from torch import Tensor
 
 from diffusion_mp.layers import GatedGCNConv, GCNConv, GPSBlock, MLPConv, SFiConv
 from diffusion_mp.testing.laws import seeded
+from helpers import refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])
 
@@ -42,14 +43,14 @@ def test_either_branch_may_be_missing() -> None:
     assert torch.equal(edges, e)
     assert coupling.heads == 2
     assert local(x, EDGES, return_coupling=True)[1].heads == 4
-    with pytest.raises(ValueError, match="works on observed edges"):
-        local(x)
-    with pytest.raises(ValueError, match="needs local or attention, or both; got neither"):
-        GPSBlock(4)
-    with pytest.raises(ValueError, match="attention must map 4 channels to 4; got 4 to 3"):
-        GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3))
-    with pytest.raises(ValueError, match="local must map 4 channels to 4; got 3 to 3"):
-        GPSBlock(4, GatedGCNConv(3))
+
+
+test_branches_that_do_not_fit_are_refused = refuses(
+    (lambda: build(attention=False)(states()[0]), ValueError, "works on observed edges"),
+    (lambda: GPSBlock(4), ValueError, "needs local or attention, or both; got neither"),
+    (lambda: GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3)), ValueError, "attention must map 4 channels to 4; got 4 to 3"),
+    (lambda: GPSBlock(4, GatedGCNConv(3)), ValueError, "local must map 4 channels to 4; got 3 to 3"),
+)
 
 
 def test_a_layer_without_a_residual_of_its_own_gets_one() -> None:

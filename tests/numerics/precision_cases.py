@@ -18,6 +18,7 @@ from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models import LabelPropagation, PDETransformer
+from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import expect, expect_close
 from diffusion_mp.updates import Backtracking, CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
 from test_conformance import DIFFUSIVITIES, LAYERS
@@ -118,7 +119,7 @@ CASES: dict[str, Case] = {
         f"transformer-{placement}-{pooling}": Case(
             partial(PDETransformer, 4, 8, 3, 1, 2, max_length=20, placement=placement, pooling=pooling), sequence
         )
-        for placement, pooling in ((None, "first"), ("P1", "mean"), ("P4", "mean"), ("P5", "last"), ("P6", "mean"))
+        for placement, pooling in zip((None, *SITES), 2 * ("first", "mean", "last", "mean"), strict=True)
     },
 }
 
