@@ -15,27 +15,7 @@ from torch import Tensor
 
 from diffusion_mp import *
 from diffusion_mp import couplings, diffusivities, layers, models, updates
-from diffusion_mp.couplings import (
-    DenseCoupling,
-    DistanceCoupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LogLowRankCoupling,
-    LowRankCoupling,
-    NeumannCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ProjectedCoupling,
-    ReweightedCoupling,
-    ScaledCoupling,
-    SparseCoupling,
-    SparseFlowCoupling,
-    UniformCoupling,
-    distance_features,
-    row_normalized,
-    symmetric_normalized,
-    without_diagonal,
-)
+from diffusion_mp.couplings import *
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, Positive, RelationalBias
 from diffusion_mp.energies import Ball, Sphere
 from diffusion_mp.layers import GPSBlock, LaplacianEncoder

@@ -12,15 +12,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from diffusion_mp import *
-from diffusion_mp.couplings import (
-    IdentityCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    SumCoupling,
-)
+from diffusion_mp.couplings import *
 from diffusion_mp.data import knn_graph
 from diffusion_mp.diffusivities import RelationalBias, edge_loss
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import DenseCoupling, IdentityCoupling, LowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.couplings import *
 from diffusion_mp.couplings.base import PROMISES
 from test_conformance import COUPLINGS, PTR, leaf
 

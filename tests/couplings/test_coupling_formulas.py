@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import (
-    DenseCoupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-    UniformCoupling,
-    distance_features,
-)
+from diffusion_mp.couplings import *
 from helpers import close, randn
 
 

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from diffusion_mp import *
-from diffusion_mp.couplings import (
-    IdentityCoupling,
-    LogLowRankCoupling,
-    LowRankCoupling,
-    SparseCoupling,
-    UniformCoupling,
-)
+from diffusion_mp.couplings import *
 
 NOTHING = torch.zeros(2, 0, dtype=torch.long)
 

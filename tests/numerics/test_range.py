@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import (
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-    UniformCoupling,
-    distance_features,
-    row_normalized,
-)
+from diffusion_mp.couplings import *
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
