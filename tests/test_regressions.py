@@ -26,9 +26,6 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
         return build()
 
 
-# --- D1, D2: normalisation
-
-
 def two_clusters(num_nodes: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     centre = torch.zeros(2, 16)
@@ -70,9 +67,6 @@ def test_every_kernel_normalises_its_queries_by_default() -> None:
     assert not torch.allclose(
         SigmoidDiffusivity(normalize=None)(7.0 * x).to_dense(), SigmoidDiffusivity(normalize=None)(x).to_dense()
     )
-
-
-# --- published formulas, written out
 
 
 @pytest.mark.parametrize(
@@ -127,20 +121,6 @@ def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
     close(by_hand(x, graph), eq24)
 
 
-def test_the_degree_term_of_examples_1_and_2() -> None:
-    """D4: the conservative form keeps 1 − τ d_i of a node, the residual form 1 − τ."""
-    x, graph = state(), Graph(6, EDGES)
-    s = AdjacencyDiffusivity("sym")(x, graph)
-    dense = s.to_dense()[0]
-    v = x.unsqueeze(1)
-    close(ExplicitEuler(0.3)(v, s).squeeze(1), x - 0.3 * (dense.sum(1, keepdim=True) * x - dense @ x))
-    close(ExplicitEuler(0.3, "residual")(v, s).squeeze(1), 0.7 * x + 0.3 * dense @ x)
-    assert not torch.allclose(ExplicitEuler(0.3)(v, s), ExplicitEuler(0.3, "residual")(v, s))
-
-
-# --- D14: what is exported is what was used
-
-
 @pytest.mark.parametrize("kernel", ["simple", "sigmoid", "softmax", "gaussian"])
 @pytest.mark.parametrize("graph", ["sum", "mean", None])
 def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | None) -> None:
@@ -156,17 +136,6 @@ def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | N
     close(coupling @ values, torch.einsum("hij,jhd->ihd", dense, values))
     if graph is None:
         close(coupling.degree(), torch.ones(6, 2, dtype=torch.float64))
-
-
-def test_a_model_returns_the_operator_of_every_layer() -> None:
-    model = seeded(lambda: DIFFormer(4, 6, 3, 3, graph=None)).double()
-    _, couplings = model(state(), return_coupling=True)
-    assert len(couplings) == 3
-    for coupling in couplings:
-        close(coupling.degree(), torch.ones(6, 1, dtype=torch.float64))
-
-
-# --- D17: one documented answer for odd graphs
 
 
 def dense(diffusivity: Diffusivity, edge_index: list[list[int]], weight: list[float] | None = None) -> Tensor:
@@ -187,9 +156,6 @@ def test_degrees_are_weighted_and_directed() -> None:
     undirected = dense(AdjacencyDiffusivity("sym", direction="undirected"), star)
     assert torch.equal(undirected, undirected.T)
     assert undirected[2].tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0.0])
-
-
-# --- training and evaluation, parameters
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -306,3 +306,11 @@ def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
         torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
         seen += own
     assert seen == int(DATA.train_mask.sum())
+
+
+def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes() -> None:
+    """Node 0 is the part's own; the edge that arrives at node 1, the first of its halo, is not counted."""
+    edge_index = torch.tensor([[1, 2, 0], [0, 0, 1]])  # two edges arrive at node 0, one of them from outside the part
+    part = Data(n_id=torch.tensor([0, 1]), batch_size=1, edge_index=torch.tensor([[1, 0], [0, 1]]), num_nodes=2)
+    batch = PartOf(Data(edge_index=edge_index, num_nodes=3))(part)
+    assert batch.kept_edges == 0.5

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
+from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.models import DIFFormer, SGFormer
 from diffusion_mp.testing.laws import seeded
 
@@ -45,6 +46,15 @@ def test_the_dropouts_are_separate_and_one_stands_for_both() -> None:
     assert build(dropout=0.3).gnn.dropout == 0.3
     model = build(dropout=0.3, gnn_dropout=0.1)
     assert (model.conv.dropout, model.dropout, model.gnn.dropout) == (0.3, 0.3, 0.1)
+
+
+def test_the_layer_mixes_what_it_heard_with_the_source() -> None:
+    """The source is the state itself where none is passed."""
+    conv, x, source = SGFormerConv(4, 4, 2, beta=0.4).double(), state(), state().cos()
+    for given in ({}, {"source": source}):
+        out, coupling = conv(x, **given, return_coupling=True)
+        heard = (coupling @ conv.value(x).unflatten(1, (2, 4))).mean(1)
+        torch.testing.assert_close(out, 0.4 * heard + 0.6 * given.get("source", x), rtol=1e-10, atol=1e-10)
 
 
 def test_the_source_of_difformer_has_weight_one(generator: torch.Generator) -> None:
