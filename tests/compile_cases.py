@@ -217,18 +217,14 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     assert not torch.equal(*outputs)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
-        pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
-        pytest.param({"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
-        pytest.param(
-            {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
-        ),
-    ],
-    ids=["explicit", "causal", "heat", "trapezoidal"],
-)
+@pytest.mark.parametrize("options", [
+    {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
+    pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
+    pytest.param({"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
+    pytest.param(
+        {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
+    ),
+], ids=["explicit", "causal", "heat", "trapezoidal"])  # fmt: skip
 @pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["stacked", "padded"])
 def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
     module = seeded(lambda: dm.PDEDiffusion1d(8, **options))
@@ -252,21 +248,17 @@ def test_generated_code_agrees(with_graph: bool) -> None:
         torch.testing.assert_close(compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        dm.SimpleDiffusivity,
-        pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
-        pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
-        pytest.param(
-            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive
-        ),
-        pytest.param(
-            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow
-        ),
-    ],
-    ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
-)
+@pytest.mark.parametrize("build", [
+    dm.SimpleDiffusivity,
+    pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
+    pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
+    pytest.param(
+        lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive
+    ),
+    pytest.param(
+        lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow
+    ),
+], ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"])  # fmt: skip
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)
 

@@ -20,13 +20,11 @@ def close(got: Any, expected: Any, operation: str = "product") -> None:
     torch.testing.assert_close(got, expected, **tolerance(operation, dtype)._asdict())
 
 
-def refuses(*cases: tuple[Callable[[], object], Any, str] | tuple[Callable[[], object], str]) -> Callable[..., None]:
-    """Make a test of calls, the error that each raises (if not given, a TypeError or a ValueError), and its words."""
+def refuses(*cases: tuple[Any, ...], error: Any = (TypeError, ValueError)) -> Callable[..., None]:
+    """Make a test of calls, the error that each raises (``error`` where it does not say), and its words."""
 
     @pytest.mark.usefixtures("no_typecheck")  # the package's own sentences, not those of the shape checks
-    @pytest.mark.parametrize(
-        ("call", "error", "message"), [c if len(c) == 3 else (c[0], (TypeError, ValueError), c[1]) for c in cases]
-    )
+    @pytest.mark.parametrize(("call", "error", "message"), [(c[0], c[1] if c[2:] else error, c[-1]) for c in cases])
     def refused(call: Callable[[], object], error: Any, message: str) -> None:
         with pytest.raises(error, match=message):
             call()

@@ -69,16 +69,12 @@ def test_every_kernel_normalises_its_queries_by_default() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "score"),
-    [
-        (SimpleDiffusivity, lambda s: 1 + s),
-        (SigmoidDiffusivity, torch.sigmoid),
-        (SoftmaxDiffusivity, lambda s: torch.exp(s / 2)),  # √d of four channels
-        (GaussianDiffusivity, lambda s: torch.exp(-(2 - 2 * s) / 2)),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
+@pytest.mark.parametrize(("kind", "score"), [
+    (SimpleDiffusivity, lambda s: 1 + s),
+    (SigmoidDiffusivity, torch.sigmoid),
+    (SoftmaxDiffusivity, lambda s: torch.exp(s / 2)),  # √d of four channels
+    (GaussianDiffusivity, lambda s: torch.exp(-(2 - 2 * s) / 2)),
+], ids=lambda value: getattr(value, "__name__", None))  # fmt: skip
 def test_scores_on_unit_vectors(kind: type[Diffusivity], score: Callable[[Tensor], Tensor]) -> None:
     """D8, D9: on unit vectors the inner product and the actual distance are the same score."""
     unit = torch.nn.functional.normalize(state(), dim=1)

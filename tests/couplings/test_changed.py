@@ -92,15 +92,12 @@ class Cauchy(torch.nn.Linear):
         return 1 / (1 + self.weight.square().sum() * z2)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
-        lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
-        lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
-        lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
+    lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
+    lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
+    lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
+])  # fmt: skip
 def test_a_detached_coupling_does_not_keep_its_inputs_alive(make) -> None:  # type: ignore[no-untyped-def]
     x = 2 * leaf(11, 1, 3)
     made_of = weakref.ref(x)

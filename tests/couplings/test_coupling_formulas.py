@@ -184,17 +184,14 @@ def test_products_with_half_precision_values_accumulate_in_float32() -> None:
         assert abs(got - expected) < 0.01, type(coupling).__name__
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ((torch.ones(3, 4),), r"matrix must be \[num_nodes, num_nodes\] or"),
-        (([],), "must hold a block at least"),
-        (([torch.ones(2, 2), torch.ones(2, 3, 3)],), "one number of heads and one dtype"),
-        (([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks implies its own boundaries"),
-        ((torch.ones(3, 3), torch.tensor([0, 2, 3])), "4 entries there are not"),
-        ((torch.ones(3, 3), torch.tensor([0, 2, 4])), "ptr"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ((torch.ones(3, 4),), r"matrix must be \[num_nodes, num_nodes\] or"),
+    (([],), "must hold a block at least"),
+    (([torch.ones(2, 2), torch.ones(2, 3, 3)],), "one number of heads and one dtype"),
+    (([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks implies its own boundaries"),
+    ((torch.ones(3, 3), torch.tensor([0, 2, 3])), "4 entries there are not"),
+    ((torch.ones(3, 3), torch.tensor([0, 2, 4])), "ptr"),
+])  # fmt: skip
 def test_matrices_that_do_not_fit_are_refused(arguments: tuple, sentence: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match=sentence):
         DenseCoupling(*arguments)

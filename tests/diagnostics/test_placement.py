@@ -134,14 +134,11 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
     assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
 
 
-@pytest.mark.parametrize(
-    ("placement", "names"),
-    [
-        ("P1", ["after_embedding", "after_embedding"]),
-        ("P4", ["blocks.0.before_attention_norm", "blocks.1.before_attention_norm"]),
-        ("P5", ["blocks.0.attention.on_values", "blocks.1.attention.on_values"]),
-    ],
-)
+@pytest.mark.parametrize(("placement", "names"), [
+    ("P1", ["after_embedding", "after_embedding"]),
+    ("P4", ["blocks.0.before_attention_norm", "blocks.1.before_attention_norm"]),
+    ("P5", ["blocks.0.attention.on_values", "blocks.1.attention.on_values"]),
+])  # fmt: skip
 def test_s_is_the_model_s_own(generator: torch.Generator, placement: str, names: list[str]) -> None:
     """The diffusion layer of the same block, or the one behind the embedding; each has an α of its own."""
     model, x = transformer(placement).eval(), draw(generator, 2, 8, 2)

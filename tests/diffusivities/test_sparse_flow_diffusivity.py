@@ -117,17 +117,14 @@ def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost() -> None:
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("cls", "options", "sentence"),
-    [
-        (SparseFlowDiffusivity, {"lam": -1.0}, "lam must be finite and >= 0"),
-        (SparseFlowDiffusivity, {"alpha": 0.0}, "alpha must be finite and > 0"),
-        (SparseFlowDiffusivity, {"lam_scale": "batch"}, "lam_scale must be one of 'own', 'batch_max'"),
-        (SparseFlowDiffusivity, {"friction": "none"}, "friction must be one of 'attention', 'constant'"),
-        (EdgeSparseFlowDiffusivity, {"hops": 0}, "hops must be at least 1"),
-        (EdgeSparseFlowDiffusivity, {"self_loops": "all"}, "self_loops must be one of"),
-    ],
-)
+@pytest.mark.parametrize(("cls", "options", "sentence"), [
+    (SparseFlowDiffusivity, {"lam": -1.0}, "lam must be finite and >= 0"),
+    (SparseFlowDiffusivity, {"alpha": 0.0}, "alpha must be finite and > 0"),
+    (SparseFlowDiffusivity, {"lam_scale": "batch"}, "lam_scale must be one of 'own', 'batch_max'"),
+    (SparseFlowDiffusivity, {"friction": "none"}, "friction must be one of 'attention', 'constant'"),
+    (EdgeSparseFlowDiffusivity, {"hops": 0}, "hops must be at least 1"),
+    (EdgeSparseFlowDiffusivity, {"self_loops": "all"}, "self_loops must be one of"),
+])  # fmt: skip
 def test_mistakes_are_answered_in_sentences(cls: type, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         cls(6, **options)

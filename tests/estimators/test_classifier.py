@@ -279,27 +279,24 @@ def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
     assert clone(again[-1]).get_params() == again[-1].get_params()
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"n_neighbors": 0}, "n_neighbors must be at least 1; got 0"),
-        ({"n_neighbors": 2.5}, "n_neighbors must be a whole number; got 2.5"),
-        ({"hidden_channels": -3}, "hidden_channels must be at least 1; got -3"),
-        ({"max_iter": 0}, "max_iter must be at least 1; got 0"),
-        ({"metric": "manhattan"}, "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
-        ({"sharpness": 0.0}, "sharpness must be finite and > 0; got 0.0"),
-        ({"mu": 0.0}, "mu must be finite and > 0; got 0.0"),
-        ({"mu": "large"}, "mu must be a number; got 'large'"),
-        ({"learning_rate": -1.0}, "learning_rate must be finite and > 0"),
-        ({"weight_decay": -1.0}, "weight_decay must be finite and >= 0"),
-        ({"verbose": -1}, "verbose must be at least 0; got -1"),
-        ({"verbose": "loud"}, "verbose must be a whole number; got 'loud'"),
-        ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
-        ({"y": np.full(41, -1)}, "y must hold the label of some row at least; every entry is -1"),
-        ({"y": ["a", -1, *"ab" * 19, "b"]}, r"y holds the string '-1' .* np\.array\(\[\.\.\.\], dtype=object\)"),
-        ({"y": np.where(Y == -1, -1, Y + 0.5)}, "Unknown label type: continuous"),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"n_neighbors": 0}, "n_neighbors must be at least 1; got 0"),
+    ({"n_neighbors": 2.5}, "n_neighbors must be a whole number; got 2.5"),
+    ({"hidden_channels": -3}, "hidden_channels must be at least 1; got -3"),
+    ({"max_iter": 0}, "max_iter must be at least 1; got 0"),
+    ({"metric": "manhattan"}, "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
+    ({"sharpness": 0.0}, "sharpness must be finite and > 0; got 0.0"),
+    ({"mu": 0.0}, "mu must be finite and > 0; got 0.0"),
+    ({"mu": "large"}, "mu must be a number; got 'large'"),
+    ({"learning_rate": -1.0}, "learning_rate must be finite and > 0"),
+    ({"weight_decay": -1.0}, "weight_decay must be finite and >= 0"),
+    ({"verbose": -1}, "verbose must be at least 0; got -1"),
+    ({"verbose": "loud"}, "verbose must be a whole number; got 'loud'"),
+    ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
+    ({"y": np.full(41, -1)}, "y must hold the label of some row at least; every entry is -1"),
+    ({"y": ["a", -1, *"ab" * 19, "b"]}, r"y holds the string '-1' .* np\.array\(\[\.\.\.\], dtype=object\)"),
+    ({"y": np.where(Y == -1, -1, Y + 0.5)}, "Unknown label type: continuous"),
+])  # fmt: skip
 @pytest.mark.usefixtures("no_typecheck")
 def test_options_and_labels_that_do_not_fit(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
