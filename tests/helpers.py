@@ -14,6 +14,10 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def draw(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
 def close(got: Any, expected: Any, operation: str = "product") -> None:
     """Both, tensors or tuples of them, are equal up to the tolerance of the operation in their dtype."""
     dtype = (got if isinstance(got, Tensor) else got[0]).dtype

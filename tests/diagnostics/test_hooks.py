@@ -1,6 +1,7 @@
 """`roughness`: Eq. 6 and ‖ΔZ‖ ≤ √(8𝓔(Z)); `EnergyTrace`, which changes nothing; the picture of a coupling."""
 
 import math
+from functools import partial
 
 import matplotlib
 import numpy as np
@@ -15,7 +16,7 @@ from diffusion_mp.diagnostics import EnergyTrace, plot_attention, roughness
 from diffusion_mp.energies import Energy, QuadraticPenalty
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.testing.laws import seeded
-from helpers import refuses
+from helpers import draw, refuses
 
 matplotlib.use("Agg")
 
@@ -23,12 +24,8 @@ matplotlib.use("Agg")
 ONES = torch.ones(3, 1, 2)
 
 
-def states(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def test_it_is_equation_6(generator: torch.Generator) -> None:
-    x = states(generator, 3, 9, 2)
+    x = draw(generator, 3, 9, 2)
     expected = [sum(0.5 * (row[i + 1] - row[i]).square().sum() for i in range(8)) for row in x]
     torch.testing.assert_close(roughness(x), torch.stack(expected), rtol=1e-12, atol=0)
     assert roughness(x + 3).allclose(roughness(x)), "constants are smooth"
@@ -39,7 +36,7 @@ def test_it_is_equation_6(generator: torch.Generator) -> None:
 
 
 def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
-    x, mask = states(generator, 3, 6, 2), torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
+    x, mask = draw(generator, 3, 6, 2), torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
     expected = torch.cat([roughness(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)])
     poisoned = x.masked_fill(~mask.unsqueeze(2), torch.nan).requires_grad_()
     torch.testing.assert_close(roughness(poisoned, mask), expected, rtol=1e-12, atol=0)
@@ -49,11 +46,7 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
 
 
 test_it_says_what_it_needs = refuses(
-    (
-        lambda: roughness(torch.zeros(3, 2)),
-        ValueError,
-        r"x must be \[batch, length, channels\]; got a float32 tensor",
-    ),
+    (lambda: roughness(torch.zeros(3, 2)), ValueError, r"x must be \[batch, length, channels\]; got a float32 tensor"),
     (lambda: roughness(torch.zeros(1, 3, 2), torch.ones(3).bool()), ValueError, r"mask must be \[1, 3\]"),
     (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
     (lambda: EnergyTrace(PDEDiffusion1d(2), 3), TypeError, "energy must be a function"),
@@ -66,7 +59,7 @@ test_it_says_what_it_needs = refuses(
 
 @pytest.fixture
 def ball(generator: torch.Generator):
-    return lambda n, d: states(generator, n, d)
+    return partial(draw, generator)
 
 
 class Smooth(nn.Module):

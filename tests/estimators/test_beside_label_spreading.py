@@ -1,7 +1,5 @@
 """Five labels per class of the digits: the classifier beside scikit-learn's ``LabelSpreading``, both tuned."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import product
 

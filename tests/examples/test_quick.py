@@ -1,7 +1,5 @@
 """Every example has a `--quick`, a `--help` that prints what the script is for, and refuses numbers below one."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

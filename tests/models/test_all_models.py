@@ -17,6 +17,7 @@ from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 from torch_geometric.nn import GAT, summary
 
 from diffusion_mp import CertifiedDIFFormer, DIFFormer, DiffusionGNN, PDETransformer, SGFormer, certify, from_pyg
+from helpers import refuses
 from model_cases import MODELS, Case
 
 READ_FEATURES = [name for name, case in MODELS.items() if {"x", "edge_index"} <= set(case.names)]
@@ -208,13 +209,15 @@ def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) 
         model(**narrow)
 
 
-def test_channels_that_are_not_found_later() -> None:
-    with pytest.raises(ValueError, match=r"hidden_channels must be at least 1; got -1"):
-        DIFFormer(8, -1, 3)
-    with pytest.raises(ValueError, match=r"in_channels must be at least 1; got -1"):
-        PDETransformer(-1, 8, 3, max_length=5)
-    with pytest.raises(ValueError, match=r"x must be given, or the model called once"):
-        CertifiedDIFFormer(-1, 8, 3).certificate()
+test_channels_that_are_not_found_later = refuses(
+    (lambda: DIFFormer(8, -1, 3), r"hidden_channels must be at least 1; got -1"),
+    (lambda: PDETransformer(-1, 8, 3, max_length=5), r"in_channels must be at least 1; got -1"),
+    (lambda: CertifiedDIFFormer(-1, 8, 3).certificate(), r"x must be given, or the model called once"),
+    error=ValueError,
+)
+
+
+def test_a_certificate_finds_the_channels() -> None:
     model = CertifiedDIFFormer(-1, 8, 3)
     assert model.certificate(torch.randn(5, 4), torch.tensor([[0, 1], [1, 0]])).holds
     assert model.in_channels == 4

@@ -1,7 +1,5 @@
 """`assert_energy_descent` accepts what theory covers, and can fail."""
 
-from __future__ import annotations
-
 import pytest
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, SigmoidDiffusivity, SimpleDiffusivity
