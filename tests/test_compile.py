@@ -1,4 +1,4 @@
-"""Graph capture, in a process of its own, and second derivatives."""
+"""Capture, export and tracing, in processes of their own, and second derivatives."""
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ from subrun import RUNS, run_tests
 
 
 @pytest.mark.parametrize("select", RUNS)
-def test_full_graph_capture(select: str) -> None:
-    run_tests("compile_cases.py", select, typecheck=False)
+@pytest.mark.parametrize("file", ["compile_cases.py", "export_cases.py"])
+def test_programs_are_captured_exported_and_traced(file: str, select: str) -> None:
+    run_tests(file, select, typecheck=False)
 
 
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
