@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import seeded
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -16,6 +17,12 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 def draw(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def built(build: Callable[[], Any], seed: int = 0) -> Any:
+    """What ``build`` makes from a seed of the global random state."""
+    with seeded(seed):
+        return build()
 
 
 def close(got: Any, expected: Any, operation: str = "product") -> None:

@@ -23,11 +23,3 @@ def test_difformer_s_is_twice_differentiable(graph: str | None, projection: str 
     model = DIFFormer(4, 6, 3, graph=graph, projection=projection, heads=2).double()  # type: ignore[arg-type]
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     assert gradgradcheck(lambda x, *_: model(x, EDGES), (x, *model.parameters()), fast_mode=True, atol=1e-5, rtol=1e-4)
-
-
-def test_difformer_a_says_that_it_is_once_differentiable() -> None:
-    model = DIFFormer(4, 6, 3, kernel="sigmoid")
-    x = torch.rand(5, 4, requires_grad=True)
-    (grad,) = torch.autograd.grad(model(x, EDGES).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"once.differentiable"):
-        torch.autograd.grad(grad.sum(), x)

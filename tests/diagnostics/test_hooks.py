@@ -1,7 +1,6 @@
 """`roughness`: Eq. 6 and ‖ΔZ‖ ≤ √(8𝓔(Z)); `EnergyTrace`, which changes nothing; the picture of a coupling."""
 
 import math
-from functools import partial
 
 import matplotlib
 import numpy as np
@@ -16,7 +15,7 @@ from diffusion_mp.diagnostics import EnergyTrace, plot_attention, roughness
 from diffusion_mp.energies import Energy, QuadraticPenalty
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.testing.laws import seeded
-from helpers import draw, refuses
+from helpers import draw, randn, refuses
 
 matplotlib.use("Agg")
 
@@ -57,11 +56,6 @@ test_it_says_what_it_needs = refuses(
 )
 
 
-@pytest.fixture
-def ball(generator: torch.Generator):
-    return partial(draw, generator)
-
-
 class Smooth(nn.Module):
     """A stand-in for a diffusion layer: half the state, half its mean."""
 
@@ -77,8 +71,8 @@ class Widen(Smooth):
         return torch.cat([x, x], 1)
 
 
-def test_default_energy_of_every_layer_and_its_plot(ball) -> None:
-    x = ball(8, 3)
+def test_default_energy_of_every_layer_and_its_plot() -> None:
+    x = randn(8, 3)
     model = nn.Sequential(Smooth(), nn.Identity(), Smooth())
     with EnergyTrace(model) as trace:
         model(x)
@@ -89,14 +83,14 @@ def test_default_energy_of_every_layer_and_its_plot(ball) -> None:
     assert trace.to_dict()["after"] == trace.energies
     model = nn.Sequential(Smooth(), Smooth())
     with EnergyTrace(model) as trace:
-        model(ball(5, 2))
+        model(randn(5, 2))
     (line,) = trace.plot(Figure().add_subplot()).lines
     assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
 
 
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
-def test_given_energy_sees_both_states(ball) -> None:
-    x, layer, energy = ball(8, 3), Smooth(), Energy("simple", 0.1)
+def test_given_energy_sees_both_states() -> None:
+    x, layer, energy = randn(8, 3), Smooth(), Energy("simple", 0.1)
     with EnergyTrace(layer, energy) as trace:
         out = layer(x=x)
     assert trace.energies == [float(energy(out, x))]
@@ -104,8 +98,8 @@ def test_given_energy_sees_both_states(ball) -> None:
     assert trace.records[0].layer == "Smooth"
 
 
-def test_outputs_with_a_coupling_and_changing_widths(ball) -> None:
-    x, energy = ball(8, 3), Energy("quadratic")
+def test_outputs_with_a_coupling_and_changing_widths() -> None:
+    x, energy = randn(8, 3), Energy("quadratic")
     layer, widen = Smooth(), Widen()
     with EnergyTrace(nn.ModuleList([layer, widen]), energy) as trace:
         layer(x, pair=True)
@@ -114,8 +108,8 @@ def test_outputs_with_a_coupling_and_changing_widths(ball) -> None:
     assert trace.energies[1] == pytest.approx(2 * float(energy(x))), "no distance between states of different widths"
 
 
-def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched(ball) -> None:
-    x, layer = ball(6, 2).requires_grad_(), Smooth()
+def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched() -> None:
+    x, layer = randn(6, 2).requires_grad_(), Smooth()
     with EnergyTrace(layer) as trace:
         (traced,) = torch.autograd.grad(layer(x).square().sum(), x)
     with pytest.raises(AttributeError), trace:
@@ -124,18 +118,6 @@ def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouch
     assert torch.equal(traced, plain)
     assert len(trace.energies) == 2
     assert not layer._forward_hooks
-
-
-def test_difformer_is_traced_layer_by_layer(generator: torch.Generator) -> None:
-    """Diffusion brings the nodes of an untrained model together, layer by layer, once LayerNorm is out of the way."""
-    from diffusion_mp.models import DIFFormer
-
-    x = torch.randn(20, 5, generator=generator)
-    model = DIFFormer(5, 8, 3, num_layers=4, activation=None, layer_norm=False, graph=None).eval()
-    with EnergyTrace(model) as trace:
-        model(x)
-    assert len(trace.energies) == 4
-    assert all(record.after < record.before for record in trace.records)
 
 
 def test_every_entry_is_a_pixel_and_zeros_are_blank(generator: torch.Generator) -> None:

@@ -183,16 +183,6 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
     assert_is(diffusivity(x, Graph(11, ptr=PTR)), expected, [x, *diffusivity.parameters()])
 
 
-def test_without_a_stabiliser_nothing_is_added() -> None:
-    """The limit ε → 0 of the released form is the default one, whose maxima cancel."""
-    x, options = 0.3 * randn(11, 5, seed=1), {"projection": None, "num_samples": 0}
-    exact, tiny = (
-        KernelizedSoftmaxDiffusivity(5, generator=torch.Generator().manual_seed(0), stabilizer=eps, **options).double()
-        for eps in (0.0, 1e-300)
-    )
-    torch.testing.assert_close(exact(x).to_dense(), tiny(x).to_dense(), rtol=1e-10, atol=1e-10)
-
-
 def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
     layer = DiffusionConv(5, 4, SimpleDiffusivity(), heads=2, concat=True, bias=False, value_bias=True).double()
     x = randn(11, 5, seed=1)

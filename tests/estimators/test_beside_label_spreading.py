@@ -54,16 +54,3 @@ def test_as_good_as_label_spreading_tuned_on_the_same_validation_labels() -> Non
     means = f"{theirs.mean():.2f}, {tuned.mean():.2f} (untuned {plain.mean():.2f})"
     print(f"{means}: {difference.mean():+.2f} ± {error:.2f}")
     assert difference.mean() >= 0
-
-
-def test_a_split_of_the_digits() -> None:
-    labels, _, test = split(0, 0)
-    rows, new = np.concatenate([np.flatnonzero(labels >= 0), test[:700]]), test[700:]
-    ours, theirs = (
-        model.fit(X[rows], labels[rows])
-        for model in (DiffusionClassifier(random_state=0), LabelSpreading(kernel="knn"))
-    )
-    hidden = labels[rows] < 0
-    scores = [(model.transduction_ == Y[rows])[hidden].mean() for model in (ours, theirs)]
-    assert scores[0] > scores[1] > 0.8
-    assert (ours.predict(X[new]) == Y[new]).mean() > (theirs.predict(X[new]) == Y[new]).mean() > 0.8

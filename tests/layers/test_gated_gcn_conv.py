@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv
 from diffusion_mp.testing.laws import seeded
-from helpers import refuses
+from helpers import randn, refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])  # a loop, a pair twice; node 4 is isolated
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
@@ -19,15 +18,11 @@ def build(**options: object) -> GatedGCNConv:
         return GatedGCNConv(3, **options).double().eval()
 
 
-def states(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return tuple(torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (5, 7))
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("with_edges", [False, True])
-def test_the_equation_node_by_node(weighted: bool, with_edges: bool, generator: torch.Generator) -> None:
+def test_the_equation_node_by_node(weighted: bool, with_edges: bool) -> None:
     conv = build(norm="layer", eps=0.01)
-    x, e = states(generator)
+    x, e = randn(5, 3), randn(7, 3, seed=1)
     weight = WEIGHT if weighted else torch.ones(7, dtype=torch.float64)
     logits = []
     for k, (j, i) in enumerate(EDGES.t().tolist()):
@@ -48,9 +43,9 @@ def test_the_equation_node_by_node(weighted: bool, with_edges: bool, generator: 
     torch.testing.assert_close(got, torch.stack(rows), rtol=1e-10, atol=1e-10)
 
 
-def test_the_gates_are_a_coupling_with_one_head_per_channel(generator: torch.Generator) -> None:
+def test_the_gates_are_a_coupling_with_one_head_per_channel() -> None:
     conv = build(norm=None, residual=False, eps=1e-9)
-    x, e = states(generator)
+    x, e = randn(5, 3), randn(7, 3, seed=1)
     out, edges, gates = conv(x, EDGES, edge_attr=e, return_coupling=True)
     assert gates.heads == 3
     product = torch.einsum("cij,jc->ic", gates.to_dense(), conv.value(x))
@@ -61,9 +56,9 @@ def test_the_gates_are_a_coupling_with_one_head_per_channel(generator: torch.Gen
     assert (edges >= 0).all()
 
 
-def test_dropout_is_drawn_in_training_only(generator: torch.Generator) -> None:
+def test_dropout_is_drawn_in_training_only() -> None:
     conv = build(norm=None, dropout=0.5)
-    x, e = states(generator)
+    x, e = randn(5, 3), randn(7, 3, seed=1)
     steady = conv(x, EDGES, edge_attr=e)
     with seeded(0):
         drawn = conv.train()(x, EDGES, edge_attr=e)

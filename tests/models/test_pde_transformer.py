@@ -5,7 +5,6 @@ from itertools import combinations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import gradcheck
 
 from diffusion_mp import cite
 from diffusion_mp.layers import PDEDiffusion1d
@@ -117,7 +116,7 @@ def test_p1_smooths_the_embedding_and_its_position() -> None:
 
 
 def test_the_placements_differ_as_models() -> None:
-    """From one draw of all weights, only P2 and P3 are the same function; no α is shared, no layer is elsewhere."""
+    """From one draw of all weights, only P2 and P3 are the same function; no α is shared, none is left out."""
     x, start, outputs = sequences(), build().state_dict(), {}
     for placement in PLACEMENTS:
         model = build(placement)
@@ -126,18 +125,11 @@ def test_the_placements_differ_as_models() -> None:
         layers = diffusions(model)
         count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
         assert len({id(layer.diffusivity.theta) for layer in layers}) == len(layers) == count
+        outputs[placement].square().sum().backward()
+        assert all(parameter.grad.abs().max() > 1e-12 for parameter in model.parameters())
     torch.testing.assert_close(outputs.pop("P3"), outputs["P2"], rtol=1e-12, atol=1e-12)
     for first, second in combinations(outputs, 2):
         assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3, atol=1e-4), (first, second)
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_every_parameter_learns(placement: str | None) -> None:
-    model = build(placement)
-    out = model(sequences())
-    assert out.shape == (3, 4)
-    out.square().sum().backward()
-    assert all(parameter.grad.abs().max() > 1e-12 for parameter in model.parameters())
 
 
 # where the tokens of three sequences of 7, 4 and 1 tokens stand among 9 positions
@@ -223,15 +215,6 @@ def test_tokens_of_several_columns() -> None:
     tables = model.encoder.tables
     expected = tables[0](columns[..., 0]) + tables[1](columns[..., 1]) + model.positions[:LENGTH]
     torch.testing.assert_close(model.embed(columns), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_first_derivatives(placement: str | None) -> None:
-    model = build(placement, in_channels=2, num_layers=1, diffusion=placement and {"strides": (1, 2), "norm": True})
-    x = randn(2, 4, 2).requires_grad_()
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 1]]).bool()
-    parameters = tuple(model.parameters())
-    assert gradcheck(lambda x, *_: model(x, mask), (x, *parameters), fast_mode=True, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import reduce
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from diffusion_mp import DIFFormer, NodeFormer, SGFormer
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.models import DiffusionGNN, released_state_dict
 from helpers import randn, refuses
-from pages.blocks import blocks
 
 DOUBLE = torch.float64
 NODES, CHANNELS, HIDDEN, CLASSES = 13, 5, 6, 3
@@ -375,13 +373,3 @@ def test_the_noise_of_nodeformer_stays_that_of_the_model() -> None:
     assert torch.equal(mapped[directions], ours[directions])
     assert model.load_state_dict(mapped) == ([], [])
     assert torch.equal(model.convs[0].mix.weight, released["convs.0.Wo.weight"])
-
-
-def test_the_page_on_released_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "released.md"
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    scope = {}
-    for block in blocks(page):
-        exec(compile(block, str(page), "exec"), scope)
-    assert float(scope["difference"].detach().abs().max()) < 1e-5

@@ -162,7 +162,6 @@ def sfi(options, **inputs):
 
 
 test_options_and_inputs_that_do_not_fit_are_refused = refuses(
-    (sfi({"task": "edge"}), "task must be one of 'node', 'graph', 'link'; got 'edge'"),
     (sfi({"pe_channels": 8}), r"pe_channels must lie in 0\.\.7, a part of hidden_channels; got 8"),
     (sfi({"pe_encoder": torch.nn.Identity()}), "pe_encoder needs pe_channels"),
     (sfi({"heads": 3}), "heads must divide hidden_channels; got 3 heads, 8 channels"),
@@ -179,7 +178,5 @@ test_options_and_inputs_that_do_not_fit_are_refused = refuses(
     (sfi({"pe_channels": 2}), f"pe {GIVEN} pe_channels, and only to one; got none"),
     (sfi({}, pe=torch.ones(4, 2)), f"pe {GIVEN} pe_channels, and only to one; got one"),
     (sfi({"pe_channels": 2, "pe_encoder": torch.nn.Identity()}, pe=X), r"pe must be \[4, 2\], .* got .* \[4, 3\]"),
-    (sfi({}, edge_label_index=EDGES), "edge_label_index belongs to task='link'"),
-    (sfi({"task": "link"}), "edge_label_index is needed for a link task"),
     (sfi({"task": "link"}, edge_label_index=EDGES[0]), r"edge_label_index must be \[2, L\] of int64; got"),
 )

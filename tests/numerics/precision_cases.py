@@ -21,6 +21,7 @@ from diffusion_mp.models import LabelPropagation, PDETransformer
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import expect, expect_close
 from diffusion_mp.updates import Backtracking, CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
+from helpers import built
 from test_conformance import DIFFUSIVITIES, LAYERS
 
 #: What is special about a state or its edges.
@@ -66,10 +67,7 @@ class Case:
 
     def module(self, dtype: torch.dtype) -> nn.Module:
         """The same parameters whatever the type, but for their rounding."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            module = self.build()
-        return module.to(dtype).eval()
+        return built(self.build).to(dtype).eval()
 
 
 def diffusivity(module: Any, state: State) -> dict[str, Tensor]:

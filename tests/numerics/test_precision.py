@@ -127,7 +127,11 @@ class Draw:
         check_precision(self.name, state, self.dtype, self.autocast, values=digits)
 
 
-def run(first: int, count: int) -> None:
+LATER = [pytest.param(first, 200, marks=pytest.mark.slow) for first in range(QUICK, 6300, 200)]
+
+
+@pytest.mark.parametrize(("first", "count"), [*((first, BLOCK) for first in range(0, QUICK, BLOCK)), *LATER])
+def test_random_cases(first: int, count: int) -> None:
     broken = []
     for seed in range(first, first + count):
         case = Draw.of(seed)
@@ -136,14 +140,3 @@ def run(first: int, count: int) -> None:
         except Exception as error:  # whatever it is, the draw that met it is what one wants to know
             broken.append(f"{case}: {type(error).__name__}: {error}")
     assert not broken, "\n".join(broken)
-
-
-@pytest.mark.parametrize("first", range(0, QUICK, BLOCK))
-def test_random_cases(first: int) -> None:
-    run(first, BLOCK)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(QUICK, 6300, 200))
-def test_many_random_cases(first: int) -> None:
-    run(first, 200)
