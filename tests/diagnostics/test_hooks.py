@@ -14,8 +14,7 @@ from diffusion_mp.couplings import LowRankCoupling
 from diffusion_mp.diagnostics import EnergyTrace, plot_attention, roughness
 from diffusion_mp.energies import Energy, QuadraticPenalty
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.testing.laws import seeded
-from helpers import draw, randn, refuses
+from helpers import built, draw, randn, refuses
 
 matplotlib.use("Agg")
 
@@ -121,8 +120,7 @@ def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouch
 
 
 def test_every_entry_is_a_pixel_and_zeros_are_blank(generator: torch.Generator) -> None:
-    with seeded(0):
-        diffusivity = SparseFlowDiffusivity(4, heads=2, lam=20.0, alpha=math.inf)
+    diffusivity = built(lambda: SparseFlowDiffusivity(4, heads=2, lam=20.0, alpha=math.inf))
     coupling = diffusivity(torch.randn(9, 4, generator=generator))
     dense = coupling.to_dense()[1].detach().numpy()
     assert 0 < (dense == 0).mean() < 1

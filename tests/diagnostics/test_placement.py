@@ -13,7 +13,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import SelfAttention
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.testing.laws import seeded
-from helpers import draw, refuses
+from helpers import built, draw, refuses
 
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 0]]).bool()
 
@@ -25,8 +25,7 @@ def diffusion(channels: int, **options: object) -> PDEDiffusion1d:
 
 
 def attention(channels: int, heads: int) -> SelfAttention:
-    with seeded(0):
-        return SelfAttention(channels, heads).double().eval()
+    return built(lambda: SelfAttention(channels, heads)).double().eval()
 
 
 def laplacian(length: int) -> Tensor:
@@ -196,8 +195,7 @@ def test_the_model_does_not_notice(generator: torch.Generator) -> None:
     model.blocks[0].eval()
 
     def step() -> list[Tensor]:
-        with seeded(1):
-            out = model(x, LENGTHS)
+        out = built(lambda: model(x, LENGTHS), 1)
         return [out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))]
 
     before, modes, random = step(), [module.training for module in model.modules()], torch.get_rng_state()

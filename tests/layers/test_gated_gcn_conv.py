@@ -6,16 +6,14 @@ from torch.nn.functional import layer_norm, relu
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv
-from diffusion_mp.testing.laws import seeded
-from helpers import randn, refuses
+from helpers import built, randn, refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])  # a loop, a pair twice; node 4 is isolated
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
 
 
 def build(**options: object) -> GatedGCNConv:
-    with seeded(0):
-        return GatedGCNConv(3, **options).double().eval()
+    return built(lambda: GatedGCNConv(3, **options)).double().eval()
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -60,8 +58,7 @@ def test_dropout_is_drawn_in_training_only() -> None:
     conv = build(norm=None, dropout=0.5)
     x, e = randn(5, 3), randn(7, 3, seed=1)
     steady = conv(x, EDGES, edge_attr=e)
-    with seeded(0):
-        drawn = conv.train()(x, EDGES, edge_attr=e)
+    drawn = built(lambda: conv.train()(x, EDGES, edge_attr=e))
     for kept, state, change in zip(steady, drawn, (x, e), strict=True):
         dropped = state == change
         assert 0 < (dropped & (kept != change)).sum() < kept.numel()

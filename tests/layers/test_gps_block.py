@@ -5,7 +5,7 @@ import torch
 
 from diffusion_mp.layers import GatedGCNConv, GCNConv, GPSBlock, MLPConv, SFiConv
 from diffusion_mp.testing.laws import seeded
-from helpers import randn, refuses
+from helpers import built, randn, refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])
 
@@ -50,8 +50,7 @@ test_branches_that_do_not_fit_are_refused = refuses(
 
 
 def test_a_layer_without_a_residual_of_its_own_gets_one() -> None:
-    with seeded(0):
-        block = GPSBlock(4, GCNConv(4, 4), norm="layer").double().eval()
+    block = built(lambda: GPSBlock(4, GCNConv(4, 4), norm="layer")).double().eval()
     total = block.local_norm(X + block.local(X, EDGES))
     out, edges = block(X, EDGES, edge_attr=E)
     torch.testing.assert_close(out, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)

@@ -8,15 +8,14 @@ from torch.nn.functional import silu
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
-from helpers import refuses
+from helpers import built, refuses
 
 RTOL, ATOL = tolerance("parity", torch.float64)
 
 
 @pytest.fixture
 def encoder() -> LaplacianEncoder:
-    with seeded(0):
-        return LaplacianEncoder(6).double()
+    return built(lambda: LaplacianEncoder(6)).double()
 
 
 def inputs(num_nodes: int = 7, count: int = 4) -> tuple[Tensor, Tensor]:

@@ -7,15 +7,13 @@ import torch
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SFiConv
-from diffusion_mp.testing.laws import seeded
-from helpers import randn, refuses
+from helpers import built, randn, refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3, 0], [1, 0, 2, 1, 0, 3]])  # undirected; node 4 is isolated
 
 
 def build(*sizes: int, **options) -> SFiConv:
-    with seeded(0):
-        return SFiConv(*sizes, **options).double().eval()
+    return built(lambda: SFiConv(*sizes, **options)).double().eval()
 
 
 @pytest.mark.parametrize("gamma", [0.2, 1.0, 5.0])

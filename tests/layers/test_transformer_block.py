@@ -5,21 +5,18 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.layers.sequences import SelfAttention, TransformerBlock
-from diffusion_mp.testing.laws import seeded
+from helpers import built, refuses
 from helpers import randn as state
-from helpers import refuses
 
 MASK = torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
 
 def attention(**options: object) -> SelfAttention:
-    with seeded(0):
-        return SelfAttention(6, 3, **options).double().eval()
+    return built(lambda: SelfAttention(6, 3, **options)).double().eval()
 
 
 def block(**options: object) -> TransformerBlock:
-    with seeded(0):
-        return TransformerBlock(6, 3, mlp_channels=8, **options).double().eval()
+    return built(lambda: TransformerBlock(6, 3, mlp_channels=8, **options)).double().eval()
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -17,7 +17,7 @@ from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import load_digits, load_planetoid
-from helpers import refuses
+from helpers import built, refuses
 
 NODES = 18
 BATCH = torch.arange(3).repeat_interleave(torch.tensor([7, 1, 10]))
@@ -30,8 +30,7 @@ TIED = pytest.param({"heads": 2, "projection": "tied"}, id="projections", marks=
 
 
 def build(*, dtype: torch.dtype = torch.float64, **options) -> CertifiedDIFFormer:
-    with seeded(0):
-        return CertifiedDIFFormer(5, 8, 3, **{"num_layers": 4} | options).to(dtype)
+    return built(lambda: CertifiedDIFFormer(5, 8, 3, **{"num_layers": 4} | options)).to(dtype)
 
 
 def nodes(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:

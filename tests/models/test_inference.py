@@ -12,7 +12,7 @@ import model_cases
 from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.models.inference import Blocks
 from diffusion_mp.testing import tolerance
-from diffusion_mp.testing.laws import seeded
+from helpers import built
 from reading_features import ReadsInputs
 
 NODES, FEATURES = 57, 8
@@ -41,8 +41,7 @@ def data(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> tupl
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator) -> None:
     x, edge_index, weight = data(generator)
-    with seeded(0):
-        model = make().double()
+    model = built(lambda: make()).double()
     before = copy.deepcopy(model.state_dict())
     got = dm.full_graph_inference(model, x, edge_index, weight, block_size=block_size, progress=False)
     assert model.training

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, elu, layer_norm, linear
 
 from diffusion_mp import NodeFormer, NodeFormerConv, auxiliary_loss
 from diffusion_mp.testing.laws import seeded
-from helpers import randn, refuses
+from helpers import built, randn, refuses
 
 DOUBLE = torch.float64
 SLIDES = {"relational_bias": "sum", "logits": "dot", "num_samples": 10, "jump": "cat", "relative_edge_loss": False}
@@ -135,8 +135,7 @@ def test_a_model_in_the_middle_of_training_is_copied_and_saved():
     model = NodeFormer(4, 6, 3, num_samples=10).double().train()
     first = model(x, edge_index)
     twin = copy.deepcopy(model)
-    with seeded(5):
-        other = NodeFormer(4, 6, 3, num_samples=10).double().train()
+    other = built(lambda: NodeFormer(4, 6, 3, num_samples=10), 5).double().train()
     other.load_state_dict(model.state_dict())
     assert auxiliary_loss(twin) == 0
     second = model(x, edge_index)

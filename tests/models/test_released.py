@@ -1,6 +1,6 @@
 """The released forms of DIFFormer, NodeFormer and SGFormer: textbook formulas of named tensors, and PyG's own class."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 
 import pytest
@@ -232,21 +232,13 @@ def statistics(tensors: Tensors) -> Tensors:
     }
 
 
-@pytest.fixture
-def in_double() -> Iterator[None]:
-    """PyG's attention makes ones of the default dtype."""
-    torch.set_default_dtype(DOUBLE)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("layers", "heads", "gnn_layers", "aggregate", "weight"), [(1, 1, 3, "add", 0.8), (3, 2, 1, "cat", 0.5)]
 )
 def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training, monkeypatch) -> None:
-    """PyG's class itself by PyG's names of arguments; in training with torch's dropout, which draws other numbers."""
+    """PyG's class itself, whose attention makes ones of the default dtype; in training with the dropout of torch."""
     for module in ("sgformer", "gnn"):
         monkeypatch.setattr(f"diffusion_mp.models.{module}.dropout", torch_dropout)
     options = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}

@@ -11,16 +11,14 @@ from diffusion_mp.couplings import PairwiseCoupling, SparseFlowCoupling
 from diffusion_mp.data import AddLaplacianPE
 from diffusion_mp.models import GPS, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.testing import tolerance
-from diffusion_mp.testing.laws import seeded
-from helpers import refuses
+from helpers import built, refuses
 
 MODELS = [GatedGCN, GPS, DFiFormer, SFiFormer]
 ATOMS, BONDS = [5, 3], [4]
 
 
 def build(cls: type, *sizes, **options):
-    with seeded(0):
-        return cls(*sizes, **options).double().eval()
+    return built(lambda: cls(*sizes, **options)).double().eval()
 
 
 def molecule(size: int, generator: torch.Generator) -> Data:

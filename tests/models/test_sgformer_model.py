@@ -6,15 +6,13 @@ from torch.nn.functional import layer_norm, relu
 
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.models import DIFFormer, SGFormer
-from diffusion_mp.testing.laws import seeded
-from helpers import randn
+from helpers import built, randn
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])  # node 4 is isolated
 
 
 def build(**options) -> SGFormer:
-    with seeded(0):
-        return SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options).double().eval()
+    return built(lambda: SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options)).double().eval()
 
 
 @pytest.mark.parametrize("shared_encoder", [True, False])

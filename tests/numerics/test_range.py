@@ -19,7 +19,7 @@ from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
 from diffusion_mp.testing import tolerance
-from diffusion_mp.testing.laws import seeded
+from helpers import built
 from test_conformance import LAYERS
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -284,8 +284,7 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
         edges = pairs[:, (pairs < len(state)).all(0)]
         edges = edges[:, member[edges[0]] == member[edges[1]]] if options.get("edges", True) else None
         for scale in (1e-30, 1e-10, 30.0, 1e4, 1e8):
-            with seeded(0):
-                layer = build().eval()
+            layer = built(lambda: build()).eval()
             x = (scale * state).requires_grad_()
             out = layer(x, edges, batch=member, **options.get("extra", lambda x: {})(x))
             (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
@@ -298,8 +297,7 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
 @pytest.mark.parametrize("options", [{}, {"friction": "constant"}, {"hops": 1}, {"lam": 0.0}], ids=str)
 def test_equal_rows_flow_equally_at_any_size(projection: Any, options: Any, generator: torch.Generator) -> None:
     """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
-    with seeded(0):
-        layer = SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options)
+    layer = built(lambda: SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options))
     pairs = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
     edges = pairs[:, MEMBER[pairs[0]] == MEMBER[pairs[1]]]
     for scale in (1.0, 1e3, 1e5, 1e8):
