@@ -190,14 +190,13 @@ test_bad_options_are_refused_in_a_sentence = refuses(
 )
 
 
-def star(leaves: int) -> Tensor:
-    """Every leaf 1 … n sends to node 0."""
-    return torch.stack([torch.arange(1, leaves + 1), torch.zeros(leaves, dtype=torch.long)])
+# Every other node sends to node 0.
+STAR = Graph(8, torch.stack([torch.arange(1, 8), torch.zeros(7, dtype=torch.long)]))
 
 
 @pytest.mark.parametrize("degree", [1, 2, 5])
 def test_a_polynomial_of_degree_p_takes_p_products(degree, monkeypatch):
-    base = SparseCoupling(Graph(8, star(7)))
+    base = SparseCoupling(STAR)
     products = []
     product = SparseCoupling._product
     monkeypatch.setattr(SparseCoupling, "_product", lambda self, v: products.append(v) or product(self, v))
@@ -211,4 +210,4 @@ def test_a_polynomial_of_a_symmetric_coupling_is_its_own_transpose(degree):
     promised = PolynomialCoupling(SparseCoupling(path, symmetric=True), one)
     assert promised.T is promised
     assert PolynomialCoupling(SparseCoupling(path), one).symmetric
-    assert not PolynomialCoupling(SparseCoupling(Graph(8, star(7))), one).symmetric
+    assert not PolynomialCoupling(SparseCoupling(STAR), one).symmetric

@@ -24,10 +24,7 @@ SIZES = (4, 1, 7)
 
 @pytest.fixture(params=MODELS)
 def make(request):
-    def made(task):
-        return built(lambda: MODELS[request.param](task=task)).double().eval()
-
-    return made
+    return lambda task: built(lambda: MODELS[request.param](task=task)).double().eval()
 
 
 def molecules(generator) -> list[tuple[Tensor, Tensor]]:
