@@ -19,23 +19,19 @@ from diffusion_mp.testing import TOLERANCES, Tolerance, tolerance
 from diffusion_mp.updates import teleport_limit
 from helpers import randn
 
-
-@pytest.fixture
-def ring() -> Graph:
-    node = torch.arange(5)
-    edges = torch.stack([node, (node + 1) % 5])
-    return Graph(5, torch.cat([edges, edges.flip(0)], 1))
+ENDS = torch.stack([torch.arange(5), torch.arange(5).roll(-1)])
+RING = Graph(5, torch.cat([ENDS, ENDS.flip(0)], 1))
 
 
-def test_teleports_the_algebra_of_diffusivities_and_a_friction_of_its_own(ring):
+def test_teleports_the_algebra_of_diffusivities_and_a_friction_of_its_own():
     x, h, alpha = randn(5, 3, seed=1), randn(5, 3, seed=2), 0.2
-    S = AdjacencyDiffusivity("sym")(x, ring)
+    S = AdjacencyDiffusivity("sym")(x, RING)
     limit = alpha * torch.linalg.solve(torch.eye(5, dtype=torch.float64) - (1 - alpha) * S.to_dense()[0], h)
     assert_close(teleport_limit(alpha)(x, S, source=h), limit)
     assert isinstance(0.25 * SimpleDiffusivity() + AdjacencyDiffusivity("row"), SumDiffusivity)
     assert isinstance(0.25 * SimpleDiffusivity(), ScaledDiffusivity)
     friction = FrictionAttention(3, heads=2, head_channels=4).double()
-    query, key = friction(x, ring)
+    query, key = friction(x, RING)
     assert_close(query / friction.scale, friction.query(x).unflatten(1, (2, 4)))
     keys = friction.key(x).unflatten(1, (2, 4))
     assert_close(key - key[:1], keys - keys[:1])  # a shift of all of them changes no friction
@@ -70,9 +66,9 @@ def test_small_functions_and_halves_of_kernels():
     assert all(isinstance(found, Tolerance) for row in TOLERANCES.values() for found in row.values())
 
 
-def test_what_certificates_and_measurements_are(ring):
+def test_what_certificates_and_measurements_are():
     x = randn(5, 3)
-    S = AdjacencyDiffusivity("sym")(x, ring)
+    S = AdjacencyDiffusivity("sym")(x, RING)
     certificate, bounds = certify(S, tau=0.5, form="residual"), energy_bounds(S, tau=0.5)
     assert isinstance(certificate, Certificate)
     assert certificate

@@ -42,7 +42,6 @@ def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queri
         assert distance_from_the_mean(SimpleDiffusivity(), x) > 0.1
         assert distance_from_the_mean(row, x) > 0.1
         assert distance_from_the_mean(frobenius, x) < 1e-4  # the released form, D1: uniform for every practical purpose
-    x = two_clusters(100_000)
     sizes = {}
     for normalize in ("row", "frobenius"):
         diffusivity = built(lambda n=normalize: SimpleDiffusivity(16, projection="separate", normalize=n))
@@ -165,7 +164,6 @@ def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed()
     conv = built(lambda: DIFFormerConv(4, 4, projection="separate", dropout=0.9)).double()
     dropped = conv.train()(x, EDGES, return_coupling=True)[1].to_dense()
     close(dropped, conv.eval()(x, EDGES, return_coupling=True)[1].to_dense(), "rearranged")
-    x = state()
     conv = built(lambda: DIFFormerConv(4, 4, dropout=0.5)).double().train()
 
     def run() -> list[Tensor]:

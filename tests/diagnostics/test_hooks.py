@@ -80,9 +80,6 @@ def test_default_energy_of_every_layer_and_its_plot() -> None:
     assert [record.before for record in trace.records] == pytest.approx([spread, spread / 4])
     assert trace.to_dict()["layer"] == ["0", "2"]
     assert trace.to_dict()["after"] == trace.energies
-    model = nn.Sequential(Smooth(), Smooth())
-    with EnergyTrace(model) as trace:
-        model(randn(5, 2))
     (line,) = trace.plot(Figure().add_subplot()).lines
     assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
 

@@ -97,6 +97,22 @@ def test_the_mask_of_padding_and_the_order_of_dimensions_may_be_those_of_pytorch
     assert torch.equal(second(x[0]), layer(x[0]))
 
 
+@pytest.mark.parametrize("name", ["strides", "heads", "causal", "heat"])
+def test_no_gradient_comes_from_padding(name: str) -> None:
+    layer, mask = build(name), masks()["anywhere"]
+    x = randn(4, 10, 4)
+    weight = randn(int(mask.sum()), 4, seed=2)
+    gradients = []
+    for padding in (0.0, math.nan):
+        leaf = torch.where(mask.unsqueeze(2), x, padding).requires_grad_()
+        (layer(leaf, mask)[mask] * weight).sum().backward()
+        assert not leaf.grad[~mask].any()
+        gradients.append([leaf.grad[mask], *(parameter.grad.clone() for parameter in layer.parameters())])
+        layer.zero_grad()
+    for clean, poisoned in zip(*gradients, strict=True):
+        assert torch.equal(clean, poisoned)
+
+
 def test_the_returned_coupling_is_the_step() -> None:
     x, mask = randn(2, 5, 4), torch.tensor([[1, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
     layer = build("heads")

@@ -41,7 +41,7 @@ def data(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> tupl
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator) -> None:
     x, edge_index, weight = data(generator)
-    model = built(lambda: make()).double()
+    model = built(make).double()
     before = copy.deepcopy(model.state_dict())
     got = dm.full_graph_inference(model, x, edge_index, weight, block_size=block_size, progress=False)
     assert model.training

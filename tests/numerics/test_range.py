@@ -284,7 +284,7 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
         edges = pairs[:, (pairs < len(state)).all(0)]
         edges = edges[:, member[edges[0]] == member[edges[1]]] if options.get("edges", True) else None
         for scale in (1e-30, 1e-10, 30.0, 1e4, 1e8):
-            layer = built(lambda: build()).eval()
+            layer = built(build).eval()
             x = (scale * state).requires_grad_()
             out = layer(x, edges, batch=member, **options.get("extra", lambda x: {})(x))
             (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
