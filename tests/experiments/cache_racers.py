@@ -1,7 +1,5 @@
 """Processes that all make one cache, for the tests of races; without pytest, so that they start soon."""
 
-from __future__ import annotations
-
 import time
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """Damaged and malicious variants of files, and the formats they are made for; `test_hostile_files.py` reads them."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -4,8 +4,6 @@ A line on standard input is a format and a folder; the answer is a line of JSON:
 was said. A crash and a hang are for `HostileReader`, which runs this file, to see.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

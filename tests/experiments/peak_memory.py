@@ -1,7 +1,5 @@
 """How much memory Python's and numpy's objects take at most."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small files in the formats of the data sets: what tests read, and what the hostile-files test damages."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

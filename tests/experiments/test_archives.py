@@ -1,7 +1,5 @@
 """Tar archives that somebody made on purpose: nothing is written, filled or gone through without end."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import re

@@ -1,7 +1,5 @@
 """Processes that make one cache at once, some of them killed: none fails, and no folder is left that is half made."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import time

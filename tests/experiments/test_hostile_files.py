@@ -4,8 +4,6 @@ Every format of `hostile.py` is damaged in many ways, replaced by files that lea
 them, and read in a process with a limit of memory and time.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """IMDb reviews: the folder and the archive are the same; bytes, labels, what is missing."""
 
-from __future__ import annotations
-
 import tarfile
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """ListOps (Nangia & Bowman 2018): answers, the published grammar and files, splits, and seeds."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import random
@@ -26,7 +24,7 @@ class Operation(NamedTuple):
     """An inner node of the tree of an expression, whose leaves are digits."""
 
     operator: str
-    arguments: tuple[int | Operation, ...]
+    arguments: tuple["int | Operation", ...]
 
 
 def encode(expression: str) -> torch.Tensor:

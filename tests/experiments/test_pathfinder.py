@@ -1,7 +1,5 @@
 """The Pathfinder-like task: connected components know the answer, ink does not; seeds, one pinned image."""
 
-from __future__ import annotations
-
 import hashlib
 
 import jaxtyping

@@ -1,7 +1,5 @@
 """A gigabyte of SNAP's text streams through less than a gigabyte of memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """PATTERN and CLUSTER: published densities and sizes, fixed patterns, seeds, the cache, one pinned graph."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables in text: what a file can make the reader hold, and what it refuses by file and line."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

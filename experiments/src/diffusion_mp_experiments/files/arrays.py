@@ -1,7 +1,5 @@
 """NumPy's .npy and .npz files, read by `np.load` without pickles and within a limit of memory."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Sequence

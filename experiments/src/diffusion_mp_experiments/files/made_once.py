@@ -1,7 +1,5 @@
 """Folders that take long to make: complete or absent, however many processes ask for them."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Matrices in MATLAB files, read by `scipy.io.loadmat` in a child process, since damaged files crash it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

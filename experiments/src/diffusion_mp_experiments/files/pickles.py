@@ -5,8 +5,6 @@ memo, a key of nested tuples overflows its stack, and a damaged dtype makes NumP
 has none of these; here it interprets only the instructions that data needs, and the stand-ins check every length.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

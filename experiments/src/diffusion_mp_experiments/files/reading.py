@@ -1,7 +1,5 @@
 """What all readers of files share: paths, indices, and the sentences for files that are missing or damaged."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Datasets whose graphs are made once and then read from disk as plain tensors."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import pickle

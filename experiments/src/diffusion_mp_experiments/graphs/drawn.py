@@ -4,8 +4,6 @@ A `torch.Generator` on the CPU draws everything, so a seed gives the same graphs
 block model come from uniform numbers in double precision, the same on every machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Sets of small graphs with a class each: those of TU Dortmund, and SynMol."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

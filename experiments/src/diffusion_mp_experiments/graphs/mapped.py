@@ -1,7 +1,5 @@
 """One large graph: a folder of .npy files, filled block by block and opened by memory map."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Small node data sets: heterophilous graphs, Facebook100, MNIST, 20 Newsgroups, digits; and labels for tuning."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

@@ -1,7 +1,5 @@
 """Node property prediction of the Open Graph Benchmark, from the files that OGB publishes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

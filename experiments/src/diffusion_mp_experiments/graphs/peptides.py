@@ -1,7 +1,5 @@
 """Peptides-func from the SMILES strings it was made of."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """The social network Pokec, from the files of SNAP or of LINKX."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`diffusion-mp reproduce` and `diffusion-mp results`: a table with its pictures, and the page of all of them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -1,7 +1,5 @@
 """Results as lines of JSON, each complete or absent whenever the process that appends them is killed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What the records of a table come to: means over splits, differences split by split, and their text in Markdown."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

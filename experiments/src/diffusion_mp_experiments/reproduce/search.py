@@ -1,7 +1,5 @@
 """The random search of a row: Optuna's trials, kept on disk, and the same whenever they are drawn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

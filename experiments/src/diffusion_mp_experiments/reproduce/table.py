@@ -1,7 +1,5 @@
 """A table of results as files: `configs/<table>/table.yaml` and a YAML file for every row."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Data sets of sequences whose items are made on access."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from random import Random
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """IMDb reviews as bytes: the text classification task of the Long Range Arena."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

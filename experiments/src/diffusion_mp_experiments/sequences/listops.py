@@ -1,7 +1,5 @@
 """ListOps without a download: the generator of the Long Range Arena's first task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from random import Random

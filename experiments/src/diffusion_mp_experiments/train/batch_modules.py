@@ -1,7 +1,5 @@
 """Batches of graphs, and of snapshots of one graph, as LightningDataModules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, get_args

@@ -1,7 +1,5 @@
 """Classification of nodes, graphs and sequences, and forecasts, as LightningModules."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, cast
 
 import pytorch_lightning as pl

@@ -1,7 +1,5 @@
 """LightningDataModules: graphs in three parts, and one graph whose nodes are split by masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores of benchmarks, as torchmetrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Resumed runs that equal uninterrupted ones bit for bit, and no checkpoints of NaN."""
 
-from __future__ import annotations
-
 import math
 import os
 import random
