@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp_experiments.graphs.cached import CachedDataset
-from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_arrays
+from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_arrays
 
 NUM_ARRAYS, NUM_GRAPHS = 4, 5
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from diffusion_mp_experiments.graphs.mapped import mapped_arrays
+from diffusion_mp_experiments.graphs.cached import mapped_arrays
 
 
 @pytest.fixture

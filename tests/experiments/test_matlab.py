@@ -7,7 +7,7 @@ import pytest
 from scipy.io import savemat
 from scipy.sparse import eye
 
-from diffusion_mp_experiments.files.matlab import read_matrices
+from diffusion_mp_experiments.files.arrays import read_matrices
 
 MEMORY = 1 << 30
 

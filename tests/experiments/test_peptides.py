@@ -52,7 +52,7 @@ def test_bad_splits_and_missing_files(tmp_path, monkeypatch):
     for count in (0, 3):
         with pytest.raises(ValueError, match="num_graphs must be at"):
             PeptidesFunctional(tmp_path, tmp_path / "cache", num_graphs=count)
-    monkeypatch.setattr("diffusion_mp_experiments.graphs.peptides.find_spec", lambda name: None)
+    monkeypatch.setattr("diffusion_mp_experiments.graphs.graph_sets.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"):
         PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
     for rows, message in (([{"any": "object"}], "allow_pickle"), ([-1], "not one of row numbers"), ([0.5], "not one")):

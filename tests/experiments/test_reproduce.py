@@ -17,11 +17,9 @@ from reproduce_tables import write_table
 
 from diffusion_mp_experiments.reproduce import harness
 from diffusion_mp_experiments.reproduce.figures import draw_curves
-from diffusion_mp_experiments.reproduce.harness import key, reproduce
-from diffusion_mp_experiments.reproduce.records import Records, parsed
+from diffusion_mp_experiments.reproduce.harness import Search, key, open_storage, reproduce
 from diffusion_mp_experiments.reproduce.report import lines, section
-from diffusion_mp_experiments.reproduce.search import Search, open_storage
-from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.reproduce.table import Records, load_table, parsed
 from diffusion_mp_experiments.train.cli import main
 from own_process import started
 

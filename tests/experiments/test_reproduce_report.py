@@ -5,9 +5,8 @@ import math
 import pytest
 from reproduce_tables import write_table
 
-from diffusion_mp_experiments.reproduce.records import write
 from diffusion_mp_experiments.reproduce.report import lines, markdown, section
-from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.reproduce.table import load_table, write_records
 from diffusion_mp_experiments.train.cli import main
 
 
@@ -87,7 +86,7 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert "There are no results in" in capsys.readouterr().err
     for name in ("digits", "digits-quick"):  # what was made quickly is no result
         (made / name).mkdir(parents=True)
-        write(RECORDS, made / name / "results.jsonl")
+        write_records(RECORDS, made / name / "results.jsonl")
     assert main(["results", "--made", str(made), *words]) == 0
     page = tmp_path / "docs" / "results.md"
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.jsonl"]

@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from diffusion_mp_experiments.reproduce.records import Record
-from diffusion_mp_experiments.reproduce.table import Table
+from diffusion_mp_experiments.reproduce.table import Record, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
 
 Estimate = tuple[float, float]

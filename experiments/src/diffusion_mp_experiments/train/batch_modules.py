@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -40,8 +40,7 @@ class BatchDataModule(SplitDataModule):
         part = self.part(0)
         if self.batch_size is None or self.batch_size >= len(part):
             return self._in_order(0)
-        loader: Any = DataLoader(part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph())  # type: ignore[arg-type]
-        return loader
+        return DataLoader(part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph())  # type: ignore[arg-type]
 
     def together(self, part: Sequence[Data]) -> list[Data]:
         size = self.batch_size or len(part)
