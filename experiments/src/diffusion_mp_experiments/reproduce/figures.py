@@ -23,9 +23,9 @@ def _looks() -> Iterator[dict[str, Any]]:
             yield {"color": colour, "marker": marker, "linestyle": style, "markersize": 4, "linewidth": 1.2}
 
 
-def _panels(width: float, height: float, count: int = 1) -> tuple[Figure, Sequence[Axes]]:
+def _panels(width: float, height: float, count: int = 1) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(1, count, squeeze=False)[0]
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
