@@ -130,22 +130,6 @@ def test_images_are_pinned():
     assert digest(Pathfinder("test"), range(5)) == "6f0e147f7cc895e8"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"split": "valid"}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
-        ({"num": 0}, "num must be at least 1"),
-        ({"dashes": 0}, "dashes must be at least 1"),
-        ({"distractors": -1}, "distractors must be at least 0; got -1"),
-        ({"size": 23}, "size must be at least 24 pixels for two paths; got 23"),
-    ],
-)
-@pytest.mark.usefixtures("no_typecheck")
-def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
-        Pathfinder(**options)
-
-
 @pytest.mark.usefixtures("no_typecheck")
 def test_paths_that_do_not_fit(monkeypatch):
     monkeypatch.setattr("diffusion_mp_experiments.sequences.pathfinder._SCENES", 3)

@@ -1,9 +1,14 @@
-"""The readers of Pokec: SNAP's text files and LINKX's matrices."""
+"""The readers of Pokec: SNAP's text files and LINKX's matrices; and the graph that is drawn instead."""
 
 import csv
 import gzip
 import hashlib
 import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +16,7 @@ import torch
 from peak_memory import at_most
 from small_sets import make_mat, make_pokec, profile
 
-from diffusion_mp_experiments.graphs import load_pokec
+from diffusion_mp_experiments.graphs import load_pokec, synthetic_pokec
 from diffusion_mp_experiments.graphs.pokec import FEATURES
 
 REGIONS = ["kraj a, x", "kraj a, y", "Kraj A, z", "kraj b", "null", "kraj c, x", "kraj d", "kraj e", "kraj f"]
@@ -91,45 +96,11 @@ def test_the_cache_records_what_was_read(tmp_path):
     assert load_pokec(tmp_path).num_nodes == 2  # the cache is enough
 
 
-@pytest.mark.parametrize(
-    ("profiles", "pairs", "message"),
-    [
-        ([profile(0), "1\t1\n"], "0\t0\n", r"line 2: expected 59 columns between tabs.*got 2"),
-        ([profile(0, gender="2")], "0\t0\n", r"lines 1 to 1:.*gender b'2' is neither 0, 1 nor null"),
-        ([profile(0, age="old")], "0\t0\n", r"columns 1, 2, 3 and 8 must be numbers.*old"),
-        ([profile("x")], "0\t0\n", "must be numbers"),
-        ([profile("null")], "0\t0\n", "null in all but the first; .*null"),
-        ([profile(0).replace("2012-05-25", "yesterday!")], "0\t0\n", "dates such as 2012-05-25"),
-        ([profile(0), profile(0)], "0\t0\n", "must name every user once; 2 lines name fewer"),
-        ([profile(0)], "0\t5\n", "user 5 has no line in the profiles, nor have 0 other ends among these 1 lines"),
-        ([profile(0, age="inf")], "0\t0\n", r"b'inf' does not lie in 0 \.\. 1000000"),
-        ([profile(0, age="nan")], "0\t0\n", r"b'nan' does not lie in 0 \.\. 1000000"),
-        ([profile(0, completion="1e300")], "0\t0\n", r"b'1e300' does not lie in 0 \.\. 1000000"),
-        ([profile(0, public="-1")], "0\t0\n", "b'-1' does not lie in 0"),
-        ([profile(0, age="1" * 100)], "0\t0\n", r"of column 8 has 100 bytes"),
-        ([profile(0).replace("2012-05-25 11:20:00.0", "today")], "0\t0\n", "b'today' is no date"),
-        ([profile(0).replace("2012-05-25 11:20:00.0", "NaT")], "0\t0\n", "b'NaT' is no date"),
-        ([], "0\t0\n", r"soc-pokec-profiles\.txt must have a line for every user; it is empty"),
-        ([profile(0)], "0\t0\nx\t0\n", "from line 1 on: could not convert string 'x'"),
-        ([profile(0)], "0\t0\n0\n", "from line 1 on: .*number of columns changed"),
-        ([profile(0)], "0\n0\n", "expected 2 rows of 2 numbers; got 2 of 1"),
-        ([profile(0)], "0\t0\n\n0\t0\n", "expected 3 rows of 2 numbers; got 2 of 2"),
-    ],
-)
-def test_other_formats_are_refused(tmp_path, profiles, pairs, message):
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path, profiles, pairs)
-    assert not (tmp_path / "processed" / "pokec-snap").exists()
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_missing_files_and_unknown_sources(tmp_path):
+def test_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"):
         load_pokec(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"):
         load_pokec(tmp_path, "linkx")
-    with pytest.raises(ValueError, match="source must be one of 'snap', 'linkx'"):
-        load_pokec(tmp_path, "kaggle")
 
 
 def test_linkx(tmp_path, generator):
@@ -141,25 +112,6 @@ def test_linkx(tmp_path, generator):
     assert torch.equal(data.edge_index, edges)
     assert data.edge_index.is_contiguous()
     assert data.y.tolist() == [0, 1, 1, -1, 0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"edge_index": np.array([[0, 6], [1, 2]])}, "edge_index must lie in 0..5, got up to 6"),
-        ({"edge_index": np.array([[0, -1], [1, 2]])}, "down to -1"),
-        ({"edge_index": np.array([[0, 0.5], [1, 2]])}, "edge_index must hold integers"),
-        ({"edge_index": np.array([[0, np.nan], [1, 2]])}, "edge_index must hold integers"),
-        ({"edge_index": np.zeros((3, 2))}, r"edge_index is \(3, 2\)"),
-        ({"label": np.zeros((1, 4))}, "4 labels go with 6 rows of node_feat"),
-        ({"node_feat": "text"}, "node_feat is no matrix of real numbers"),
-    ],
-)
-def test_variables_that_do_not_agree_are_refused(tmp_path, change, message):
-    make_mat(tmp_path, **change)
-    with pytest.raises(ValueError, match=rf"pokec\.mat: .*{message}.*\. It must be LINKX's pokec\.mat"):
-        load_pokec(tmp_path, "linkx")
-    assert [path.name for path in (tmp_path / "processed").iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.data
@@ -203,3 +155,113 @@ def test_a_profile_of_one_field_takes_no_room(tmp_path):
     lines = [profile(user, completion="5" * 10_000_000 if user == 50 else "50") for user in range(100)]
     with pytest.raises(ValueError, match="of column 3 has 10000000 bytes"), at_most(100e6):
         load(tmp_path, lines)
+
+
+WRITE = """
+import sys
+from pathlib import Path
+import torch
+
+root, users, millions, text = Path(sys.argv[1]), *map(int, sys.argv[2:])
+first = 1_000_000_000  # of the ids
+ends = torch.randint(first, first + users, (1_000_000, 2), generator=torch.Generator().manual_seed(0))
+day = "2012-05-25 11:20:00.0"
+with (root / "soc-pokec-profiles.txt").open("w") as file:
+    for user in range(users):
+        numbers = f"{first + user}\\t1\\t50\\t{user % 2}\\tzilinsky kraj, zilina\\t{day}\\t{day}\\t{user % 60}"
+        file.write(numbers + "\\tnull" * 50 + "\\t" + "x" * text + "\\n")
+block = "".join(f"{a}\\t{b}\\n" for a, b in ends.tolist())
+with (root / "soc-pokec-relationships.txt").open("w") as file:
+    for _ in range(millions):
+        file.write(block)
+"""
+READ = """
+import resource, sys
+from diffusion_mp_experiments.graphs import load_pokec
+unit = 1024 if sys.platform != "darwin" else 1  # kilobytes on Linux, bytes on macOS
+data = load_pokec(sys.argv[1], progress=False)
+assert data.num_edges == int(sys.argv[2]) * 1_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+"""
+
+
+def run(program: str, *arguments: object) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("users", "millions", "text"), [(1_632_803, 1, 300), (400_000, 46, 0)])
+def test_a_gigabyte_of_either_file(tmp_path: Path, users: int, millions: int, text: int) -> None:
+    """Of the whole process, imports included: as many users as Pokec has, and 1.5 times as many friendships."""
+    run(WRITE, tmp_path, users, millions, text)
+    assert max(file.stat().st_size for file in tmp_path.iterdir()) > 1e9
+    assert float(run(READ, tmp_path, millions)) < 1e9
+
+
+SIZE = {"num_nodes": 20_000, "num_edges": 375_000}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return synthetic_pokec(**SIZE)
+
+
+def test_sizes(data):
+    assert data.x.shape == (20_000, 65)
+    assert data.edge_index.shape == (2, 375_000)
+    assert bool((data.edge_index[0].diff() >= 0).all())
+    assert 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < 20_000
+    data.validate()
+
+
+def test_degrees_are_log_normal(data):
+    """Median 18.75 / exp(1.5² / 2), and the logarithm has deviation 1.5; in both directions."""
+    for ends in data.edge_index:
+        degree = ends.bincount(minlength=20_000).double()
+        assert float(degree.median()) == pytest.approx(6.09, abs=1)
+        for share, deviations in ((0.9, 1.2816), (0.99, 2.3263)):
+            assert float(degree.quantile(share)) == pytest.approx(6.09 * math.exp(1.5 * deviations), rel=0.06)
+
+
+def test_homophily_and_signal(data):
+    known = (data.y[data.edge_index] >= 0).all(0)
+    source, target = data.y[data.edge_index[:, known]]
+    assert float((source == target).float().mean()) == pytest.approx(0.444, abs=0.01)
+    right = (data.x.sum(1) > 0) == (data.y == 1)
+    assert float(right[data.y >= 0].float().mean()) == pytest.approx(0.618, abs=0.015)
+
+
+def test_both_classes_and_a_few_without():
+    y = synthetic_pokec(1_000, 5_000, 3, unlabelled=0.1).y
+    assert set(y.tolist()) == {-1, 0, 1}
+    assert 60 < int((y < 0).sum()) < 140
+
+
+def test_seed_decides_everything_and_nothing_else_does(data):
+    before = torch.get_rng_state()
+    again, other = synthetic_pokec(**SIZE), synthetic_pokec(**SIZE, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name in ("x", "edge_index", "y"):
+        assert torch.equal(data[name], again[name])
+        assert not torch.equal(data[name], other[name])
+
+
+def test_cache(tmp_path, data):
+    for _ in range(2):
+        cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
+        assert torch.equal(cached.edge_index, data.edge_index)
+    assert not torch.equal(synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x)
+
+
+def test_the_default_type_of_numbers_decides_nothing():
+    expected = synthetic_pokec(50, 90, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        data = synthetic_pokec(50, 90, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(data[name], expected[name]) for name in ("x", "y", "edge_index"))

@@ -1,12 +1,10 @@
 """PATTERN and CLUSTER: published densities and sizes, fixed patterns, seeds, the cache, one pinned graph."""
 
 import hashlib
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from hostile import Payload
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import AddRandomWalkPE, Compose
@@ -14,7 +12,7 @@ from torch_geometric.utils import subgraph
 
 from diffusion_mp.data import AddLaplacianPE
 from diffusion_mp_experiments.graphs import SBMDataset
-from diffusion_mp_experiments.graphs.drawn import block_model_pairs, cluster_graph, draw_pattern, pattern_graph
+from diffusion_mp_experiments.graphs.drawn import cluster_graph, draw_pattern, pattern_graph
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -43,17 +41,6 @@ def density(graphs: list[Data], chosen) -> float:
         mask = chosen(data).fill_diagonal_(False)
         edges, pairs = edges + int(adjacency[mask].sum()), pairs + int(mask.sum())
     return edges / pairs
-
-
-def test_pairs_follow_the_probabilities():
-    block = torch.repeat_interleave(torch.arange(3), torch.tensor([100, 200, 0]))
-    probability = torch.tensor([[0.2, 0.7, 1.0], [0.7, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
-    first, second = block_model_pairs(block, probability, seeded())
-    assert (first < second).all()
-    counts = torch.zeros(3, 3).index_put_((block[first], block[second]), torch.ones(()), accumulate=True)
-    assert counts[0, 0] / (100 * 99 / 2) == pytest.approx(0.2, abs=0.02)
-    assert counts[0, 1] / (100 * 200) == pytest.approx(0.7, abs=0.01)
-    assert counts[1, 1] == counts[:, 2].sum() == 0
 
 
 def test_cluster_has_the_published_densities_and_sizes():
@@ -180,17 +167,6 @@ def test_a_run_that_dies_leaves_no_half_dataset(tmp_path, monkeypatch):
     assert len(cluster(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("name", ["pre_transform.pt", "pre_filter.pt", "graphs.pt"])
-def test_nothing_in_the_folder_is_unpickled(tmp_path, name):
-    """PyG unpickles all three."""
-    folder = Path(cluster(tmp_path).processed_dir)
-    torch.save(Payload(tmp_path / "marker"), folder / name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if name == "graphs.pt" else "error")
-        assert len(cluster(tmp_path)) == 2
-    assert not (tmp_path / "marker").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -243,22 +219,3 @@ def test_encodings_are_saved_and_batched(tmp_path):
     assert batch.random_walk_pe.shape == (batch.num_nodes, 6)
     with pytest.warns(UserWarning, match="pre_transform"):
         cluster(tmp_path, num_graphs=3, pre_transform=AddLaplacianPE(5))
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("name", "split", "options", "message"),
-    [
-        ("MNIST", "train", {}, "name must be one of 'PATTERN', 'CLUSTER'; got 'MNIST'"),
-        ("CLUSTER", "valid", {}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
-        ("CLUSTER", "train", {"num_graphs": 0}, "num_graphs must be at least 1"),
-        ("CLUSTER", "train", {"seed": -1}, "seed must lie in 0"),
-        ("CLUSTER", "train", {"seed": 2**30}, "seed must lie in 0"),
-        ("CLUSTER", "train", {"pattern_sizes": (5, 34)}, "belong to PATTERN"),
-        ("PATTERN", "train", {"pattern_sizes": (9, 8)}, "1 <= smallest <= largest; got \\(9, 8\\)"),
-    ],
-)
-def test_refusals(tmp_path, name, split, options, message):
-    with pytest.raises(ValueError, match=message):
-        SBMDataset(tmp_path, name, split, **options)
-    assert list(tmp_path.iterdir()) == []

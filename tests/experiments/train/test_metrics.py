@@ -1,9 +1,16 @@
-"""Scores against their formulas, however the examples are cut into batches."""
+"""Losses and scores against their formulas, however the examples are cut into batches."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from diffusion_mp_experiments.train import TaskMetric, weighted_accuracy
+from diffusion_mp_experiments.train import (
+    TaskMetric,
+    mean_squared_error,
+    multi_label_loss,
+    node_cross_entropy,
+    weighted_accuracy,
+)
 
 
 def test_classes_weigh_the_same_however_many_nodes_they_have():
@@ -16,9 +23,6 @@ def test_classes_weigh_the_same_however_many_nodes_they_have():
     score.update(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]))
     score.update(torch.tensor([1]), torch.tensor([1]))
     assert score.compute() == pytest.approx((1 + 1 / 2) / 2)  # the mean of the batches would be (1/2 + 1)/2
-    for count in (0, 1):
-        with pytest.raises(ValueError, match="num_classes must be at least"):
-            weighted_accuracy(count)
 
 
 def curve(scores, truth):
@@ -80,5 +84,50 @@ def test_however_it_is_cut(name, generator):
     perfect = targets if numbers else 9.0 * torch.nn.functional.one_hot(targets, 3)
     score.reset()
     assert (score(perfect, targets) > together) == score.higher_is_better
-    with pytest.raises(ValueError, match="metric must be one of 'acc', 'macro_f1'"):
-        TaskMetric("accuracy")
+
+
+def test_values(generator):
+    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    assert node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
+    guess = torch.randn(7, 1, generator=generator)
+    assert torch.isclose(mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "message"),
+    [
+        ((5, 1), (5,), "one column, so every node is class 0"),
+        ((5, 3), (5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
+        ((5, 3), (4,), r"got \[5, 3\] and \[4\]"),
+        ((5,), (5,), r"got \[5\] and \[5\]"),
+        ((0, 3), (0,), "mask that selected them is empty"),
+    ],
+)
+def test_cross_entropy_refuses(logits, target, message):
+    with pytest.raises(ValueError, match=message):
+        node_cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"0\.\.2 for 3 logits, got -1\.\.3"):
+        node_cross_entropy(torch.zeros(2, 3), torch.tensor([-1, 3]))
+
+
+def test_one_column_against_a_vector_is_refused():
+    """What DIFFormer's Table 5 measured (ERRATA D15): under the broadcast the mean beats a perfect forecast."""
+    y = torch.linspace(-1, 1, 50)
+    assert ((y[:, None] - y) ** 2).mean() > ((y.mean() - y) ** 2).mean()
+    with pytest.raises(ValueError, match=r"\[50, 1\] and target \[50\] must have the same shape"):
+        mean_squared_error(y[:, None], y)
+    with pytest.raises(ValueError, match="no node to average"):
+        mean_squared_error(y[:0], y[:0])
+
+
+def test_the_loss_of_several_labels(generator):
+    logits = torch.randn(7, 3, dtype=torch.float64, generator=generator)
+    target = torch.randint(2, (7, 3), generator=generator)
+    share = logits.sigmoid()
+    expected = -(target * share.log() + (1 - target) * (1 - share).log()).mean()
+    torch.testing.assert_close(multi_label_loss(logits, target), expected)
+    for wrong in (target[:, :2], target[:, 0], torch.ones(0, 3)):
+        with pytest.raises(ValueError, match=r"Expected logits and target \[N, T\] of one shape"):
+            multi_label_loss(logits, wrong)
+    with pytest.raises(ValueError, match="target must hold 0 and 1 only"):
+        multi_label_loss(logits, target * 2)
