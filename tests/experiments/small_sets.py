@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.io import savemat
 from scipy.sparse import csc_matrix, csr_matrix
 
@@ -22,6 +23,11 @@ def write(folder: Path, contents: dict[str, bytes | str]) -> list[Path]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     return [folder / name for name in contents]
+
+
+def ring(nodes: int) -> torch.Tensor:
+    """Edges from every node to the next one, the last to the first."""
+    return torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
 
 
 def tarred(contents: dict[str, bytes]) -> bytes:

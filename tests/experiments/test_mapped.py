@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import random
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -141,10 +142,7 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["diffusion_mp_experiments.graphs"])
     start = time.time() + 0.2
-    racers = [
-        context.Process(target=cache_racers.race, args=(kind, folder, start, folder / f"log{i}.txt"))
-        for i in range(PROCESSES)
-    ]
+    racers = [context.Process(target=cache_racers.race, args=(kind, folder, start)) for _ in range(PROCESSES)]
     for racer in racers:
         racer.start()
     victims = rng.sample(racers, rng.choice([0, 1, 2, PROCESSES]))
@@ -154,10 +152,8 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
         victim.kill()
     for racer in racers:
         racer.join(60)
-    said = "".join(log.read_text() for log in folder.glob("log*.txt"))
-    survivors = [racer for racer in racers if racer not in victims]
-    assert [racer.exitcode for racer in survivors] == [0] * len(survivors), said
-    assert not said
+        assert racer.exitcode == 0 or (racer in victims and racer.exitcode == -signal.SIGKILL)
+    survivors = len(victims) < PROCESSES
     with warnings.catch_warnings():
         if survivors:
             warnings.simplefilter("error")  # it is complete: nothing is damaged, nothing is made anew
@@ -168,15 +164,8 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kind", cache_racers.RACES)
-def test_a_few_races(tmp_path, kind):
-    rng = random.Random(0)
-    for i in range(4):
-        run_race(kind, tmp_path / str(i), rng)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", cache_racers.RACES)
-def test_three_hundred_races(tmp_path, kind):
-    rng = random.Random(1)
-    for i in range(300):
+@pytest.mark.parametrize("races", [4, pytest.param(300, marks=pytest.mark.slow)])
+def test_races(tmp_path, kind, races):
+    rng = random.Random(races)
+    for i in range(races):
         run_race(kind, tmp_path / str(i), rng)
