@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.text_tables import number_blocks
 from diffusion_mp_experiments.sequences import IMDb
+from diffusion_mp_experiments.train import load_checkpoint
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ _ROWS: list[Format] = [
     *(Format(f"imdb {name}", small.make_imdb(name), partial(_read_imdb, name)) for name in ("", "a.tar", "a.tar.gz")),
     Format("numbers", lambda f: small.write(f, {"numbers.csv.gz": "1.5,-2e3,0\n4,5,6\n-0.25,8,9"}), _read_numbers),
     Format("news", small.make_newsgroups, lambda f: [graphs.load_newsgroups(f, groups=small.GROUPS, num_words=4)]),
+    Format("checkpoint", small.make_checkpoint, lambda folder: load_checkpoint(folder / "run.ckpt") and []),
     Format("tu", small.make_tu, lambda folder: graphs.load_tu(folder, "SMALL")),
     Format("chickenpox", small.make_chickenpox, lambda folder: graphs.load_snapshots(folder, "chickenpox")),
     Format("england_covid", small.make_covid, lambda folder: graphs.load_snapshots(folder, "england_covid")),

@@ -15,6 +15,8 @@ import torch
 from scipy.io import savemat
 from scipy.sparse import csc_matrix, csr_matrix
 
+from diffusion_mp_experiments.train import save_checkpoint
+
 
 def write(folder: Path, contents: dict[str, bytes | str]) -> list[Path]:
     """The files, gzipped where their names say so."""
@@ -23,11 +25,6 @@ def write(folder: Path, contents: dict[str, bytes | str]) -> list[Path]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     return [folder / name for name in contents]
-
-
-def ring(nodes: int) -> torch.Tensor:
-    """Edges from every node to the next one, the last to the first."""
-    return torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
 
 
 def tarred(contents: dict[str, bytes]) -> bytes:
@@ -89,6 +86,11 @@ MESSAGES = {
 
 def make_newsgroups(folder: Path) -> list[Path]:
     return write(folder, {"20news-bydate.tar.gz": tarred(MESSAGES)})
+
+
+def make_checkpoint(folder: Path) -> list[Path]:
+    save_checkpoint({"state_dict": {"weight": torch.ones(5, 4)}, "epoch": 3, "name": "run"}, folder / "run.ckpt")
+    return [folder / "run.ckpt"]
 
 
 def make_tu(folder: Path) -> list[Path]:

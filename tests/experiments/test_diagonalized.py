@@ -29,9 +29,6 @@ def test_products_rows_and_functions_are_those_of_the_coupling():
     expected = torch.linalg.matrix_exp(-0.7 * laplacian) @ v[:, 0]
     result = kept.laplacian_function(lambda rate: torch.exp(-0.7 * rate), v)
     torch.testing.assert_close(result[:, 0], expected)
-
-
-def test_kept_until_features_or_edges_change():
     x, edges = drawn(9, 2), torch.tensor([[0, 1, 3, 4], [1, 0, 4, 3]])
     both = Diagonalized(pixels() + AdjacencyDiffusivity("sym", direction="undirected"))
     first = both(x, Graph.coerce(x, edges))

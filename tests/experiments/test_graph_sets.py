@@ -65,7 +65,7 @@ def test_small_synmol(tmp_path):
         check_data(graph)
 
 
-def test_small_chickenpox(tmp_path):
+def test_small_chickenpox_and_covid(tmp_path):
     make_chickenpox(tmp_path)
     series = torch.tensor(make_series())
     snapshots = load_snapshots(tmp_path, "chickenpox")
@@ -77,9 +77,6 @@ def test_small_chickenpox(tmp_path):
     edges = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)}  # both ways, whether or not the file has both
     assert set(map(tuple, snapshots[0].edge_index.t().tolist())) == edges
     assert snapshots[0].edge_weight.tolist() == [1.0] * 5
-
-
-def test_small_covid_is_standardised_and_knows_the_day_before(tmp_path):
     make_covid(tmp_path)
     series = torch.tensor(make_series())
     series = (series - series.mean(0)) / series.std(0, correction=0)
@@ -122,9 +119,6 @@ def test_forecasts_are_what_they_say(snapshots):
     }
     for name, forecast in expected.items():
         torch.testing.assert_close(fit_forecast(name, past)(now.x), forecast)
-
-
-def test_the_ridge_is_least_squares_where_there_is_a_rule(snapshots):
     for snapshot in snapshots:
         snapshot.y = snapshot.x @ torch.tensor([0.1, -0.3, 0.2, 0.5]) + 0.7
     forecast = fit_forecast("ridge", snapshots[:20])

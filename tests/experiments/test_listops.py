@@ -16,6 +16,17 @@ from diffusion_mp_experiments.sequences.listops import OPERATORS, TOKENS
 
 SHORT = {"min_length": 10, "max_length": 60, "max_depth": 5, "max_args": 5}
 _NUMBER = {token: number for number, token in enumerate(TOKENS)}
+EXPRESSIONS = [
+    ("7", 7),
+    ("[MAX 2 9 [MIN 4 7 ] 0 ]", 9),
+    ("[SM 9 9 5 ]", 3),
+    ("[MED 1 5 3 ]", 3),
+    ("[MED 3 4 ]", 3),  # 3.5, and int() rounds down
+    ("[MED 9 0 8 1 ]", 4),
+    ("[FIRST 4 5 6 ]", 4),
+    ("[LAST 4 5 [MIN 6 ] ]", 6),
+    ("( ( ( [MIN 6 ) ( ( ( [LAST 6 ) 2 ) ] ) ) ] )", 2),
+]
 
 
 class Operation(NamedTuple):
@@ -61,20 +72,7 @@ def digest(dataset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@pytest.mark.parametrize(
-    ("expression", "answer"),
-    [
-        ("7", 7),
-        ("[MAX 2 9 [MIN 4 7 ] 0 ]", 9),
-        ("[SM 9 9 5 ]", 3),
-        ("[MED 1 5 3 ]", 3),
-        ("[MED 3 4 ]", 3),  # 3.5, and int() rounds down
-        ("[MED 9 0 8 1 ]", 4),
-        ("[FIRST 4 5 6 ]", 4),
-        ("[LAST 4 5 [MIN 6 ] ]", 6),
-        ("( ( ( [MIN 6 ) ( ( ( [LAST 6 ) 2 ) ] ) ) ] )", 2),
-    ],
-)
+@pytest.mark.parametrize(("expression", "answer"), EXPRESSIONS)
 def test_small_expressions(expression, answer):
     assert evaluate(parse(encode(expression))) == answer
 
@@ -86,13 +84,6 @@ def test_tokens_and_trees():
     assert torch.equal(encode(decode(tokens)), tokens)
     assert tokens[0] == TOKENS.index("[MAX")
     assert (len(TOKENS), len(set(TOKENS)), TOKENS[0]) == (18, 18, "<pad>")
-
-
-def test_answers_of_the_generator():
-    dataset = ListOps(num=400, operators=("MIN", "MAX", "MED", "SM", "FIRST", "LAST"), **SHORT)
-    for tokens, label in dataset:
-        assert label == evaluate(parse(tokens))
-        assert 10 <= len(tokens) <= 60
 
 
 def test_the_arenas_lengths_depths_and_arguments():
@@ -110,6 +101,10 @@ def test_the_arenas_lengths_depths_and_arguments():
     digits = torch.cat([tokens[(tokens >= 1) & (tokens <= 10)] for tokens, _ in dataset])
     assert (torch.bincount(digits)[1:] / len(digits)).tolist() == pytest.approx([0.1] * 10, abs=0.01)
     assert [len(ListOps(split)) for split in ("train", "val", "test")] == [96_000, 2_000, 2_000]
+    dataset = ListOps(num=400, operators=("MIN", "MAX", "MED", "SM", "FIRST", "LAST"), **SHORT)
+    for tokens, label in dataset:
+        assert label == evaluate(parse(tokens))
+        assert 10 <= len(tokens) <= 60
 
 
 def test_the_published_distribution():
@@ -133,12 +128,17 @@ def test_the_published_distribution():
         assert abs(a.std() / b.std() - 1) < 0.05
 
 
-def test_no_expression_is_in_two_splits():
+def test_no_expression_is_in_two_splits_and_lengths_may_not_exist():
     short = {"num": 800, "min_length": 4, "max_length": 6}
     splits = [{decode(tokens) for tokens, _ in ListOps(split, **short)} for split in ("train", "val", "test")]
     assert all(len(split) > 300 for split in splits)
     assert splits[0].isdisjoint(splits[1] | splits[2])
     assert splits[1].isdisjoint(splits[2])
+    dataset = ListOps(num=1, max_depth=2, max_args=3)
+    with pytest.raises(RuntimeError, match=r"No tree of 501 \.\. 1999 tokens .* max_depth 2 or max_args 3"):
+        dataset[0]
+    with pytest.raises(IndexError, match=r"-1 \.\. 0; got 1"):
+        dataset[1]
 
 
 @pytest.mark.usefixtures("no_typecheck")  # the shape checks draw from `random`
@@ -153,20 +153,8 @@ def test_items_depend_on_seed_split_and_index_alone():
     assert len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)}) == 4  # their trees too
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
-
-
-def test_expressions_are_pinned():
-    """The same on every machine: if this fails, seeds give other expressions than before; say so in the changelog."""
     assert decode(ListOps(num=1, **SHORT)[0][0]) == "[MED 4 [MED [MAX 4 [MED 9 5 7 ] ] 1 ] ]"
     assert digest(ListOps("test", num=3)) == "3d7be1b5af6103ff"
-
-
-def test_lengths_that_do_not_exist():
-    dataset = ListOps(num=1, max_depth=2, max_args=3)
-    with pytest.raises(RuntimeError, match=r"No tree of 501 \.\. 1999 tokens .* max_depth 2 or max_args 3"):
-        dataset[0]
-    with pytest.raises(IndexError, match=r"-1 \.\. 0; got 1"):
-        dataset[1]
 
 
 @pytest.mark.data

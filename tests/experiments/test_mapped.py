@@ -15,6 +15,20 @@ import pytest
 
 from diffusion_mp_experiments.graphs.cached import mapped_arrays
 
+DAMAGES = [
+    lambda cache: (cache / "b.npy").unlink(),
+    lambda cache: (cache / "c.npy").write_bytes((cache / "b.npy").read_bytes()),
+    lambda cache: (cache / "a.npy").write_bytes((cache / "a.npy").read_bytes()[:-8]),
+    lambda cache: np.save(cache / "a.npy", np.zeros((3, 2), np.int64)),
+    lambda cache: np.save(cache / "a.npy", np.zeros((2, 3))),
+    lambda cache: np.save(cache / "a.npy", np.array([[{}] * 3] * 2, dtype=object)),
+    lambda cache: (cache / "a.npy").write_bytes(b""),
+    lambda cache: (cache / "sources.json").unlink(),
+    lambda cache: (cache / "sources.json").write_text("{"),
+    lambda cache: (cache / "sources.json").write_text("[]"),
+    lambda cache: (cache / "sources.json").write_text('{"made_by": "", "files": 3, "arrays": {}}'),
+]
+
 
 @pytest.fixture
 def source(tmp_path):
@@ -76,22 +90,7 @@ def test_complete_or_absent(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["cache"]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda cache: (cache / "b.npy").unlink(),
-        lambda cache: (cache / "c.npy").write_bytes((cache / "b.npy").read_bytes()),
-        lambda cache: (cache / "a.npy").write_bytes((cache / "a.npy").read_bytes()[:-8]),
-        lambda cache: np.save(cache / "a.npy", np.zeros((3, 2), np.int64)),
-        lambda cache: np.save(cache / "a.npy", np.zeros((2, 3))),
-        lambda cache: np.save(cache / "a.npy", np.array([[{}] * 3] * 2, dtype=object)),
-        lambda cache: (cache / "a.npy").write_bytes(b""),
-        lambda cache: (cache / "sources.json").unlink(),
-        lambda cache: (cache / "sources.json").write_text("{"),
-        lambda cache: (cache / "sources.json").write_text("[]"),
-        lambda cache: (cache / "sources.json").write_text('{"made_by": "", "files": 3, "arrays": {}}'),
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_folder_is_made_anew_with_a_warning(source, tmp_path, damage):
     make, made = maker(source)
     cache = tmp_path / "cache"

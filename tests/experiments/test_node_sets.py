@@ -16,6 +16,18 @@ from diffusion_mp.data import random_split_per_class
 from diffusion_mp_experiments.graphs import load_digits, load_facebook, load_heterophilous, load_mnist, load_newsgroups
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 
+DAMAGED_IMAGES = [
+    (struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784), "its header says 3"),
+    (struct.pack(">4I", 2051, 7, 28, 29) + bytes(7 * 784), "its header says 7"),
+    (struct.pack(">4I", 2050, 7, 28, 28) + bytes(7 * 784), "its header says 7"),
+    (struct.pack(">4I", 2051, 7, 28, 28) + bytes(99), "it ends after 99 of 3920 bytes"),
+    (b"abc", "error"),
+]
+SETS_OF_PYG = [
+    (load_heterophilous, HeterophilousGraphDataset, "Minesweeper", "minesweeper.npz", (10_000, 78_804, 7)),
+    (load_facebook, LINKXDataset, "johnshopkins55", "data.mat", (5180, 373_172, 2406)),
+]
+
 
 def pairs(data):
     found = list(map(tuple, data.edge_index.t().tolist()))
@@ -74,16 +86,7 @@ def test_small_newsgroups(tmp_path):
         load_newsgroups(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784), "its header says 3"),
-        (struct.pack(">4I", 2051, 7, 28, 29) + bytes(7 * 784), "its header says 7"),
-        (struct.pack(">4I", 2050, 7, 28, 28) + bytes(7 * 784), "its header says 7"),
-        (struct.pack(">4I", 2051, 7, 28, 28) + bytes(99), "it ends after 99 of 3920 bytes"),
-        (b"abc", "error"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), DAMAGED_IMAGES)
 def test_damaged_images(tmp_path, content, said):
     images, labels = make_mnist(tmp_path)
     labels.write_bytes(gzip.compress(struct.pack(">2I", 2049, 7) + bytes([10] * 7)))
@@ -115,13 +118,7 @@ def test_digits_pixels_labels_and_neighbours():
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(
-    ("load", "dataset", "pyg", "file", "sizes"),
-    [
-        (load_heterophilous, HeterophilousGraphDataset, "Minesweeper", "minesweeper.npz", (10_000, 78_804, 7)),
-        (load_facebook, LINKXDataset, "johnshopkins55", "data.mat", (5180, 373_172, 2406)),
-    ],
-)
+@pytest.mark.parametrize(("load", "dataset", "pyg", "file", "sizes"), SETS_OF_PYG)
 def test_the_graph_is_that_of_pyg(data_root, tmp_path, load, dataset, pyg, file, sizes):
     root, name = data_root / dataset.__name__, pyg.lower()
     (tmp_path / name / "raw").mkdir(parents=True)

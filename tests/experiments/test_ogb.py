@@ -7,6 +7,13 @@ from small_sets import make_ogb, rows_of, write
 
 from diffusion_mp_experiments.graphs import load_ogb
 
+CHANGES = [
+    ("edge_index", lambda array: np.where(array == 3, 4, array), r"edge_index must lie in 0\.\.3, got up to 4"),
+    ("edge_index", lambda array: array - 1, r"edge_index must lie in 0\.\.3, got up to 2 and down to -1"),
+    ("y", lambda array: array + 36, r"y must lie in -1\.\.39, got up to 75"),
+    ("y", lambda array: array - 2, r"y must lie in -1\.\.39, got up to 37 and down to -2"),
+]
+
 
 @pytest.fixture
 def arxiv(tmp_path):
@@ -34,6 +41,9 @@ def test_arxiv(arxiv):
     data.validate()
     write(arxiv / "ogbn_arxiv", {"split/time/test.csv.gz": "2\n3\n"})  # another split is read anew
     assert load_ogb(arxiv, "ogbn-arxiv").test_mask.nonzero().tolist() == [[2], [3]]
+    (arxiv / "ogbn_arxiv" / "split" / "time" / "valid.csv.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv"):
+        load_ogb(arxiv, "ogbn-arxiv", cache=arxiv / "none")
 
 
 def test_proteins_have_both_directions(proteins, monkeypatch):
@@ -53,21 +63,7 @@ def test_proteins_have_both_directions(proteins, monkeypatch):
     assert load_ogb(proteins, "ogbn-proteins").node_species[0] == 3702
 
 
-def test_missing_files(arxiv):
-    (arxiv / "ogbn_arxiv" / "split" / "time" / "valid.csv.gz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv"):
-        load_ogb(arxiv, "ogbn-arxiv")
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("edge_index", lambda array: np.where(array == 3, 4, array), r"edge_index must lie in 0\.\.3, got up to 4"),
-        ("edge_index", lambda array: array - 1, r"edge_index must lie in 0\.\.3, got up to 2 and down to -1"),
-        ("y", lambda array: array + 36, r"y must lie in -1\.\.39, got up to 75"),
-        ("y", lambda array: array - 2, r"y must lie in -1\.\.39, got up to 37 and down to -2"),
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "message"), CHANGES)
 def test_a_cache_that_was_changed(arxiv, name, change, message):
     load_ogb(arxiv, "ogbn-arxiv")
     cache = arxiv / "ogbn_arxiv" / "processed" / "arrays"

@@ -107,12 +107,18 @@ def test_classes_shapes_and_tokens():
 
 
 @pytest.mark.usefixtures("no_typecheck")
-def test_sizes():
+def test_sizes_and_paths_that_do_not_fit(monkeypatch):
     easy = Pathfinder(num=20, dashes=6, distractors=2, distractor_dashes=2)
     assert np.mean([components(easy.scene(i).solid.numpy(), CORNERS)[1] for i in range(20)]) > 3.5
     alone = Pathfinder(num=5, distractors=0)
     assert all(components(alone.scene(i).solid.numpy(), CORNERS)[1] == 2 for i in range(5))
     assert Pathfinder(num=1, size=48).scene(0).image.shape == (48, 48)
+    monkeypatch.setattr("diffusion_mp_experiments.sequences.pathfinder._SCENES", 3)
+    with pytest.raises(RuntimeError, match="Two paths of 60 dashes do not fit into 24 pixels"):
+        Pathfinder(size=24, dashes=60).scene(0)
+    for index in (-1, 5):
+        with pytest.raises(IndexError, match=rf"0 \.\. 4; got {index}"):
+            Pathfinder(num=5).scene(index)
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -122,19 +128,4 @@ def test_items_depend_on_seed_split_and_index_alone():
     assert digest(ten, (2, 0)) == digest(three, (2, 0))
     assert len({digest(d) for d in (ten, Pathfinder(seed=1), Pathfinder("val"), Pathfinder("test"))}) == 4
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_images_are_pinned():
-    """The same on every machine: if this fails, seeds give other images than before; say so in the changelog."""
     assert digest(Pathfinder("test"), range(5)) == "6f0e147f7cc895e8"
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_paths_that_do_not_fit(monkeypatch):
-    monkeypatch.setattr("diffusion_mp_experiments.sequences.pathfinder._SCENES", 3)
-    with pytest.raises(RuntimeError, match="Two paths of 60 dashes do not fit into 24 pixels"):
-        Pathfinder(size=24, dashes=60).scene(0)
-    for index in (-1, 5):
-        with pytest.raises(IndexError, match=rf"0 \.\. 4; got {index}"):
-            Pathfinder(num=5).scene(index)

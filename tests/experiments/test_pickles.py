@@ -15,6 +15,46 @@ from diffusion_mp_experiments.files import pickles
 from diffusion_mp_experiments.files.pickles import as_integers, read_pickle
 
 PROTOCOLS = range(6)
+STRANGE = [
+    b"",
+    b".",
+    b"]",
+    b"(l",
+    b"h\x01.",
+    b"\x80\x04]\x94(K\x01e",
+    b"I1\n(I2\n.",
+    b"}]K\x01s.",  # a list for a key
+    b"K\x01K\x02a.",  # appends to a number
+    b"K\x01)R.",  # calls a number
+    b"K\x01)b.",  # a state for a number, for a name, and for a dictionary
+    b"cnumpy\ndtype\n}b.",
+    b"}}b.",
+    b"\x82\x01.",  # an extension of copyreg
+    b"Pid\n.",
+    b"\x97.",
+    b"\x8f.",  # a set
+    b"\x96" + struct.pack("<Q", 2**62) + b".",  # a bytearray of that length
+    b"\x8d" + struct.pack("<Q", 2**62) + b".",
+    b"cnumpy\ndtype\n.b",
+    b"}" + b")" + b"\x85" * 10**5 + b"K\x01s.",  # a key of nested tuples, whose hash overflows the stack
+]
+UNFILLED = [
+    ({"shape": (2,)}, "does not fill an array"),
+    ({"shape": (2**39, 2**39)}, "does not fill"),
+    ({"shape": (-1, -1)}, "is no shape"),
+    ({"shape": (True,)}, "is no shape"),
+    ({"shape": (1,) * 40}, "is no shape"),
+    ({"shape": [1]}, "is no shape"),
+    ({"data": [1]}, "does not fill"),
+    ({"dtype": "i8"}, "where a dtype belongs"),
+    ({"dtype": pickles._Object(lambda state: None)}, "where a dtype belongs"),
+]
+NO_NUMBERS = [
+    (np.array([{}], dtype=object), "'O8', which are no numbers"),
+    (np.zeros(2, [("a", "i8")]), "'V8', which are no numbers"),
+    (np.array(["a"]), "'U1', which are no numbers"),
+    (pickle.dumps(np.dtype("i8"), 2).replace(b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00?"), "no byte order"),
+]
 
 
 def read(content, protocol=4):
@@ -38,42 +78,10 @@ def test_what_comes_back(protocol):
         assert as_integers(read([integers], protocol)[0]).tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b".",
-        b"]",
-        b"(l",
-        b"h\x01.",
-        b"\x80\x04]\x94(K\x01e",
-        b"I1\n(I2\n.",
-        b"}]K\x01s.",  # a list for a key
-        b"K\x01K\x02a.",  # appends to a number
-        b"K\x01)R.",  # calls a number
-        b"K\x01)b.",  # a state for a number, for a name, and for a dictionary
-        b"cnumpy\ndtype\n}b.",
-        b"}}b.",
-        b"\x82\x01.",  # an extension of copyreg
-        b"Pid\n.",
-        b"\x97.",
-        b"\x8f.",  # a set
-        b"\x96" + struct.pack("<Q", 2**62) + b".",  # a bytearray of that length
-        b"\x8d" + struct.pack("<Q", 2**62) + b".",
-        b"cnumpy\ndtype\n.b",
-        b"}" + b")" + b"\x85" * 10**5 + b"K\x01s.",  # a key of nested tuples, whose hash overflows the stack
-    ],
-)
+@pytest.mark.parametrize("content", STRANGE)
 def test_damaged_and_strange_pickles(content):
     with pytest.raises((ValueError, IndexError, KeyError)):
         assert isinstance(read(content), np.ndarray) or as_integers(read(content))
-
-
-def test_pythons_machine_in_c_crashes():
-    """The reason for the one in Python: a key of nested tuples overflows the stack."""
-    program = r'import pickle; pickle.loads(b"})" + b"\x85" * 3_000_000 + b"K\x01s.")'
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode < 0
-    assert read(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7  # a place in the memo, for which C makes room
 
 
 def test_containers_within_containers_take_no_time():
@@ -87,40 +95,22 @@ def test_containers_within_containers_take_no_time():
         with pytest.raises(ValueError, match="it has"):
             read(content)
     assert time.perf_counter() - start < 5
+    program = r'import pickle; pickle.loads(b"})" + b"\x85" * 3_000_000 + b"K\x01s.")'
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode < 0
+    assert read(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7  # a place in the memo, for which C makes room
 
 
 def dtype(code="i8", order="<"):
     return pickles._Object(lambda state: None, pickles._dtype(code, (3, order, None)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shape": (2,)}, "does not fill an array"),
-        ({"shape": (2**39, 2**39)}, "does not fill"),
-        ({"shape": (-1, -1)}, "is no shape"),
-        ({"shape": (True,)}, "is no shape"),
-        ({"shape": (1,) * 40}, "is no shape"),
-        ({"shape": [1]}, "is no shape"),
-        ({"data": [1]}, "does not fill"),
-        ({"dtype": "i8"}, "where a dtype belongs"),
-        ({"dtype": pickles._Object(lambda state: None)}, "where a dtype belongs"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), UNFILLED)
 def test_arrays_that_are_not_filled(options, message):
     with pytest.raises(ValueError, match=message):
         pickles._array(**{"data": bytes(8), "dtype": dtype(), "shape": (1,), "order": "C"} | options)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (np.array([{}], dtype=object), "'O8', which are no numbers"),
-        (np.zeros(2, [("a", "i8")]), "'V8', which are no numbers"),
-        (np.array(["a"]), "'U1', which are no numbers"),
-        (pickle.dumps(np.dtype("i8"), 2).replace(b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00?"), "no byte order"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), NO_NUMBERS)
 def test_types_that_are_no_numbers(content, message):
     """A type whose state claims that the numbers are pointers makes NumPy's own unpickling crash."""
     with pytest.raises(ValueError, match=message):

@@ -55,7 +55,7 @@ def test_users_labels_edges(tmp_path, zipped):
     data.validate()
 
 
-def test_regions_by_frequency(tmp_path):
+def test_regions_by_frequency_and_dates_as_days(tmp_path):
     lines = [profile(i, region=region) for i, region in enumerate(REGIONS)]
     data = load(tmp_path, lines)
     assert column(data, "region_1") == [1, 1, 1, 0, 0, 0, 0, 0, 0]
@@ -63,9 +63,6 @@ def test_regions_by_frequency(tmp_path):
     assert column(data, "region_unknown") == [0, 0, 0, 0, 1, 0, 0, 0, 0]
     places = [FEATURES.index(f"region_{k}") for k in range(1, 6)]
     assert data.x[-1, places].sum() == 0  # the sixth
-
-
-def test_dates_are_days(tmp_path):
     lines = [profile(i) for i in range(3)]
     lines[0] = lines[0].replace("2005-04-03", "2005-04-01")
     lines[1] = lines[1].replace("2005-04-03 00:00:00.0", "null")
@@ -145,16 +142,13 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
     assert float(same.float().mean()) == pytest.approx(0.4439, abs=1e-4)
 
 
-def test_users_without_friendships(tmp_path):
-    data = load(tmp_path, [profile(0), profile(1)], "")
-    assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
-
-
-def test_a_profile_of_one_field_takes_no_room(tmp_path):
+def test_one_long_field_takes_no_room_and_friendships_may_be_none(tmp_path):
     """NumPy makes every row of a block as long as the longest: 100 rows and one of 10 MB would be a gigabyte."""
     lines = [profile(user, completion="5" * 10_000_000 if user == 50 else "50") for user in range(100)]
     with pytest.raises(ValueError, match="of column 3 has 10000000 bytes"), at_most(100e6):
         load(tmp_path, lines)
+    data = load(tmp_path, [profile(0), profile(1)], "")
+    assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
 
 
 WRITE = """
@@ -210,35 +204,22 @@ def data():
     return synthetic_pokec(**SIZE)
 
 
-def test_sizes(data):
+def test_sizes_degrees_homophily_and_signal(data):
     assert data.x.shape == (20_000, 65)
     assert data.edge_index.shape == (2, 375_000)
     assert bool((data.edge_index[0].diff() >= 0).all())
     assert 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < 20_000
     data.validate()
-
-
-def test_degrees_are_log_normal(data):
-    """Median 18.75 / exp(1.5² / 2), and the logarithm has deviation 1.5; in both directions."""
     for ends in data.edge_index:
         degree = ends.bincount(minlength=20_000).double()
         assert float(degree.median()) == pytest.approx(6.09, abs=1)
         for share, deviations in ((0.9, 1.2816), (0.99, 2.3263)):
             assert float(degree.quantile(share)) == pytest.approx(6.09 * math.exp(1.5 * deviations), rel=0.06)
-
-
-def test_homophily_and_signal(data):
     known = (data.y[data.edge_index] >= 0).all(0)
     source, target = data.y[data.edge_index[:, known]]
     assert float((source == target).float().mean()) == pytest.approx(0.444, abs=0.01)
     right = (data.x.sum(1) > 0) == (data.y == 1)
     assert float(right[data.y >= 0].float().mean()) == pytest.approx(0.618, abs=0.015)
-
-
-def test_both_classes_and_a_few_without():
-    y = synthetic_pokec(1_000, 5_000, 3, unlabelled=0.1).y
-    assert set(y.tolist()) == {-1, 0, 1}
-    assert 60 < int((y < 0).sum()) < 140
 
 
 def test_seed_decides_everything_and_nothing_else_does(data):
@@ -248,16 +229,6 @@ def test_seed_decides_everything_and_nothing_else_does(data):
     for name in ("x", "edge_index", "y"):
         assert torch.equal(data[name], again[name])
         assert not torch.equal(data[name], other[name])
-
-
-def test_cache(tmp_path, data):
-    for _ in range(2):
-        cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
-        assert torch.equal(cached.edge_index, data.edge_index)
-    assert not torch.equal(synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x)
-
-
-def test_the_default_type_of_numbers_decides_nothing():
     expected = synthetic_pokec(50, 90, 3)
     torch.set_default_dtype(torch.float64)
     try:
@@ -265,3 +236,13 @@ def test_the_default_type_of_numbers_decides_nothing():
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(data[name], expected[name]) for name in ("x", "y", "edge_index"))
+    y = synthetic_pokec(1_000, 5_000, 3, unlabelled=0.1).y
+    assert set(y.tolist()) == {-1, 0, 1}
+    assert 60 < int((y < 0).sum()) < 140
+
+
+def test_cache(tmp_path, data):
+    for _ in range(2):
+        cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
+        assert torch.equal(cached.edge_index, data.edge_index)
+    assert not torch.equal(synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x)

@@ -20,6 +20,25 @@ from diffusion_mp_experiments.files.reading import reading
 from diffusion_mp_experiments.files.text_tables import LONGEST, count_lines, line_blocks, number_blocks
 
 FILE = Path("folder") / "numbers.bin"
+OTHER_FILES = [
+    (lambda blob: blob[:124] + b"\x00\x02IM" + blob[128:], "MATLAB 7.3; save it as version 7"),
+    (lambda blob: blob[:124] + b"\x07\x00MI" + blob[128:], "Unknown mat file type"),
+    (lambda blob: bytes(4) + blob[4:], "it is of version 4"),
+    (lambda blob: blob[:-8], "could not read bytes"),
+    (lambda blob: blob[:128] + bytes(80), "Did not read any bytes|Expecting miMATRIX"),
+]
+OTHER_NUMBERS = [
+    (b"0 1\n2 3\n4 -1\n", np.int64, {"below": 5, "what": "nodes"}, r"line 3: the nodes must lie in 0\.\.4; got -1"),
+    (b"0 1\n5 3\n", np.int64, {"below": 5}, r"line 2: the numbers must lie in 0\.\.4; got 0\.\.5"),
+    (b"0 1\n2.5 3\n", np.int64, {}, "from line 1 on: .*2.5"),
+    (b"0 99999999999999999999\n", np.int64, {}, "from line 1 on: .*99999999999999999999"),
+    (b"0 1\nnan 3\n", np.float32, {}, "line 2: the numbers must be finite"),
+    (b"0 1\n2 -inf\n", np.float32, {}, "line 2: the numbers must be finite"),
+    (b"0 1\n2 1e300\n", np.float32, {}, "line 2: the numbers must be finite"),
+    (b"0 1\n\xff\xfe 1\n", np.int64, {}, "from line 1 on"),
+    (b"\n", np.int64, {}, "from line 1 on"),
+    (b"  \n\t\n", np.int64, {}, "from line 1 on"),
+]
 
 
 def before_the_beginning():
@@ -132,16 +151,7 @@ def test_other_variables(tmp_path, content, message):
         read(tmp_path / "a.mat")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda blob: blob[:124] + b"\x00\x02IM" + blob[128:], "MATLAB 7.3; save it as version 7"),
-        (lambda blob: blob[:124] + b"\x07\x00MI" + blob[128:], "Unknown mat file type"),
-        (lambda blob: bytes(4) + blob[4:], "it is of version 4"),
-        (lambda blob: blob[:-8], "could not read bytes"),
-        (lambda blob: blob[:128] + bytes(80), "Did not read any bytes|Expecting miMATRIX"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), OTHER_FILES)
 def test_other_files(tmp_path, change, message):
     path = tmp_path / "a.mat"
     savemat(path, {"A": np.eye(4)})
@@ -150,8 +160,16 @@ def test_other_files(tmp_path, change, message):
         read(path)
 
 
-def test_memory_is_limited(tmp_path):
-    """A gigabyte of zeros, packed."""
+def test_a_crash_is_a_sentence_and_memory_is_limited(tmp_path):
+    """The reason for a process of its own: a type of numbers that does not exist crashes `scipy.io.loadmat`."""
+    path = tmp_path / "a.mat"
+    savemat(path, {"A": np.eye(3)})
+    blob = bytearray(path.read_bytes())
+    assert blob[176] == 9  # double
+    blob[176] = 200
+    path.write_bytes(blob)
+    with pytest.raises(ValueError, match=r"it makes scipy\.io\.loadmat crash"):
+        read(path)
     path = tmp_path / "a.mat"
     savemat(path, {"A": np.eye(4)})
     size = 1 << 30
@@ -163,18 +181,6 @@ def test_memory_is_limited(tmp_path):
     blob = path.read_bytes()[:128] + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed
     path.write_bytes(blob)
     with pytest.raises(ValueError, match="MemoryError"):
-        read(path)
-
-
-def test_a_crash_is_a_sentence(tmp_path):
-    """The reason for a process of its own: a type of numbers that does not exist crashes `scipy.io.loadmat`."""
-    path = tmp_path / "a.mat"
-    savemat(path, {"A": np.eye(3)})
-    blob = bytearray(path.read_bytes())
-    assert blob[176] == 9  # double
-    blob[176] = 200
-    path.write_bytes(blob)
-    with pytest.raises(ValueError, match=r"it makes scipy\.io\.loadmat crash"):
         read(path)
 
 
@@ -200,19 +206,21 @@ def test_a_text_without_lines_is_refused_before_it_fills_the_memory(tmp_path, te
             read(path)
 
 
-def test_empty_lines_without_end_take_a_block(tmp_path):
+def test_empty_lines_long_rows_and_a_wrong_checksum(tmp_path):
     path = zipped(tmp_path / "edges.txt.gz", b"1 2\n" + b"\n" * 2**20, times=64)
     with pytest.raises(ValueError, match="from line 1 on: expected"), at_most(128e6):
         numbers(path)
-
-
-def test_a_row_is_no_longer_than_its_numbers(tmp_path):
     path = tmp_path / "edges.txt"
     path.write_bytes(b"1 2\n3" + b" " * 200 + b"4\n")
     with pytest.raises(ValueError, match=r"edges\.txt, line 2: a line must have at most 128 bytes"):
         numbers(path)
     with pytest.raises(ValueError, match="line 2: a line must have at most 100 bytes"):
         list(line_blocks(path, 10, longest=100, progress=False))
+    blob = bytearray(gzip.compress(b"1 2\n3 4\n", compresslevel=0))
+    blob[blob.index(b"3 4")] = ord("7")
+    (tmp_path / "edges.txt.gz").write_bytes(blob)
+    with pytest.raises(ValueError, match=r"edges\.txt\.gz: .*CRC check failed"):
+        numbers(tmp_path / "edges.txt.gz")
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -228,21 +236,7 @@ def test_lines_whatever_the_blocks(tmp_path, monkeypatch, text, size):
     assert count_lines(path, progress=False) == len(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "dtype", "options", "message"),
-    [
-        (b"0 1\n2 3\n4 -1\n", np.int64, {"below": 5, "what": "nodes"}, r"line 3: the nodes must lie in 0\.\.4; got -1"),
-        (b"0 1\n5 3\n", np.int64, {"below": 5}, r"line 2: the numbers must lie in 0\.\.4; got 0\.\.5"),
-        (b"0 1\n2.5 3\n", np.int64, {}, "from line 1 on: .*2.5"),
-        (b"0 99999999999999999999\n", np.int64, {}, "from line 1 on: .*99999999999999999999"),
-        (b"0 1\nnan 3\n", np.float32, {}, "line 2: the numbers must be finite"),
-        (b"0 1\n2 -inf\n", np.float32, {}, "line 2: the numbers must be finite"),
-        (b"0 1\n2 1e300\n", np.float32, {}, "line 2: the numbers must be finite"),
-        (b"0 1\n\xff\xfe 1\n", np.int64, {}, "from line 1 on"),
-        (b"\n", np.int64, {}, "from line 1 on"),
-        (b"  \n\t\n", np.int64, {}, "from line 1 on"),
-    ],
-)
+@pytest.mark.parametrize(("text", "dtype", "options", "message"), OTHER_NUMBERS)
 def test_numbers_that_are_none_or_out_of_range(tmp_path, recwarn, text, dtype, options, message):
     path = tmp_path / "edges.txt"
     path.write_bytes(text)
@@ -260,12 +254,3 @@ def test_damaged_gzip_names_the_file(tmp_path, damage):
             numbers(path)
     else:
         assert numbers(path) == []
-
-
-def test_a_wrong_checksum_is_found(tmp_path):
-    """One byte of what gzip stores, not compresses: only the sum at the end tells."""
-    blob = bytearray(gzip.compress(b"1 2\n3 4\n", compresslevel=0))
-    blob[blob.index(b"3 4")] = ord("7")
-    (tmp_path / "edges.txt.gz").write_bytes(blob)
-    with pytest.raises(ValueError, match=r"edges\.txt\.gz: .*CRC check failed"):
-        numbers(tmp_path / "edges.txt.gz")

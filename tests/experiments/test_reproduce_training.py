@@ -29,6 +29,14 @@ DIGITS = {
     "init_args": {"name": "digits", "k": 5, "per_class": 5, "num_val": 100},
 }
 GNN = {"class_path": "diffusion_mp.models.DiffusionGNN", "init_args": {"hidden_channels": 16, "dropout": 0.5}}
+PREDICTORS = [
+    Constant,
+    lambda: LogisticRegression(C=100.0),
+    Labels,
+    lambda: Labels(None, 0.9),
+    lambda: Labels(None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)),
+    lambda: Diffusion(n_neighbors=2),
+]
 
 
 def config(epochs=8, patience=8, lr=0.05, **more):
@@ -167,17 +175,7 @@ class Few(FullGraphDataModule):
         return Data(x=x, y=y, edge_index=torch.cat([ring, ring.flip(0)], 1), **masks)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        Constant,
-        lambda: LogisticRegression(C=100.0),
-        Labels,
-        lambda: Labels(None, 0.9),
-        lambda: Labels(None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)),
-        lambda: Diffusion(n_neighbors=2),
-    ],
-)
+@pytest.mark.parametrize("make", PREDICTORS)
 def test_predictors_see_training_labels_only(make):
     scores = []
     for others in (0, 1):
@@ -235,19 +233,13 @@ def test_the_hash_sees_masks_features_and_layout():
     batches = [torch.zeros(3)], [torch.ones(3)]
     first, second = (SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches)
     assert data_hash(first) != data_hash(second)
-
-
-def test_a_metric_is_reset_when_its_value_is_taken():
+    with pytest.raises(Exception, match="LightningDataModule"):
+        made(pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}})
     logged, metric = LastLogged(NodeClassifier(nn.Linear(1, 1))), MeanMetric()
     for value in (1.0, 3.0):
         metric.update(value)
         logged.log("val_loss", metric)
         assert logged.take("val_loss") == value
-
-
-def test_an_object_of_another_class_is_refused():
-    with pytest.raises(Exception, match="LightningDataModule"):
-        made(pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}})
 
 
 @pytest.fixture
@@ -268,9 +260,6 @@ def test_measures_are_their_formulas(graph):
     alike = state_measures(torch.ones(7, 3), graph)
     assert (alike["spread"], alike["rank"]) == pytest.approx((0, 1), abs=1e-12)
     assert state_measures(torch.zeros(7, 3), graph)["spread"] == 0
-
-
-def test_states_are_measured_once_before_any_layer_and_after_each(graph):
     model, x = DIFFormer(5, 4, 3, num_layers=3).eval(), torch.randn(7, 5)
     with measured(model) as states:
         model(x, graph)

@@ -65,9 +65,6 @@ def test_few_labels_on_neighbours():
         assert int(data.val_mask.sum()) == 50
         assert (visible_labels(data.y, side)[data.train_mask | data.val_mask | data.test_mask] >= 0).all()
     assert not (results.test_mask & (tuning.val_mask | tuning.test_mask)).any()
-
-
-def test_a_neighbour_graph_in_random_parts_is_one_where_it_validates():
     module = KNNDataModule("digits", k=4, per_class=3, num_val=50, num_parts=5)
     parts = list(module.train_dataloader())
     assert len(parts) == 5
@@ -95,15 +92,7 @@ def test_several_labels_of_a_node_are_learned():
     assert learned(module, data, 60)["test_roc_auc"] > 0.9
 
 
-def test_features_of_edges_are_summed_where_they_end(generator):
-    edges, attr = torch.randint(5, (2, 30), generator=generator), torch.randn(30, 3, generator=generator)
-    data = SumEdgeFeatures()(Data(edge_index=edges, edge_attr=attr, num_nodes=6))
-    expected = torch.stack([attr[edges[1] == node].double().sum(0) for node in range(6)])
-    torch.testing.assert_close(data.x, expected.float())
-    assert (data.x[5] == 0).all()
-
-
-def test_proteins_and_papers_in_the_format_of_ogb(tmp_path):
+def test_proteins_and_papers_in_the_format_of_ogb(tmp_path, generator):
     make_ogb("ogbn-proteins")(tmp_path)
     make_ogb("ogbn-arxiv")(tmp_path)
     module = OgbDataModule(str(tmp_path), "ogbn-proteins")
@@ -123,13 +112,11 @@ def test_proteins_and_papers_in_the_format_of_ogb(tmp_path):
     assert papers.data.is_undirected()
     assert papers.num_classes == 40
     assert torch.equal(papers.data.test_mask, papers.data.val_mask)
-
-
-def test_a_university_in_parts(tmp_path):
-    make_facebook(tmp_path)
-    data = FacebookDataModule(str(tmp_path), "small", train=0.5, val=0.25).data
-    sides = [visible_labels(data.y, side) >= 0 for side in (False, True)]
-    assert torch.equal(data.train_mask | data.val_mask | data.test_mask, sides[0])
+    edges, attr = torch.randint(5, (2, 30), generator=generator), torch.randn(30, 3, generator=generator)
+    data = SumEdgeFeatures()(Data(edge_index=edges, edge_attr=attr, num_nodes=6))
+    expected = torch.stack([attr[edges[1] == node].double().sum(0) for node in range(6)])
+    torch.testing.assert_close(data.x, expected.float())
+    assert (data.x[5] == 0).all()
 
 
 class Sizes(BatchDataModule):
@@ -186,9 +173,10 @@ def test_sets_of_graphs_in_parts(tmp_path):
     (train, val, test) = SynMolDataModule(str(tmp_path), val=0.5).parts()
     assert (len(train), len(val), len(test)) == (1, 1, 1)
     assert test[0].num_nodes == 3
-
-
-def test_what_a_subclass_must_define():
+    make_facebook(tmp_path)
+    data = FacebookDataModule(str(tmp_path), "small", train=0.5, val=0.25).data
+    sides = [visible_labels(data.y, side) >= 0 for side in (False, True)]
+    assert torch.equal(data.train_mask | data.val_mask | data.test_mask, sides[0])
     with pytest.raises(NotImplementedError, match="must define parts"):
         BatchDataModule(4, 0, False).parts()
     with pytest.raises(NotImplementedError, match="must define load"):
@@ -229,9 +217,6 @@ def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
     assert found["test_mse"] < 0.1
     (val,) = quiet_trainer().validate(module, datamodule=data, verbose=False)
     assert -val["val_mse"] - 1 / 60 < val["val_score"] < -val["val_mse"]
-
-
-def test_forecasts_of_another_shape_are_refused(chickenpox):
     (batch,) = SnapshotDataModule(chickenpox).train_dataloader()
     with pytest.raises(ValueError, match=r"The model returned \[30, 2\] for 30 nodes; it must return one number"):
         Forecaster(DiffusionGNN(4, 8, 2, conv="mlp")).training_step(batch, 0)

@@ -12,6 +12,14 @@ from diffusion_mp_experiments.train import (
     weighted_accuracy,
 )
 
+WRONG_SHAPES = [
+    ((5, 1), (5,), "one column, so every node is class 0"),
+    ((5, 3), (5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
+    ((5, 3), (4,), r"got \[5, 3\] and \[4\]"),
+    ((5,), (5,), r"got \[5\] and \[5\]"),
+    ((0, 3), (0,), "mask that selected them is empty"),
+]
+
 
 def test_classes_weigh_the_same_however_many_nodes_they_have():
     target = torch.tensor([0] * 90 + [1] * 10)
@@ -60,9 +68,6 @@ def test_a_task_with_one_answer_only_does_not_count(generator):
     assert TaskMetric("ap")(logits, labels) < 1
     with pytest.raises(ValueError, match="only positive or only negative examples"):
         TaskMetric("roc_auc")(logits, torch.ones_like(labels))
-
-
-def test_average_precision_and_ranks_of_the_right_candidate():
     logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
     assert TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
     scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
@@ -86,23 +91,7 @@ def test_however_it_is_cut(name, generator):
     assert (score(perfect, targets) > together) == score.higher_is_better
 
 
-def test_values(generator):
-    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    assert node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
-    guess = torch.randn(7, 1, generator=generator)
-    assert torch.isclose(mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
-
-
-@pytest.mark.parametrize(
-    ("logits", "target", "message"),
-    [
-        ((5, 1), (5,), "one column, so every node is class 0"),
-        ((5, 3), (5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
-        ((5, 3), (4,), r"got \[5, 3\] and \[4\]"),
-        ((5,), (5,), r"got \[5\] and \[5\]"),
-        ((0, 3), (0,), "mask that selected them is empty"),
-    ],
-)
+@pytest.mark.parametrize(("logits", "target", "message"), WRONG_SHAPES)
 def test_cross_entropy_refuses(logits, target, message):
     with pytest.raises(ValueError, match=message):
         node_cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long))
@@ -120,7 +109,7 @@ def test_one_column_against_a_vector_is_refused():
         mean_squared_error(y[:0], y[:0])
 
 
-def test_the_loss_of_several_labels(generator):
+def test_values_of_the_losses(generator):
     logits = torch.randn(7, 3, dtype=torch.float64, generator=generator)
     target = torch.randint(2, (7, 3), generator=generator)
     share = logits.sigmoid()
@@ -131,3 +120,7 @@ def test_the_loss_of_several_labels(generator):
             multi_label_loss(logits, wrong)
     with pytest.raises(ValueError, match="target must hold 0 and 1 only"):
         multi_label_loss(logits, target * 2)
+    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    assert node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
+    guess = torch.randn(7, 1, generator=generator)
+    assert torch.isclose(mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())

@@ -179,9 +179,6 @@ def test_random_states_are_plain_and_come_back(tmp_path):
     first = draw()
     set_random_state(load_checkpoint(tmp_path / "state"))
     assert draw() == first
-
-
-def test_callbacks_are_attached_once():
     model = NodeClassifier(nn.Identity())
     model.trainer = trainer = quiet_trainer(callbacks=[EarlyStopping("val_score")])
     first = model.configure_callbacks()
