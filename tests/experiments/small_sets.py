@@ -6,8 +6,10 @@ import json
 import pickle
 import struct
 import tarfile
+import tracemalloc
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,17 @@ from scipy.io import savemat
 from scipy.sparse import csc_matrix, csr_matrix
 
 from diffusion_mp_experiments.train import save_checkpoint
+
+
+@contextmanager
+def at_most(limit: float) -> Iterator[None]:
+    """Fails unless what is allocated inside stays below so many bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
 
 
 def write(folder: Path, contents: dict[str, bytes | str]) -> list[Path]:

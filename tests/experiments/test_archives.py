@@ -8,8 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from peak_memory import at_most
-from small_sets import REVIEWS, write
+from small_sets import REVIEWS, at_most, write
 
 from diffusion_mp.data import pad
 from diffusion_mp_experiments.files import archives

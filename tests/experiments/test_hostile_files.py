@@ -159,10 +159,6 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
         outcomes.append(example.with_content(content))
         assert not marker.exists()
     check(outcomes, example.format.name)
-
-
-def test_one_file_at_a_time_is_run_neither(example, tmp_path):
-    """A reader that stops at the first bad file would not get to the others."""
     marker = tmp_path / "marker"
     for name, blob in payloads(marker).items():
         if name.endswith("system"):

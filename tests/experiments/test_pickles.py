@@ -23,21 +23,15 @@ STRANGE = [
     b"h\x01.",
     b"\x80\x04]\x94(K\x01e",
     b"I1\n(I2\n.",
-    b"}]K\x01s.",  # a list for a key
-    b"K\x01K\x02a.",  # appends to a number
-    b"K\x01)R.",  # calls a number
-    b"K\x01)b.",  # a state for a number, for a name, and for a dictionary
-    b"cnumpy\ndtype\n}b.",
-    b"}}b.",
-    b"\x82\x01.",  # an extension of copyreg
     b"Pid\n.",
     b"\x97.",
-    b"\x8f.",  # a set
-    b"\x96" + struct.pack("<Q", 2**62) + b".",  # a bytearray of that length
-    b"\x8d" + struct.pack("<Q", 2**62) + b".",
     b"cnumpy\ndtype\n.b",
-    b"}" + b")" + b"\x85" * 10**5 + b"K\x01s.",  # a key of nested tuples, whose hash overflows the stack
 ]
+STRANGE += [b"}]K\x01s.", b"K\x01K\x02a.", b"K\x01)R."]  # a list for a key; appends to a number, and calls one
+STRANGE += [b"K\x01)b.", b"cnumpy\ndtype\n}b.", b"}}b."]  # a state for a number, for a name, and for a dictionary
+STRANGE += [b"\x82\x01.", b"\x8f."]  # an extension of copyreg, and a set
+STRANGE += [code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")]  # a bytearray of that length
+STRANGE += [b"})" + b"\x85" * 10**5 + b"K\x01s."]  # a key of nested tuples, whose hash overflows the stack
 UNFILLED = [
     ({"shape": (2,)}, "does not fill an array"),
     ({"shape": (2**39, 2**39)}, "does not fill"),

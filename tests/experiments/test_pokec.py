@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peak_memory import at_most
-from small_sets import make_mat, make_pokec, profile
+from small_sets import at_most, make_mat, make_pokec, profile
 
 from diffusion_mp_experiments.graphs import load_pokec, synthetic_pokec
 from diffusion_mp_experiments.graphs.pokec import FEATURES

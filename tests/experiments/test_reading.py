@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peak_memory import at_most
 from scipy.io import savemat
 from scipy.sparse import eye
+from small_sets import at_most
 
 from diffusion_mp_experiments.files import text_tables
 from diffusion_mp_experiments.files.arrays import read_matrices

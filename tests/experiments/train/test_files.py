@@ -2,52 +2,28 @@
 
 import os
 import pickle
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from hostile import Payload
 
 from diffusion_mp_experiments.train import check_writable, load_checkpoint, replace_file, save_checkpoint
 
-
-class Payload:
-    """Unpickling it would make a folder."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
+DAMAGED = ["a payload", "a pickle", "a truncated archive", "an empty archive", "text", "empty"]
+ELSEWHERE = ["http://example.org/x.ckpt", "https://example.org/x.ckpt", "s3://bucket/x.ckpt", "hf://owner/x.ckpt"]
+ABSENT = ["a folder", "missing", "best", "last", "hpc", "registry:model", "simplecache::file"]
 
 
 def hostile(kind, folder):
     """The path of a file, or what is given as one, of this kind; `executed` in its folder shows that it ran."""
-    path, executed = folder / "checkpoint.ckpt", folder / "executed"
-    torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": Payload(executed)}, path)
-    if kind == "a pickle":
-        path.write_bytes(pickle.dumps(Payload(executed)))
-    elif kind == "a truncated archive":
-        path.write_bytes(path.read_bytes()[:-200])
-    elif kind == "an archive of something":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("notes.txt", "nothing")
-    elif kind == "text":
-        path.write_text("epoch 3, accuracy 0.8\n")
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "a folder":
-        return folder
-    elif kind == "missing":
-        return folder / "none.ckpt"
-    elif kind != "a payload":
-        return kind
-    return path
-
-
-DAMAGED = ["a payload", "a pickle", "a truncated archive", "an archive of something", "text", "empty"]
-ELSEWHERE = ["http://example.org/x.ckpt", "https://example.org/x.ckpt", "s3://bucket/x.ckpt", "hf://owner/x.ckpt"]
-ABSENT = ["a folder", "missing", "best", "last", "hpc", "registry:model", "simplecache::file"]
+    path, payload = folder / "checkpoint.ckpt", Payload(folder / "executed")
+    torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": payload}, path)
+    contents = {"a pickle": pickle.dumps(payload), "a truncated archive": path.read_bytes()[:-200], "empty": b""}
+    contents |= {"an empty archive": b"PK\5\6" + bytes(18), "text": b"epoch 3, accuracy 0.8\n"}
+    path.write_bytes(contents.get(kind, path.read_bytes()))
+    places = {**dict.fromkeys(DAMAGED, path), "a folder": folder, "missing": folder / "none.ckpt"}
+    return places.get(kind, kind)
 
 
 @pytest.mark.parametrize("kind", [*DAMAGED, *ELSEWHERE, *ABSENT])
