@@ -7,15 +7,13 @@ import random
 import signal
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
+import cache_racers
 import numpy as np
 import pytest
-import torch
-from torch_geometric.data import Data
 
-from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_arrays
+from diffusion_mp_experiments.graphs.cached import mapped_arrays
 
 DAMAGES = [
     lambda cache: (cache / "b.npy").unlink(),
@@ -119,55 +117,14 @@ def test_what_a_killed_process_left_is_deleted(source, tmp_path):
     assert not (tmp_path / "cache.part-1234").exists()
 
 
-NUM_ARRAYS, NUM_GRAPHS, PROCESSES = 4, 5, 4
-
-
-def fill(arrays: ArrayFolder) -> None:
-    for i in range(NUM_ARRAYS):
-        arrays.create(f"a{i}", (50, 3), np.int64)
-        time.sleep(0.002)
-        arrays.write(f"a{i}", slice(0, 50), np.full((50, 3), i))
-
-
-def read_arrays(folder: Path) -> None:
-    """Makes or reads the arrays, and looks at all of them."""
-    arrays = mapped_arrays(folder / "cache", fill, made_by="today")
-    assert [int(array.sum()) for array in arrays.values()] == [150 * i for i in range(NUM_ARRAYS)], arrays
-
-
-class Few(CachedDataset):
-    """Some graphs that take a moment each."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "cache", NUM_GRAPHS, log=False)
-
-    def make(self) -> Iterator[Data]:
-        for i in range(NUM_GRAPHS):
-            time.sleep(0.002)
-            yield Data(x=torch.full((i + 1, 3), float(i)), edge_index=torch.tensor([[0], [i]]))
-
-
-def read_graphs(folder: Path) -> None:
-    """Makes or reads the graphs, and looks at all of them."""
-    graphs = Few(folder)
-    assert [float(data.x.sum()) for data in graphs] == [3 * i * (i + 1) for i in range(NUM_GRAPHS)]
-
-
-RACES = {"arrays": read_arrays, "graphs": read_graphs}
-
-
-def race(kind: str, folder: Path, start: float) -> None:
-    """One of several processes that begin at the same moment."""
-    warnings.simplefilter("ignore")
-    time.sleep(max(0.0, start - time.time()))
-    RACES[kind](folder)
+PROCESSES = 4
 
 
 def prepare(kind: str, folder: Path, state: str) -> Path:
     """The folder of the cache as earlier runs may have left it: absent, of yesterday, or without one of its files."""
     cache = folder / "cache" if kind == "arrays" else folder / "processed" / "cache"
     if state != "absent":
-        RACES[kind](folder)
+        cache_racers.RACES[kind](folder)
         if state == "broken":
             next(cache.glob("a2.npy" if kind == "arrays" else "graphs.pt")).unlink()
         elif kind == "arrays":
@@ -182,9 +139,9 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
     folder.mkdir()
     cache = prepare(kind, folder, rng.choice(["absent", "absent", "yesterday", "broken"]))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["diffusion_mp_experiments.graphs"])
     start = time.time() + 0.2
-    racers = [context.Process(target=race, args=(kind, folder, start)) for _ in range(PROCESSES)]
+    racers = [context.Process(target=cache_racers.race, args=(kind, folder, start)) for _ in range(PROCESSES)]
     for racer in racers:
         racer.start()
     victims = rng.sample(racers, rng.choice([0, 1, 2, PROCESSES]))
@@ -200,12 +157,12 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
         if survivors:
             warnings.simplefilter("error")  # it is complete: nothing is damaged, nothing is made anew
             before = cache.stat().st_ino
-        RACES[kind](folder)
+        cache_racers.RACES[kind](folder)
         if survivors:
             assert cache.stat().st_ino == before
 
 
-@pytest.mark.parametrize("kind", RACES)
+@pytest.mark.parametrize("kind", cache_racers.RACES)
 @pytest.mark.parametrize("races", [4, pytest.param(300, marks=pytest.mark.slow)])
 def test_races(tmp_path, kind, races):
     rng = random.Random(races)

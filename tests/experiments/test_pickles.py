@@ -32,6 +32,7 @@ STRANGE += [b"K\x01)b.", b"cnumpy\ndtype\n}b.", b"}}b."]  # a state for a number
 STRANGE += [b"\x82\x01.", b"\x8f."]  # an extension of copyreg, and a set
 STRANGE += [code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")]  # a bytearray of that length
 STRANGE += [b"})" + b"\x85" * 10**5 + b"K\x01s."]  # a key of nested tuples, whose hash overflows the stack
+STRANGE += [b"cnumpy\ndtype\n.b"]
 UNFILLED = [
     ({"shape": (2,)}, "does not fill an array"),
     ({"shape": (2**39, 2**39)}, "does not fill"),

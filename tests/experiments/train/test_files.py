@@ -6,13 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile import Payload
 
 from diffusion_mp_experiments.train import check_writable, load_checkpoint, replace_file, save_checkpoint
 
 DAMAGED = ["a payload", "a pickle", "a truncated archive", "an empty archive", "text", "empty"]
 ELSEWHERE = ["http://example.org/x.ckpt", "https://example.org/x.ckpt", "s3://bucket/x.ckpt", "hf://owner/x.ckpt"]
 ABSENT = ["a folder", "missing", "best", "last", "hpc", "registry:model", "simplecache::file"]
+
+
+class Payload:
+    """Unpickling it would make a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
 
 
 def hostile(kind, folder):
