@@ -39,7 +39,7 @@ def test_products_rows_and_functions_are_those_of_the_coupling():
     assert both(x, Graph.coerce(x, edges)) is not again
 
 
-def test_several_of_one_matrix_are_diagonalised_once(monkeypatch):
+def test_one_matrix_is_diagonalised_once_and_what_has_no_real_spectrum_is_refused(monkeypatch):
     counted = []
     eigh = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (counted.append(1), eigh(matrix))[1])
@@ -47,9 +47,6 @@ def test_several_of_one_matrix_are_diagonalised_once(monkeypatch):
     assert len(counted) == 2
     assert torch.equal(first.modes, again.modes)
     assert not torch.equal(first.modes, other.modes)
-
-
-def test_no_ablation_reaches_it_and_what_has_no_real_spectrum_is_refused():
     model = CertifiedDIFFormer(3, 16, 2, num_layers=None, penalty=None, graph=False, inputs=Diagonalized(pixels()))
     assert not without_attention(model, "identity")
     with pytest.raises(CouplingMismatchError, match="Diagonalized needs a symmetric coupling of one head"):

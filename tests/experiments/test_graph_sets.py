@@ -29,9 +29,6 @@ def test_small_tu(tmp_path):
     paths[0].write_text("1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n")
     with pytest.raises(ValueError, match="its nodes have neither labels nor attributes"):
         load_tu(tmp_path, "SMALL")
-
-
-def test_the_last_graphs_of_tu_may_have_no_edges(tmp_path):
     paths = make_tu(tmp_path)
     paths[0].write_text("1, 2\n2, 1\n2, 3\n3, 2\n")
     paths[4].write_text("0\n0\n1\n1\n")

@@ -162,8 +162,6 @@ def test_every_label_is_on_one_side():
     assert (tuning >= 0).sum() == 90
     assert torch.equal(visible_labels(Y, True, 0.25), tuning)
 
-
-def test_splits_of_the_two_sides_have_no_node_in_common():
     def used(tuning, seed):
         generator = torch.Generator().manual_seed(seed)
         return torch.stack(random_split_per_class(visible_labels(Y, tuning), 5, 20, None, generator)).any(0)

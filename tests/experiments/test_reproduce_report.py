@@ -56,30 +56,24 @@ def test_rows_are_means_over_splits_and_differences_are_taken_split_by_split(tab
     assert "|  | accuracy in % | ahead of GCN | identity | validation | trials |" in text
     assert "| GCN | 35.0 ± 21.2 |  |  | 50.0 | 3 |" in text
     assert "| DIFFormer-s | 70.0 ± 14.1 | +35.0 ± 25.0 | 50.0 | 50.0 | 3 |" in text
+    text = section(table, lines(table, RECORDS), "Some notes.")
+    assert text.startswith("## Digits\n\nSome notes.\n")
+    assert "2 splits, tuned on 1 other; at most 6 epochs" in text
+    assert "took 0.1 hours of one core. Not made yet: constant; labels.\n" in text
 
 
-def test_less_is_better_where_the_metric_says_so(tmp_path):
+def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_path):
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, metric=metric))
     gcn, difformer = lines(table, [run("gcn", 0, 0.75), run("difformer", 0, 0.5)])
     assert (difformer.differences["gcn"][0], lines(table, [run("gcn", 0, None)])[0].score[0]) == (0.25, math.inf)
     assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(table, [gcn, difformer])
-
-
-def test_seeds_are_compared_where_there_is_one_split(tmp_path):
     table = load_table(write_table(tmp_path, splits=1, seeds=2))
     tests = {("gcn", 0): 0.5, ("gcn", 1): 0.25, ("difformer", 0): 0.5, ("difformer", 1): 0.75}
     gcn, difformer = lines(table, [run(row, 0, test, seed) for (row, seed), test in tests.items()])
     assert gcn.score == pytest.approx((37.5, 12.5 * math.sqrt(2)))
     assert difformer.differences == {"gcn": pytest.approx((25, 25))}
     assert "1 split, 2 seeds on it" in section(table, [gcn, difformer])
-
-
-def test_a_section_says_how_it_was_made(table):
-    text = section(table, lines(table, RECORDS), "Some notes.")
-    assert text.startswith("## Digits\n\nSome notes.\n")
-    assert "2 splits, tuned on 1 other; at most 6 epochs" in text
-    assert "took 0.1 hours of one core. Not made yet: constant; labels.\n" in text
 
 
 def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path, table, capsys):

@@ -60,9 +60,6 @@ def test_settings_are_put_where_their_paths_say(tmp_path):
     assert sorted(table.axes(gcn)) == ["lr", *COMMON, "model.num_layers"]
     with pytest.raises(ValueError, match=r"gives model\.conv and searches it"):
         table.config(gcn, {"model.conv": "gat"})
-
-
-def test_the_digest_is_that_of_all_but_the_root(tmp_path):
     write_table(tmp_path)
     here, there = (load_table(tmp_path / "digits", root) for root in ("a", "b"))
     row = here.row("gcn")

@@ -146,15 +146,7 @@ def test_prefixes_seeds_splits_and_the_global_generator(tmp_path):
     assert found == ["5545658008f562d5", "76d9a1e2d0113885"]
 
 
-def test_the_cache_is_read_and_nothing_is_made_twice(tmp_path, monkeypatch):
-    first = cluster(tmp_path)
-    monkeypatch.setattr(SBMDataset, "make", lambda self: pytest.fail("made again"))
-    again = cluster(tmp_path)
-    assert all(same(first[i], again[i]) for i in range(2))
-    assert {path.name for path in Path(again.processed_dir).iterdir()} == {"graphs.pt", "pre_transform.txt"}
-
-
-def test_a_run_that_dies_leaves_no_half_dataset(tmp_path, monkeypatch):
+def test_a_run_that_dies_leaves_nothing_and_the_cache_is_made_once(tmp_path, monkeypatch):
     def die(data: Data) -> Data:
         raise KeyboardInterrupt
 
@@ -165,6 +157,11 @@ def test_a_run_that_dies_leaves_no_half_dataset(tmp_path, monkeypatch):
         cluster(tmp_path)
     monkeypatch.undo()
     assert len(cluster(tmp_path)) == 2
+    first = cluster(tmp_path)
+    monkeypatch.setattr(SBMDataset, "make", lambda self: pytest.fail("made again"))
+    again = cluster(tmp_path)
+    assert all(same(first[i], again[i]) for i in range(2))
+    assert {path.name for path in Path(again.processed_dir).iterdir()} == {"graphs.pt", "pre_transform.txt"}
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGES)

@@ -200,6 +200,14 @@ def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
     assert torch.equal(seen[-1].y, snapshots[19].y)  # nothing of the test is looked at
     with pytest.raises(ValueError, match="which leave none to train"):
         SnapshotDataModule(chickenpox, windows=30, tuning=True).parts()
+    data = SnapshotDataModule(chickenpox, base="own")
+    predictor = NoCorrection()
+    predictor.fit(data)
+    (found,) = quiet_trainer().test(Forecaster(predictor), datamodule=data, verbose=False)
+    train, _, test = data.parts()
+    own = torch.stack([snapshot.y for snapshot in train]).mean(0)
+    expected = torch.stack([(snapshot.y - own).square().mean() for snapshot in test]).mean()
+    assert found["test_mse"] == pytest.approx(float(expected))
 
 
 def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
@@ -232,14 +240,3 @@ def test_what_was_validated_first_can_be_trained_on(chickenpox, make):
         trainer = quiet_trainer(max_epochs=1)
         trainer.validate(module, datamodule=data, verbose=False)
         trainer.fit(module, datamodule=data)
-
-
-def test_the_base_of_a_forecast_is_a_row_of_a_table(chickenpox):
-    data = SnapshotDataModule(chickenpox, base="own")
-    predictor = NoCorrection()
-    predictor.fit(data)
-    (found,) = quiet_trainer().test(Forecaster(predictor), datamodule=data, verbose=False)
-    train, _, test = data.parts()
-    own = torch.stack([snapshot.y for snapshot in train]).mean(0)
-    expected = torch.stack([(snapshot.y - own).square().mean() for snapshot in test]).mean()
-    assert found["test_mse"] == pytest.approx(float(expected))

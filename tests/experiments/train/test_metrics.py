@@ -48,9 +48,6 @@ def test_accuracy_f1_and_errors(generator):
     x, y = logits[:, 0], logits[:, 1]
     assert TaskMetric("mse")(x, y) == pytest.approx(float((x - y).square().mean()))
     assert TaskMetric("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
-
-
-def test_the_curve_of_two_classes(generator):
     logits, labels = torch.randn(60, 2, generator=generator), torch.randint(2, (60,), generator=generator)
     assert TaskMetric("roc_auc")(logits, labels) == pytest.approx(curve(logits[:, 1] - logits[:, 0], labels))
     small = logits.sigmoid() * torch.tensor([0.5, 1.0])  # logits that could be taken for probabilities

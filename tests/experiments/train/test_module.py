@@ -36,7 +36,7 @@ class Fixed(nn.Module):
         return self.logits
 
 
-def test_metrics_read_their_own_mask():
+def test_metrics_read_their_own_mask_and_the_loss_breaks_ties_alone():
     data = Toy().data
     logits = torch.zeros(12, 2)
     wrong = data.val_mask | (data.test_mask & (torch.arange(12) < 6))
@@ -49,10 +49,6 @@ def test_metrics_read_their_own_mask():
     assert -1 / 8 < val["val_score"] < 0
     (predicted,) = trainer.predict(model, datamodule=toy)
     assert torch.equal(predicted, logits.argmax(dim=1))
-
-
-def test_the_loss_breaks_ties_and_nothing_more():
-    """The score orders by accuracy first: no loss, however large, costs a node."""
     toy = Toy()
     right = nn.functional.one_hot(toy.data.y, 2).float()
 
