@@ -46,12 +46,6 @@ def test_folder_and_archive(folder, tmp_path, archive):
     assert labels.tolist() == [0, 0, 1]
 
 
-def test_missing_reviews(folder, tmp_path):
-    for path in (tmp_path / "nothing", folder / "train"):
-        with pytest.raises(FileNotFoundError, match=r"No train reviews at .* train/pos/\*\.txt"):
-            IMDb(path)
-
-
 @pytest.mark.data
 @pytest.mark.exhaustive
 def test_the_real_archive(data_root):
@@ -166,7 +160,7 @@ def test_members_are_counted_and_no_header_leads_back(tmp_path, monkeypatch):
         stream.seek(0)
 
 
-def test_reviews_in_a_folder_are_files_of_bounded_size(tmp_path):
+def test_reviews_in_a_folder_are_files_of_bounded_size_and_there_are_some(tmp_path, folder):
     folder = tmp_path / "train" / "pos"
     folder.mkdir(parents=True)
     (folder / "1_9.txt").write_bytes(b"Good")
@@ -177,6 +171,9 @@ def test_reviews_in_a_folder_are_files_of_bounded_size(tmp_path):
         file.truncate(2 << 20)
     with pytest.raises(ValueError, match=r"3_9\.txt: a review must have at most 1048576 bytes; this one has 2097152"):
         read(tmp_path)
+    for path in (tmp_path / "nothing", folder / "train"):
+        with pytest.raises(FileNotFoundError, match=r"No train reviews at .* train/pos/\*\.txt"):
+            IMDb(path)
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])

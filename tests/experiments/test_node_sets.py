@@ -67,15 +67,12 @@ def test_small_facebook(tmp_path):
     assert pairs(data) == both((0, 1), (1, 2), (1, 5), (3, 4))
 
 
-def test_small_mnist(tmp_path):
+def test_small_mnist_and_newsgroups(tmp_path):
     images, labels = make_mnist(tmp_path)
     data = load_mnist(tmp_path, 5)
     pixels = np.frombuffer(gzip.decompress(images.read_bytes())[16:], np.uint8).reshape(7, 784)
     assert torch.equal(data.x * 255, torch.tensor(pixels[:5]).float())
     assert data.y.tolist() == list(gzip.decompress(labels.read_bytes())[8:13])
-
-
-def test_small_newsgroups(tmp_path):
     make_newsgroups(tmp_path)
     data = load_newsgroups(tmp_path, groups=GROUPS, num_words=4)
     assert data.y.tolist() == [0, 1, 1, 0]

@@ -83,20 +83,17 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
         assert torch.equal(whole[name], blocks[name])
 
 
-def test_the_cache_records_what_was_read(tmp_path):
+def test_missing_files_are_named_and_the_cache_records_what_was_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"):
+        load_pokec(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"):
+        load_pokec(tmp_path, "linkx")
     load(tmp_path, [profile(0), profile(1)])
     record = json.loads((tmp_path / "processed" / "pokec-snap" / "sources.json").read_text())
     for name, entry in record["files"].items():
         assert entry["sha256"] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
         (tmp_path / name).unlink()
     assert load_pokec(tmp_path).num_nodes == 2  # the cache is enough
-
-
-def test_missing_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"):
-        load_pokec(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"):
-        load_pokec(tmp_path, "linkx")
 
 
 def test_linkx(tmp_path, generator):
@@ -221,7 +218,7 @@ def test_sizes_degrees_homophily_and_signal(data):
     assert float(right[data.y >= 0].float().mean()) == pytest.approx(0.618, abs=0.015)
 
 
-def test_seed_decides_everything_and_nothing_else_does(data):
+def test_seed_decides_everything_and_nothing_else_does(data, tmp_path):
     before = torch.get_rng_state()
     again, other = synthetic_pokec(**SIZE), synthetic_pokec(**SIZE, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
@@ -238,9 +235,6 @@ def test_seed_decides_everything_and_nothing_else_does(data):
     y = synthetic_pokec(1_000, 5_000, 3, unlabelled=0.1).y
     assert set(y.tolist()) == {-1, 0, 1}
     assert 60 < int((y < 0).sum()) < 140
-
-
-def test_cache(tmp_path, data):
     for _ in range(2):
         cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
         assert torch.equal(cached.edge_index, data.edge_index)

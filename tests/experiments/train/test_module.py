@@ -122,7 +122,7 @@ def test_digits_module():
 
 
 @pytest.mark.data
-def test_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
+def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
     root, used = str(data_root / "Planetoid"), {}
     for tuning in (True, False):
         splits = [PlanetoidDataModule(root, split=split, tuning=tuning).data for split in range(3)]
@@ -131,10 +131,6 @@ def test_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
         used[tuning] = sum(data.train_mask | data.val_mask | data.test_mask for data in splits).bool()
     assert not (used[True] & used[False]).any()
     assert PlanetoidDataModule(root, split=0).data.test_mask.sum() == 1000
-
-
-@pytest.mark.data
-def test_planetoid_module(data_root):
     root = str(data_root / "Planetoid")
     public = PlanetoidDataModule(root, split="public")
     assert (public.num_features, public.num_classes) == (1433, 7)
@@ -173,7 +169,7 @@ def batches():
     return DataLoader([(text, int(text[0] == 1)) for text in texts], batch_size=16, collate_fn=pad)
 
 
-def test_it_learns_and_logs(batches):
+def test_it_learns_and_logs_and_the_rate_rises_and_falls_to_zero(batches):
     with seeded(0):
         module = SequenceClassifier(PDETransformer([3], 16, 2, 1, 2, max_length=6, placement="P1"), 2, lr=1e-2)
         trainer = fit(module, batches, 24)
@@ -182,9 +178,6 @@ def test_it_learns_and_logs(batches):
     assert logged["val_acc"] > 0.9
     (found,) = trainer.test(module, batches, verbose=False)
     assert found["test_acc"] == pytest.approx(float(logged["val_acc"]))
-
-
-def test_the_rate_rises_and_falls_to_zero(batches):
     rates = LearningRates()
     with seeded(0):
         fit(SequenceClassifier(PDETransformer([3], 4, 2, 1, 1, max_length=6), 2, lr=0.5, warmup=0.5), batches, 2, rates)
