@@ -54,16 +54,12 @@ LINKX = [
 ]
 OGB = [
     ("raw/edge", "0,1\n3,4\n", r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got 0\.\.4"),
-    ("raw/edge", "0,1\n-1,2\n", r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got -1"),
-    ("raw/edge", "0,1\n0.5,2\n", r"edge\.csv\.gz, from line 1 on: .*0\.5"),
     ("raw/node-label", "0\n40\n1\n2\n", r"node-label\.csv\.gz, line 2: the labels must lie in 0\.\.39"),
-    ("raw/node-label", "0\nnan\n1\n2\n", r"node-label\.csv\.gz, from line 1 on: .*nan"),
     ("raw/node_year", "2013\n" * 3, r"node_year\.csv\.gz must have 4 rows, one for each node .* got 3"),
     ("raw/node-feat", rows_of([[1] * 128] * 5), r"node-feat\.csv\.gz must have 4 rows, one for each node .* got 5"),
     ("raw/node-feat", ("1," * 127 + "inf\n") * 4, r"node-feat\.csv\.gz, line 1: the numbers must be finite"),
     ("split/time/test", "", r"test\.csv\.gz must name the nodes of a split, one each line; it names none"),
     ("split/time/test", "-1\n", r"test\.csv\.gz, line 1: the nodes must lie in 0\.\.3; got -1"),
-    ("split/time/test", "4\n", r"the nodes must lie in 0\.\.3; got 4\.\.4"),
     ("split/time/test", "0\n", r"test\.csv\.gz, from line 1 on: node 0 is in a split already"),
     ("split/time/test", "2\n2\n", r"test\.csv\.gz, from line 1 on: node 2 is in a split already"),
 ]

@@ -1,4 +1,4 @@
-"""The readers of Pokec: SNAP's text files and LINKX's matrices; and the graph that is drawn instead."""
+"""The readers of large graphs, Pokec's and OGB's, and the graph that is drawn in the place of Pokec."""
 
 import csv
 import gzip
@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_sets import at_most, make_mat, make_pokec, profile
+from small_sets import at_most, make_mat, make_ogb, make_pokec, profile, rows_of, write
 
-from diffusion_mp_experiments.graphs import load_pokec, synthetic_pokec
+from diffusion_mp_experiments.graphs import load_ogb, load_pokec, synthetic_pokec
 from diffusion_mp_experiments.graphs.pokec import FEATURES
 
 REGIONS = ["kraj a, x", "kraj a, y", "Kraj A, z", "kraj b", "null", "kraj c, x", "kraj d", "kraj e", "kraj f"]
@@ -147,24 +147,6 @@ def test_one_long_field_takes_no_room_and_friendships_may_be_none(tmp_path):
     assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
 
 
-WRITE = """
-import sys
-from pathlib import Path
-import torch
-
-root, users, millions, text = Path(sys.argv[1]), *map(int, sys.argv[2:])
-first = 1_000_000_000  # of the ids
-ends = torch.randint(first, first + users, (1_000_000, 2), generator=torch.Generator().manual_seed(0))
-day = "2012-05-25 11:20:00.0"
-with (root / "soc-pokec-profiles.txt").open("w") as file:
-    for user in range(users):
-        numbers = f"{first + user}\\t1\\t50\\t{user % 2}\\tzilinsky kraj, zilina\\t{day}\\t{day}\\t{user % 60}"
-        file.write(numbers + "\\tnull" * 50 + "\\t" + "x" * text + "\\n")
-block = "".join(f"{a}\\t{b}\\n" for a, b in ends.tolist())
-with (root / "soc-pokec-relationships.txt").open("w") as file:
-    for _ in range(millions):
-        file.write(block)
-"""
 READ = """
 import resource, sys
 from diffusion_mp_experiments.graphs import load_pokec
@@ -175,21 +157,22 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 """
 
 
-def run(program: str, *arguments: object) -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("users", "millions", "text"), [(1_632_803, 1, 300), (400_000, 46, 0)])
 def test_a_gigabyte_of_either_file(tmp_path: Path, users: int, millions: int, text: int) -> None:
     """Of the whole process, imports included: as many users as Pokec has, and 1.5 times as many friendships."""
-    run(WRITE, tmp_path, users, millions, text)
+    first, day = 1_000_000_000, "2012-05-25 11:20:00.0"  # the first id
+    ends = torch.randint(first, first + users, (1_000_000, 2), generator=torch.Generator().manual_seed(0))
+    with (tmp_path / "soc-pokec-profiles.txt").open("w") as file:
+        for user in range(users):
+            numbers = f"{first + user}\t1\t50\t{user % 2}\tzilinsky kraj, zilina\t{day}\t{day}\t{user % 60}"
+            file.write(numbers + "\tnull" * 50 + "\t" + "x" * text + "\n")
+    with (tmp_path / "soc-pokec-relationships.txt").open("w") as file:
+        file.writelines("".join(f"{a}\t{b}\n" for a, b in ends.tolist()) for _ in range(millions))
     assert max(file.stat().st_size for file in tmp_path.iterdir()) > 1e9
-    assert float(run(READ, tmp_path, millions)) < 1e9
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    command = [sys.executable, "-c", READ, str(tmp_path), str(millions)]
+    assert float(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout) < 1e9
 
 
 SIZE = {"num_nodes": 20_000, "num_edges": 375_000}
@@ -228,10 +211,10 @@ def test_seed_decides_everything_and_nothing_else_does(data, tmp_path):
     expected = synthetic_pokec(50, 90, 3)
     torch.set_default_dtype(torch.float64)
     try:
-        data = synthetic_pokec(50, 90, 3)
+        again = synthetic_pokec(50, 90, 3)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(data[name], expected[name]) for name in ("x", "y", "edge_index"))
+    assert all(torch.equal(again[name], expected[name]) for name in ("x", "y", "edge_index"))
     y = synthetic_pokec(1_000, 5_000, 3, unlabelled=0.1).y
     assert set(y.tolist()) == {-1, 0, 1}
     assert 60 < int((y < 0).sum()) < 140
@@ -239,3 +222,68 @@ def test_seed_decides_everything_and_nothing_else_does(data, tmp_path):
         cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
         assert torch.equal(cached.edge_index, data.edge_index)
     assert not torch.equal(synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x)
+
+
+CHANGES = [
+    ("edge_index", lambda array: np.where(array == 3, 4, array), r"edge_index must lie in 0\.\.3, got up to 4"),
+    ("edge_index", lambda array: array - 1, r"edge_index must lie in 0\.\.3, got up to 2 and down to -1"),
+    ("y", lambda array: array + 36, r"y must lie in -1\.\.39, got up to 75"),
+    ("y", lambda array: array - 2, r"y must lie in -1\.\.39, got up to 37 and down to -2"),
+]
+
+
+@pytest.fixture
+def arxiv(tmp_path):
+    """Four papers and five citations: 0 → 1, 3 → 1, 2 → 0, 3 → 3, 0 → 2."""
+    make_ogb("ogbn-arxiv")(tmp_path)
+    write(tmp_path / "ogbn_arxiv", {"raw/node-feat.csv.gz": rows_of(np.arange(4 * 128).reshape(4, 128) / 8)})
+    return tmp_path
+
+
+@pytest.fixture
+def proteins(tmp_path):
+    make_ogb("ogbn-proteins")(tmp_path)
+    return tmp_path
+
+
+def test_arxiv(arxiv):
+    data = load_ogb(arxiv, "ogbn-arxiv")
+    assert data.edge_index.tolist() == [[0, 3, 2, 3, 0], [1, 1, 0, 3, 2]]
+    assert data.x.shape == (4, 128)
+    assert data.x[1, 3] == (128 + 3) / 8
+    assert data.y.tolist() == [0, 39, 4, 4]
+    assert data.node_year.tolist() == [2013, 2017, 2020, 2018]
+    masks = (data.train_mask, data.val_mask, data.test_mask)
+    assert [mask.nonzero().tolist() for mask in masks] == [[[0]], [[1]], [[2]]]
+    data.validate()
+    write(arxiv / "ogbn_arxiv", {"split/time/test.csv.gz": "2\n3\n"})  # another split is read anew
+    assert load_ogb(arxiv, "ogbn-arxiv").test_mask.nonzero().tolist() == [[2], [3]]
+    (arxiv / "ogbn_arxiv" / "split" / "time" / "valid.csv.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv"):
+        load_ogb(arxiv, "ogbn-arxiv", cache=arxiv / "none")
+
+
+def test_proteins_have_both_directions(proteins, monkeypatch):
+    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BLOCK", 1)  # several blocks
+    rows = np.repeat([[0.5], [0.25], [1], [2], [3]], 8, 1)
+    write(proteins / "ogbn_proteins", {"raw/edge-feat.csv.gz": rows_of(rows)})
+    data = load_ogb(proteins, "ogbn-proteins")
+    assert data.num_nodes == 4
+    assert data.edge_index.tolist() == [[0, 1, 3, 1, 2, 0, 3, 3, 0, 2], [1, 0, 1, 3, 0, 2, 3, 3, 2, 0]]
+    assert data.edge_attr[:, 0].tolist() == [0.5, 0.5, 0.25, 0.25, 1, 1, 2, 2, 3, 3]
+    assert data.y.shape == (4, 112)
+    assert data.y.dtype == torch.int64
+    assert data.node_species.tolist() == [3702, 4932, 9606, 3702]
+    assert data.x is None
+    raw = proteins / "ogbn_proteins" / "raw"
+    (raw / "species.csv.gz").rename(raw / "node_species.csv.gz")  # as the ogb package does
+    assert load_ogb(proteins, "ogbn-proteins").node_species[0] == 3702
+
+
+@pytest.mark.parametrize(("name", "change", "message"), CHANGES)
+def test_a_cache_that_was_changed(arxiv, name, change, message):
+    load_ogb(arxiv, "ogbn-arxiv")
+    cache = arxiv / "ogbn_arxiv" / "processed" / "arrays"
+    np.save(cache / f"{name}.npy", change(np.load(cache / f"{name}.npy")))
+    with pytest.raises(ValueError, match=rf"arrays: {message}.*Delete the folder"):
+        load_ogb(arxiv, "ogbn-arxiv")
