@@ -16,7 +16,6 @@ from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, Unif
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SymmetricDiffusivity
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
-from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from diffusion_mp_experiments.reproduce import training
 from diffusion_mp_experiments.reproduce.networks import (
@@ -50,7 +49,7 @@ def config(epochs=8, patience=8, lr=0.05, **more):
     return {"data": DIGITS, "module": {"model": GNN, "lr": lr}, "epochs": epochs, "patience": patience, **more}
 
 
-def test_a_run_depends_on_its_split_and_seed_and_nothing_else():
+def test_a_run_depends_on_its_split_and_seed_and_nothing_else(monkeypatch):
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first, again, other = (train(config(), "acc", 1, seed, tuning=False) for seed in (0, 0, 1))
@@ -60,6 +59,16 @@ def test_a_run_depends_on_its_split_and_seed_and_nothing_else():
     assert first == again
     assert first["test"] != other["test"]
     assert (first["epochs"], first["ended"]) == (8, "epochs")
+    drawn = []
+
+    def module(config, data):
+        drawn.append(float(torch.rand(())))
+        return NodeClassifier(Nothing(data.data.y))
+
+    monkeypatch.setattr(training, "made_module", module)
+    for split, seed in product(range(2), repeat=2):
+        train(config(), "acc", split, seed, tuning=True)
+    assert len(set(drawn)) == 4
 
 
 class Scripted(nn.Module):
@@ -127,19 +136,6 @@ def test_without_a_finite_score_there_is_no_number(monkeypatch, model, tuning, e
     assert result["validation"] is result["test"] is None
 
 
-def test_every_split_and_seed_draws_weights_of_its_own(monkeypatch):
-    drawn = []
-
-    def module(config, data):
-        drawn.append(float(torch.rand(())))
-        return NodeClassifier(Nothing(data.data.y))
-
-    monkeypatch.setattr(training, "made_module", module)
-    for split, seed in product(range(2), repeat=2):
-        train(config(), "acc", split, seed, tuning=True)
-    assert len(set(drawn)) == 4
-
-
 def test_attention_is_replaced_where_there_is_one():
     for make in (DIFFormer, SGFormer, NodeFormer):
         for name, kind in (("identity", IdentityDiffusivity), ("uniform", UniformDiffusivity)):
@@ -200,18 +196,7 @@ def test_predictors_see_training_labels_only(make):
         assert (predictor().argmax(1) == torch.arange(12) // 4).all()
 
 
-def test_logistic_regression_reads_sparse_features_and_leaves_out_absent_classes():
-    few = Few()
-    few.data.x, dense = few.data.x.to_sparse_csr(), few.data.x
-    few.data.train_mask = few.data.train_mask & (few.data.y < 2)
-    predictor = LogisticRegression(C=10.0)
-    predictor.fit(few)
-    assert (predictor().argmax(1) < 2).all()
-    labels = few.data.y.where(few.data.train_mask, -1)
-    torch.testing.assert_close(predictor(), predictor.scores(dense, Graph.from_data(few.data), labels, 3))
-
-
-def test_networks_of_the_tables_against_their_formulas():
+def test_networks_against_their_formulas_and_logistic_regression_with_absent_classes():
     graph = Few().data
     x, edges = graph.x.double(), graph.edge_index
     adjacency = torch.eye(12, dtype=torch.float64)
@@ -226,6 +211,14 @@ def test_networks_of_the_tables_against_their_formulas():
     inverse = torch.linalg.inv(torch.eye(12) - 0.8 * normalised)
     torch.testing.assert_close(network(x, edges), 0.2 * inverse @ network.body(x, edges))
     assert isinstance(network.readout, APPNPConv)
+    few = Few()
+    few.data.x, dense = few.data.x.to_sparse_csr(), few.data.x
+    few.data.train_mask = few.data.train_mask & (few.data.y < 2)
+    predictor = LogisticRegression(C=10.0)
+    predictor.fit(few)
+    assert (predictor().argmax(1) < 2).all()
+    labels = few.data.y.where(few.data.train_mask, -1)
+    torch.testing.assert_close(predictor(), predictor.scores(dense, Graph.from_data(few.data), labels, 3))
 
 
 def test_the_hash_sees_masks_features_and_layout():
