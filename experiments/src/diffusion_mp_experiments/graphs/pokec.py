@@ -1,7 +1,5 @@
 """The social network Pokec, from the files of SNAP or of LINKX."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,10 +12,10 @@ from jaxtyping import Float, Int, Int64, Shaped
 from torch_geometric.data import Data
 
 from diffusion_mp.errors import check_choice
-from diffusion_mp_experiments.files.matlab import read_matrices
+from diffusion_mp_experiments.files.arrays import read_matrices
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
-from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
+from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
 
 Source = Literal["snap", "linkx"]
 _FILES = {"snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"], "linkx": ["pokec.mat"]}
