@@ -105,6 +105,10 @@ def test_linkx(tmp_path, generator):
     assert torch.equal(data.edge_index, edges)
     assert data.edge_index.is_contiguous()
     assert data.y.tolist() == [0, 1, 1, -1, 0]
+    x[1, 3] = torch.nan
+    make_mat(tmp_path, node_feat=x.numpy(), edge_index=edges.numpy(), label=np.array([[0, 1, 1, -1, 0]]))
+    with pytest.raises(ValueError, match="node_feat must be finite; 1 of its 325 entries"):
+        load_pokec(tmp_path, "linkx", cache=tmp_path / "again")
 
 
 @pytest.mark.data
