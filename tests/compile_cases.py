@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import diffusion_mp as dm
 from diffusion_mp.testing import check_diffusivity, check_update, tolerance
+from helpers import built
+from model_cases import BATCH, MODELS, Case
 from reading_features import ReadsInputs
 
 
@@ -29,12 +31,6 @@ def instance(num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, edge_index, batch
 
 
-def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build()
-
-
 def captured(module: nn.Module) -> Callable[..., Any]:
     torch._dynamo.utils.counters.clear()
     return torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -44,11 +40,11 @@ def graphs_captured() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any) -> None:
+def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any, **named: Any) -> None:
     results = []
     for run in (module, compiled):
         leaf = x.clone().requires_grad_(x.is_floating_point())
-        out = run(leaf, *inputs)
+        out = run(leaf, *inputs, **named)
         module.zero_grad()
         out.square().sum().backward()
         grads = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
@@ -70,45 +66,23 @@ def certified(constraint: str) -> nn.Module:
     return dm.DiffusionConv(8, 8, attention + graph_term, step, transform=False, bias=False)
 
 
-#: Modules that read edges have names that end with "graph".
-CASES: dict[str, Callable[[], nn.Module]] = {
-    "difformer-s": lambda: dm.DIFFormer(8, 6, 3), "difformer-s-graph": lambda: dm.DIFFormer(8, 6, 3),
-    "difformer-s-published-graph": lambda: dm.DIFFormer(8, 6, 3, 1, heads=2, projection="separate", transform=True,
-        source=True, leak=0.1),
-    "difformer-a": lambda: dm.DIFFormer(8, 6, 3, 1, kernel="sigmoid"),
-    "difformer-s-mean-graph": lambda: dm.DIFFormer(8, 6, 3, 1, graph="mean"),
-    "certified": lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, heads=2, constraint="sphere"),
-    "certified-graph": lambda: dm.CertifiedDIFFormer(8, 6, 3, 1),
-    "certified-projections-graph": lambda: dm.CertifiedDIFFormer(8, 6, 3, 1, penalty="gaussian",
-        constraint="nonnegative", projection="tied"),
-    "nodeformer": lambda: dm.NodeFormer(8, 6, 3, heads=2),
-    "nodeformer-graph": lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2),
-    "sgformer": lambda: dm.SGFormer(8, 6, 3, heads=2),
-    "sgformer-graph": lambda: dm.SGFormer(8, 6, 3, shared_encoder=False),
-    "sgformer-frobenius-graph": lambda: dm.SGFormer(8, 6, 3, normalize="frobenius", projection="tied"),
-    "difformer-released-graph": lambda: dm.DIFFormer(8, 6, 3, 1, projection="separate", qkv_bias=True,
-        graph_weight=0.3, direction="pyg", degrees="count"),
-    "nodeformer-released-graph": lambda: dm.NodeFormer(8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True,
-        stabilizer=1e-6),
-    "sgformer-pyg-graph": lambda: dm.SGFormer(8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
-        aggregate="cat"),
-    "readme-graph": readme, "certified-sphere-graph": lambda: certified("sphere"),
-    "certified-ball-graph": lambda: certified("ball"), "reads-features-graph": lambda: ReadsInputs(8, 3),
-    "gin-graph": lambda: dm.DiffusionGNN(8, 6, 3, conv="gin"), "gcn-graph": lambda: dm.GCNConv(8, 3),
-    "sfi-conv": lambda: dm.SFiConv(8, 8, 2),
-    "gps-block-graph": lambda: dm.layers.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False)),
-    "gated-gcn-model-graph": lambda: dm.GatedGCN(8, 6, 3, 2),
-    "sfi-former-graph": lambda: dm.SFiFormer(8, 6, 3, 1, heads=2),
-    "sfi-former": lambda: dm.SFiFormer(8, 6, 3, 1, heads=2),
-    "pde-diffusion": lambda: dm.PDEDiffusion1d(8, strides=(1, 4)),
-    "gat-graph": lambda: dm.GATConv(8, 3, 2),
+CASES = {name: case for name, case in MODELS.items() if "x" in case.names and "mask" not in case.names} | {
+    "readme": Case(readme), "certified-sphere": Case(lambda: certified("sphere")),
+    "certified-ball": Case(lambda: certified("ball")), "reads-features": Case(lambda: ReadsInputs(8, 3)),
+    "difformer-nodes": Case(lambda: dm.DIFFormer(8, 6, 3), ("x",)),
+    "sfi-conv": Case(lambda: dm.SFiConv(8, 8, 2), ("x",)),
+    "difformer-released": Case(lambda: dm.DIFFormer(8, 6, 3, 1, projection="separate", qkv_bias=True,
+        graph_weight=0.3, direction="pyg", degrees="count")),
+    "nodeformer-released": Case(lambda: dm.NodeFormer(8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True,
+        stabilizer=1e-6)),
+    "sgformer-pyg": Case(lambda: dm.SGFormer(8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
+        aggregate="cat")),
+    "gps-block": Case(lambda: dm.layers.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False))),
+    "pde-diffusion": Case(lambda: dm.PDEDiffusion1d(8, strides=(1, 4)), ("x",)),
 }  # fmt: skip
-
-
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
-QUICK = ("readme-graph", "difformer-s-graph", "certified-graph")
-EXHAUSTIVE = ("certified-sphere-graph", "reads-features-graph", "difformer-s", "nodeformer-graph", "sgformer-graph")
-EXHAUSTIVE = (*EXHAUSTIVE, "sfi-former-graph", "gat-graph")
+QUICK = ("readme", "difformer", "certified")
+EXHAUSTIVE = ("certified-sphere", "reads-features", "difformer-nodes", "nodeformer", "sgformer", "sfi-former", "gat")
 
 
 def marked(case: str) -> Any:
@@ -119,11 +93,10 @@ def marked(case: str) -> Any:
 @pytest.mark.parametrize("name", [marked(case) for case in CASES])
 def test_full_graph_with_dynamic_shapes(name: str) -> None:
     """Captured once, for graphs of all sizes."""
-    module = seeded(CASES[name]).eval()
+    module = CASES[name].model().eval()
     compiled = captured(module)
     for num_nodes in (12, 19):
-        x, edge_index, _ = instance(num_nodes)
-        assert_same(module, compiled, x, *((edge_index,) if name.endswith("graph") else ()))
+        assert_same(module, compiled, **CASES[name].inputs(num_nodes))
     assert graphs_captured() == 1
 
 
@@ -134,42 +107,27 @@ def batch_of_graphs(count: int) -> dict[str, Any]:
     edges = pairs[:, batch[pairs[0]] == batch[pairs[1]]]
     encodings = tuple(torch.randn(len(batch), 5, generator=generator) for _ in range(2))
     return {
-        "x": torch.randn(len(batch), 8, generator=generator),
-        "edge_index": edges,
-        "batch": batch,
+        "x": torch.randn(len(batch), 8, generator=generator), "edge_index": edges, "batch": batch,
         "edge_attr": torch.randn(edges.size(1), 4, generator=generator),
         "pe": (*encodings, torch.rand(len(batch), 5, generator=generator) < 0.8),
-    }
+    }  # fmt: skip
 
 
-BATCHES: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Any]] = {
-    "difformer-s": (lambda: dm.DIFFormer(8, 6, 3, 1), ("edge_index",), ()),
-    "difformer-a": (lambda: dm.DIFFormer(8, 6, 3, 1, kernel="sigmoid"), ("edge_index",), pytest.mark.slow),
-    "nodeformer": (lambda: dm.NodeFormer(8, 6, 3, 1, heads=2), ("edge_index",), pytest.mark.exhaustive),
-    "gin": (lambda: dm.DiffusionGNN(8, 6, 3, conv="gin"), ("edge_index",), pytest.mark.slow),
-    "gat": (lambda: dm.DiffusionGNN(8, 6, 3, conv="gat", heads=2), ("edge_index",), pytest.mark.slow),
-    "certified": (lambda: dm.CertifiedDIFFormer(8, 6, 3, 2), ("edge_index",), pytest.mark.exhaustive),
-    "sfi-former": (
-        lambda: dm.SFiFormer(8, 6, 3, 1, heads=2, edge_dim=4, pe_channels=2),
-        ("edge_index", "edge_attr", "pe"),
-        pytest.mark.exhaustive,
-    ),
-    "difformer-nodes": (lambda: dm.DIFFormer(8, 6, 3, 1), (), pytest.mark.exhaustive),
-    "difformer-graph-task": (lambda: dm.DIFFormer(8, 6, 3, 1, task="graph"), (), ()),
-    "sgformer-nodes": (lambda: dm.SGFormer(8, 6, 3, normalize="frobenius"), (), pytest.mark.slow),
-    "sfi-former-nodes": (lambda: dm.SFiFormer(8, 6, 3, 1, heads=2), (), ()),
-    "sfi-former-graph-task": (lambda: dm.SFiFormer(8, 6, 3, 1, heads=2, task="graph"), (), pytest.mark.slow),
-}
+ALL, NODES, SLOW, LATER = (*BATCH, "edge_attr", "pe"), ("x", "batch"), pytest.mark.slow, pytest.mark.exhaustive
+BATCHES = [
+    ("difformer", BATCH, ()), ("difformer-sigmoid", BATCH, SLOW), ("nodeformer", BATCH, LATER), ("gin", BATCH, SLOW),
+    ("gat", BATCH, SLOW), ("certified", BATCH, LATER), ("gatedgcn", ALL, LATER), ("sfi-former-options", ALL[:-1], SLOW),
+    ("difformer", NODES, LATER), ("difformer-graphs", NODES, ()), ("sgformer", NODES, SLOW), ("sfi-former", NODES, ()),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, (*_, marks) in BATCHES.items()])
-def test_changing_batches_are_captured_once(name: str) -> None:
-    build, names, _ = BATCHES[name]
-    module = seeded(build).eval() if not names else seeded(build)
+@pytest.mark.parametrize(("name", "names"), [pytest.param(*case, marks=marks) for *case, marks in BATCHES])
+def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -> None:
+    module = MODELS[name].model().train("edge_index" in names)
     compiled = captured(module)
     for count in (5, 6, 9, 4, 11):
         given = batch_of_graphs(count)
-        inputs = {name: given[name] for name in ("x", "batch", *names)}
+        inputs = {name: given[name] for name in names}
         out = compiled(**inputs)
         out.square().sum().backward()
         if not module.training:
@@ -186,7 +144,7 @@ def test_changing_batches_are_captured_once(name: str) -> None:
 )
 def test_a_transformer_on_sequences_is_captured(placement: str | None, causal: bool, masked: bool) -> None:
     options = {"max_length": 20, "placement": placement, "causal": causal}
-    module = seeded(lambda: dm.PDETransformer([9], 8, 3, 1, 2, **options)).eval()
+    module = built(lambda: dm.PDETransformer([9], 8, 3, 1, 2, **options)).eval()
     compiled = captured(module)
     for length in (12, 19):
         generator = torch.Generator().manual_seed(length)
@@ -197,7 +155,7 @@ def test_a_transformer_on_sequences_is_captured(placement: str | None, causal: b
 @pytest.mark.exhaustive
 def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     """The captured step advances the state of the noise: every call draws the noise that eager execution draws."""
-    module = seeded(lambda: dm.NodeFormer(8, 6, 3, heads=2, num_samples=3)).train()
+    module = built(lambda: dm.NodeFormer(8, 6, 3, heads=2, num_samples=3)).train()
     eager = copy.deepcopy(module)
 
     def step(model: nn.Module, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,21 +175,17 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     assert not torch.equal(*outputs)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
-        pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
-        pytest.param({"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
-        pytest.param(
-            {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
-        ),
-    ],
-    ids=["explicit", "causal", "heat", "trapezoidal"],
-)
+@pytest.mark.parametrize("options", [
+    {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
+    pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
+    pytest.param({"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
+    pytest.param(
+        {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
+    ),
+], ids=["explicit", "causal", "heat", "trapezoidal"])  # fmt: skip
 @pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["stacked", "padded"])
 def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
-    module = seeded(lambda: dm.PDEDiffusion1d(8, **options))
+    module = built(lambda: dm.PDEDiffusion1d(8, **options))
     compiled = captured(module)
     for size, length in ((3, 12), (4, 19)):
         x = instance(size * length)[0].unflatten(0, (size, length))
@@ -243,7 +197,7 @@ def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: 
 @pytest.mark.parametrize("with_graph", [True, False], ids=["graph", "no-graph"])
 def test_generated_code_agrees(with_graph: bool) -> None:
     """The default backend compiles C++, which takes a minute."""
-    module = seeded(lambda: dm.DIFFormer(8, 6, 3)).eval()
+    module = built(lambda: dm.DIFFormer(8, 6, 3)).eval()
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
     rtol, atol = tolerance("product", torch.float32)
     for num_nodes in (12, 19):
@@ -252,21 +206,17 @@ def test_generated_code_agrees(with_graph: bool) -> None:
         torch.testing.assert_close(compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        dm.SimpleDiffusivity,
-        pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
-        pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
-        pytest.param(
-            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive
-        ),
-        pytest.param(
-            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow
-        ),
-    ],
-    ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
-)
+@pytest.mark.parametrize("build", [
+    dm.SimpleDiffusivity,
+    pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
+    pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
+    pytest.param(
+        lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive
+    ),
+    pytest.param(
+        lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow
+    ),
+], ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"])  # fmt: skip
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)
 

@@ -83,6 +83,15 @@ def no_typecheck() -> Iterator[None]:
 
 
 @pytest.fixture
+def in_double() -> Iterator[None]:
+    """The default dtype is float64 for one test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
 def generator() -> torch.Generator:
     """A seeded source of randomness, so that no test reads or moves the global one."""
     return torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
 """torch.export of every model, strict and not, for graphs of all sizes, and what is made of exported programs.
 
-Run by `models/test_export.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
+Run by `test_compile.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
 """
 
 import io

@@ -8,10 +8,21 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import seeded
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def draw(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def built(build: Callable[[], Any], seed: int = 0) -> Any:
+    """What ``build`` makes from a seed of the global random state."""
+    with seeded(seed):
+        return build()
 
 
 def close(got: Any, expected: Any, operation: str = "product") -> None:
@@ -20,12 +31,12 @@ def close(got: Any, expected: Any, operation: str = "product") -> None:
     torch.testing.assert_close(got, expected, **tolerance(operation, dtype)._asdict())
 
 
-def refuses(*cases: tuple[Callable[[], object], type[Exception], str]) -> Callable[..., None]:
-    """Make a test of calls, the error that each raises, and its words."""
+def refuses(*cases: tuple[Any, ...], error: Any = (TypeError, ValueError)) -> Callable[..., None]:
+    """Make a test of calls, the error that each raises (``error`` where it does not say), and its words."""
 
     @pytest.mark.usefixtures("no_typecheck")  # the package's own sentences, not those of the shape checks
-    @pytest.mark.parametrize(("call", "error", "message"), cases)
-    def refused(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    @pytest.mark.parametrize(("call", "error", "message"), [(c[0], c[1] if c[2:] else error, c[-1]) for c in cases])
+    def refused(call: Callable[[], object], error: Any, message: str) -> None:
         with pytest.raises(error, match=message):
             call()
 

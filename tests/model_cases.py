@@ -8,6 +8,7 @@ from torch import nn
 from torch.export import Dim
 
 import diffusion_mp as dm
+from helpers import built
 
 Inputs = dict[str, Any]
 
@@ -49,9 +50,7 @@ class Case(NamedTuple):
     names: tuple[str, ...] = ("x", "edge_index")
 
     def model(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return self.build()
+        return built(self.build)
 
     def inputs(self, size: int) -> Inputs:
         made = sequences(size) if "mask" in self.names else graphs(size)

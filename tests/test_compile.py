@@ -1,4 +1,4 @@
-"""Graph capture, in a process of its own, and second derivatives."""
+"""Capture, export and tracing, in processes of their own, and second derivatives."""
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ from subrun import RUNS, run_tests
 
 
 @pytest.mark.parametrize("select", RUNS)
-def test_full_graph_capture(select: str) -> None:
-    run_tests("compile_cases.py", select, typecheck=False)
+@pytest.mark.parametrize("file", ["compile_cases.py", "export_cases.py"])
+def test_programs_are_captured_exported_and_traced(file: str, select: str) -> None:
+    run_tests(file, select, typecheck=False)
 
 
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
@@ -22,11 +23,3 @@ def test_difformer_s_is_twice_differentiable(graph: str | None, projection: str 
     model = DIFFormer(4, 6, 3, graph=graph, projection=projection, heads=2).double()  # type: ignore[arg-type]
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     assert gradgradcheck(lambda x, *_: model(x, EDGES), (x, *model.parameters()), fast_mode=True, atol=1e-5, rtol=1e-4)
-
-
-def test_difformer_a_says_that_it_is_once_differentiable() -> None:
-    model = DIFFormer(4, 6, 3, kernel="sigmoid")
-    x = torch.rand(5, 4, requires_grad=True)
-    (grad,) = torch.autograd.grad(model(x, EDGES).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"once.differentiable"):
-        torch.autograd.grad(grad.sum(), x)

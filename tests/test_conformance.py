@@ -15,27 +15,7 @@ from torch import Tensor
 
 from diffusion_mp import *
 from diffusion_mp import couplings, diffusivities, layers, models, updates
-from diffusion_mp.couplings import (
-    DenseCoupling,
-    DistanceCoupling,
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LogLowRankCoupling,
-    LowRankCoupling,
-    NeumannCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ProjectedCoupling,
-    ReweightedCoupling,
-    ScaledCoupling,
-    SparseCoupling,
-    SparseFlowCoupling,
-    UniformCoupling,
-    distance_features,
-    row_normalized,
-    symmetric_normalized,
-    without_diagonal,
-)
+from diffusion_mp.couplings import *
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, Positive, RelationalBias
 from diffusion_mp.energies import Ball, Sphere
 from diffusion_mp.layers import GPSBlock, LaplacianEncoder
@@ -77,9 +57,9 @@ def silent() -> Tensor:
     return (leaf(11, 1, positive=True) * (torch.arange(11) < 10).unsqueeze(1)).detach().requires_grad_()
 
 
-def mutual_graph() -> Graph:
-    edges = torch.cat([EDGES, EDGES.flip(0)], dim=1)
-    return Graph(11, edges[:, edges.amax(0) < 10], torch.arange(1.0, 11.0, dtype=DOUBLE).repeat(2), ptr=PTR)
+def mutual() -> Coupling:
+    edges, weight = torch.cat([EDGES, EDGES.flip(0)], dim=1), torch.arange(1.0, 11.0, dtype=DOUBLE).repeat(2)
+    return SparseCoupling(Graph(11, edges[:, edges.amax(0) < 10], weight, ptr=PTR), nonnegative=True)
 
 
 def symmetric_positive() -> Coupling:
@@ -101,6 +81,7 @@ def by_graph() -> list[Tensor]:
     return [leaf(2, n, n, seed=n) for n in PTR.diff().tolist()]
 
 
+undirected = partial(AdjacencyDiffusivity, direction="undirected")
 COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "distance": lambda: DistanceCoupling(cauchy, *features(2)),
     "distance-ragged": lambda: DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True),
@@ -119,6 +100,7 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "uniform": lambda: UniformCoupling(11, dtype=DOUBLE),
     "uniform-ragged": lambda: UniformCoupling(11, PTR, dtype=DOUBLE),
     "uniform-sum": lambda: UniformCoupling(11, PTR, normalize=False, dtype=DOUBLE),
+    "uniform-sum-one-graph": lambda: UniformCoupling(11, normalize=False, dtype=DOUBLE),
     "uniform-float32": lambda: UniformCoupling(11, PTR, dtype=SINGLE),
     "sparse-ragged": lambda: SparseCoupling(graph(True)),
     "sparse-ones": lambda: SparseCoupling(Graph(11, EDGES), torch.ones(10, dtype=DOUBLE), nonnegative=True),
@@ -150,6 +132,8 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "log-low-rank-ragged": lambda: LogLowRankCoupling(*features(2), PTR),
     "log-low-rank-samples-ragged": lambda: LogLowRankCoupling(*features(2), PTR, leaf(11, 2, 4)),
     "log-low-rank-unnormalized": lambda: LogLowRankCoupling(*features(2), PTR, leaf(11, 2, 2), normalize=False),
+    "log-low-rank-samples": lambda: LogLowRankCoupling(*features(2), None, leaf(11, 2, 4)),
+    "log-low-rank-transposed": lambda: LogLowRankCoupling(*features(2), None, leaf(11, 2, 2), normalize=False).T,
     "log-low-rank-float32": lambda: LogLowRankCoupling(*features(2, dtype=SINGLE), PTR),
     "pairwise-exp": lambda: PairwiseCoupling(*features(2)),
     "pairwise-exp-ragged": lambda: PairwiseCoupling(*features(2), PTR),
@@ -177,11 +161,9 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         lambda: ReweightedCoupling(LowRankCoupling(*features(2, dtype=SINGLE), PTR), leaf(11, 2, dtype=SINGLE)),
     "row-normalized-ragged":
         lambda: row_normalized(LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)),
-    "row-normalized-symmetric-ragged":
-        lambda: row_normalized(ReweightedCoupling(UniformCoupling(11, PTR, normalize=False, dtype=DOUBLE),
-            *2 * [silent()]) * 0.5 + 2.0 * SparseCoupling(mutual_graph(), nonnegative=True)),
-    "polynomial-reversible":
-        lambda: PolynomialCoupling(row_normalized(SparseCoupling(mutual_graph(), nonnegative=True)), leaf(2)),
+    "row-normalized-symmetric-ragged": lambda: row_normalized(ReweightedCoupling(UniformCoupling(11, PTR,
+        normalize=False, dtype=DOUBLE), *2 * [silent()]) * 0.5 + 2.0 * mutual()),
+    "polynomial-reversible": lambda: PolynomialCoupling(row_normalized(mutual()), leaf(2)),
     "row-normalized-sum": lambda: row_normalized(IdentityCoupling(11,
         dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)),
     "symmetric-pairwise-ragged": lambda: symmetric_normalized(tied("sigmoid", False)),
@@ -308,15 +290,13 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "mixture-symmetric": lambda: MixtureDiffusivity(4, projection="tied", widths=(0.7,), row_stochastic=False),
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),
     "kernelized": lambda: KernelizedSoftmaxDiffusivity(6),
-    "kernelized-heads":
-        lambda: KernelizedSoftmaxDiffusivity(6, heads=2, head_channels=3, num_features=5, logits="scaled_dot",
-            num_samples=2),
+    "kernelized-heads": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, head_channels=3, num_features=5,
+        logits="scaled_dot", num_samples=2),
     "kernelized-state": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, projection=None, num_features=40, tau=0.5),
     "kernelized-tied": lambda: KernelizedSoftmaxDiffusivity(6, projection="tied", normalize="row", num_samples=0),
     "kernelized-frobenius": lambda: KernelizedSoftmaxDiffusivity(6, normalize="frobenius", num_samples=0),
-    "kernelized-stabilized":
-        lambda: KernelizedSoftmaxDiffusivity(6, heads=2, projection="tied", num_features=5, num_samples=0,
-            stabilizer=1e-3, bias=True),
+    "kernelized-stabilized": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, projection="tied", num_features=5,
+        num_samples=0, stabilizer=1e-3, bias=True),
     "kernelized-edges": lambda: KernelizedSoftmaxDiffusivity(6, edge_regularization=0.5),
     "identity": IdentityDiffusivity,
     "uniform": UniformDiffusivity,
@@ -371,10 +351,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "neumann-causal": lambda: NeumannDiffusivity(boundary="causal", budget=1.0),
     "symmetric-attention": lambda: SymmetricDiffusivity(SimpleDiffusivity(6, heads=2, row_stochastic=False)),
     "symmetric-off-diagonal": lambda: SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False),
-    "symmetric-graph": lambda: SymmetricDiffusivity(AdjacencyDiffusivity("sum", direction="undirected")),
+    "symmetric-graph": lambda: SymmetricDiffusivity(undirected("sum")),
     "symmetric-sum":
-        lambda: SymmetricDiffusivity(SigmoidDiffusivity(row_stochastic=False) + AdjacencyDiffusivity("sum",
-            direction="undirected"), diagonal=False),
+        lambda: SymmetricDiffusivity(SigmoidDiffusivity(row_stochastic=False) + undirected("sum"), diagonal=False),
     "simple-in-ball":
         lambda: SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=Ball(100.0)),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
@@ -386,9 +365,8 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "enhanced-softmax":
         lambda: AdjacencyEnhancedDiffusivity(SoftmaxDiffusivity(6, projection="tied"), self_loops="add"),
     "augmented-mean": lambda: GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), "mean"),
-    "augmented-weight":
-        lambda: GraphAugmentedDiffusivity(SimpleDiffusivity(6, projection="separate", bias=True),
-            AdjacencyDiffusivity("sym"), graph_weight=0.3),
+    "augmented-weight": lambda: GraphAugmentedDiffusivity(SimpleDiffusivity(6, projection="separate", bias=True),
+        AdjacencyDiffusivity("sym"), graph_weight=0.3),
     "equation-24": lambda: 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"),
     "neumann-and-uniform": lambda: 0.5 * NeumannDiffusivity(2) + 0.5 * UniformDiffusivity(),
     "three-terms": lambda: SimpleDiffusivity(6, heads=2) + 0.5 * IdentityDiffusivity() + GATDiffusivity(6, 2),
@@ -455,7 +433,7 @@ class AsConv(torch.nn.Module):
 
 def certified(constraint: str | None) -> DiffusionConv:
     attention = Positive(0.5) * GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
-    graph_term = Positive(2.0) * AdjacencyDiffusivity("sym", direction="undirected")
+    graph_term = Positive(2.0) * undirected("sym")
     step = CertifiedStep(Positive(1.0), constraint=constraint)
     return DiffusionConv(4, 4, attention + graph_term, step, transform=False, bias=False)
 
@@ -494,19 +472,16 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-source":
         (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0, leak=0.2)), {"extra": source}),
     "generic-default-source": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0)),
-    "generic-implicit":
-        lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(2.0)),
-    "generic-heat": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), HeatKernel(1.0)),
-    "generic-trapezoidal":
-        lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), CrankNicolson(2.0)),
+    "generic-implicit": lambda: DiffusionConv(4, 3, undirected("sym"), ImplicitEuler(2.0)),
+    "generic-heat": lambda: DiffusionConv(4, 3, undirected("sym"), HeatKernel(1.0)),
+    "generic-trapezoidal": lambda: DiffusionConv(4, 3, undirected("sym"), CrankNicolson(2.0)),
     "generic-backtracking": lambda: DiffusionConv(4, 4, SigmoidDiffusivity(normalize=None, measure="distance"),
         Backtracking(SigmoidPenalty(), 8.0), bias=False),
-    "generic-momentum": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"),
+    "generic-momentum": lambda: DiffusionConv(4, 3, undirected("sym"),
         MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)),
     "generic-positions": (lambda: DiffusionConv(4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False,
         bias=False), {"edges": False}),
-    "generic-equilibrium":
-        lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym", direction="undirected"), Equilibrium(leak=0.5)),
+    "generic-equilibrium": lambda: DiffusionConv(4, 3, undirected("sym"), Equilibrium(leak=0.5)),
     **{
         f"generic-certified-{constraint}": (partial(certified, constraint), {"extra": source})
         for constraint in (None, "nonnegative", "ball", "sphere")
@@ -586,7 +561,7 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "certified-conv-source": (lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2,
         projection="tied"), {"extra": source}),
     "certified-conv-sphere": (lambda: CertifiedConv(4, constraint="sphere",
-        graph=AdjacencyDiffusivity("sum", direction="undirected")), {"extra": source}),
+        graph=undirected("sum")), {"extra": source}),
     "certified-conv-no-attention": lambda: CertifiedConv(4, penalty=None, constraint=None),
     "certified": lambda: CertifiedDIFFormer(4, 6, 3, 3),
     "certified-heads": lambda: CertifiedDIFFormer(4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2,

@@ -31,12 +31,9 @@ def adjacency(x: Tensor, graph: Graph) -> Coupling:
     return AdjacencyDiffusivity("sym")(x, graph)
 
 
-# ------------------------------------------------------------------------------------------------------------- D24
-
-
 @pytest.mark.parametrize("tau", [1e-3, 0.1, 1.0])
 def test_equation_24_raises_equation_25(tau: float) -> None:
-    """Whatever λ is: the term that λ multiplies rises, and so does the first. One denominator for both repairs it."""
+    """D24: whatever λ is, the term that λ multiplies rises, and so does the first. One denominator repairs it."""
     x, graph = two_herds(7, 1.6, 2.9)
     edges = adjacency(x, graph)
     attention = SigmoidDiffusivity(normalize=None, measure="distance")(x)
@@ -53,7 +50,7 @@ def test_equation_24_raises_equation_25(tau: float) -> None:
 
 @pytest.mark.parametrize(("mix", "form"), [("sum", "residual"), ("joint", "residual"), ("mean", "conservative")])
 def test_no_layer_with_a_normalised_attention_descends_equation_25(mix: Mix, form: Form) -> None:
-    """Eqs. 61–63, their sum divided by its own rows, and Eq. 24: at τ = 0.1 the energy rises."""
+    """D24, for Eqs. 61–63, their sum divided by its own rows, and Eq. 24: at τ = 0.1 the energy rises."""
     x, graph = two_herds(7, 1.6, 2.6)
     attention = SigmoidDiffusivity(normalize=None, measure="distance")
     coupling = GraphAugmentedDiffusivity(attention, AdjacencyDiffusivity("sym"), mix)(x, graph)
@@ -71,17 +68,14 @@ def slopes(members: int, near: float, far: float) -> tuple[float, float]:
 
 
 def test_no_rescaling_of_the_adjacency_saves_equation_24() -> None:
-    """One wide pair of herds and 35 narrow ones, all out of each other's sight: both slopes are those of a rise."""
+    """D24: one wide pair of herds and 35 narrow ones, all out of each other's sight: both slopes rise."""
     wide, narrow = slopes(30, 0.8, 2.3), slopes(30, 0.2, 3.3)
     assert wide[0] + 35 * narrow[0] < -6
     assert wide[1] + 35 * narrow[1] < -1
 
 
-# ------------------------------------------------------------------------------------------------------------- D25
-
-
 def test_the_gradient_flow_has_a_half() -> None:
-    """Corollaries 2 and 8: −½∇E is Σ ω_ij(z_j − z_i) at λ = ½; at λ = 1 it is twice that (Eq. 46: −¼ of ∂Ẽ/∂z)."""
+    """D25: −½∇E of Corollaries 2 and 8 is Σ ω_ij(z_j − z_i) at λ = ½; at λ = 1 twice that (Eq. 46: −¼ of ∂Ẽ/∂z)."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.rand(12, generator=generator, dtype=DOUBLE)
     ends = torch.randint(6, (2, 12), generator=generator)
@@ -99,7 +93,7 @@ def test_the_gradient_flow_has_a_half() -> None:
 
 
 def test_the_steady_state_of_equation_11_has_a_half() -> None:
-    """0 = ∂E/∂Z at Z = Z_k = η/(2λ) (D̄ − S)⁻¹H, for a source that the kernel of D̄ − S has no part in."""
+    """D25: 0 = ∂E/∂Z at Z = Z_k = η/(2λ) (D̄ − S)⁻¹H, for a source that the kernel of D̄ − S has no part in."""
     laplacian = torch.tensor([[1.0, -1.0, 0.0], [-1.0, 3.0, -2.0], [0.0, -2.0, 2.0]], dtype=DOUBLE)
     source = torch.tensor([[1.0], [2.0], [-3.0]], dtype=DOUBLE)
     eta, lam = 0.6, 0.8
@@ -115,7 +109,7 @@ def test_the_steady_state_of_equation_11_has_a_half() -> None:
 
 
 def test_the_variational_bound_is_from_above() -> None:
-    """Eq. 37 with its inequality turned: ρ(s) ≤ ωs − ρ̃(ω), with equality at ω = ρ′(s) and nowhere below."""
+    """D25: Eq. 37 with its inequality turned: ρ(s) ≤ ωs − ρ̃(ω), with equality at ω = ρ′(s) and nowhere below."""
     s = torch.tensor(1.5, dtype=DOUBLE)
     gap = [float(w * s - PENALTY.conjugate(w) - PENALTY.delta(s)) for w in PENALTY.f(torch.linspace(0, 6, 13).double())]
     assert min(gap) == pytest.approx(0, abs=1e-12)
@@ -124,19 +118,16 @@ def test_the_variational_bound_is_from_above() -> None:
 
 
 def test_softmax_attention_keeps_its_root_of_d() -> None:
-    """Eq. 21 divides by √d in f and forgets it in ŝ."""
+    """D25: Eq. 21 divides by √d in f and forgets it in ŝ."""
     x = torch.nn.functional.normalize(torch.randn(5, 9, generator=torch.Generator().manual_seed(0), dtype=DOUBLE))
     got = SoftmaxDiffusivity()(x).to_dense()[0]
     torch.testing.assert_close(got, (x @ x.T / 3).softmax(1))
     assert (got - (x @ x.T).softmax(1)).abs().max() > 0.05
 
 
-# ------------------------------------------------------------------------------------------------------------- N10
-
-
 @pytest.mark.parametrize(("radius", "tau"), [(4.0, 64.0), (0.25, 0.25)])
 def test_the_variance_of_random_features(radius: float, tau: float) -> None:
-    """m·Var = e^{6r²/τ} − e^{2r²/τ} where q = k has norm r; Theorem 1 of the slides has e^{6r/τ}, which is no bound."""
+    """N10: m·Var = e^{6r²/τ} − e^{2r²/τ} where q = k has norm r; Theorem 1 of the slides has e^{6r/τ}, no bound."""
     x = torch.zeros(1, 1, 2, dtype=DOUBLE)
     x[0, 0, 0] = radius / math.sqrt(tau)
     directions = torch.randn(1_000_000, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
@@ -149,22 +140,16 @@ def test_the_variance_of_random_features(radius: float, tau: float) -> None:
     assert (float(samples.var()) > math.exp(6 * radius / tau)) == (radius > 1)
 
 
-# -------------------------------------------------------------------------------------------------------------- S8
-
-
 def test_a_row_stochastic_matrix_can_have_the_norm_root_n() -> None:
-    """‖R‖₂ ≤ 1 (SFi-Former, A.1) fails where all nodes attend to one; its largest entry stays below one."""
+    """S8: ‖R‖₂ ≤ 1 (SFi-Former, A.1) fails where all nodes attend to one; its largest entry stays below one."""
     scores = torch.zeros(9, 9, dtype=DOUBLE)
     scores[:, 0] = 50.0
     assert float(torch.linalg.matrix_norm(scores.softmax(1), 2)) == pytest.approx(3.0)
     assert scores.softmax(1).max() <= 1
 
 
-# -------------------------------------------------------------------------------------------------------------- P8
-
-
 def test_a_stride_beyond_one_is_no_low_pass() -> None:
-    """Gains at h = 4, α = 0.48, L = 24: fast modes pass, slower ones do not; at stride 1 gains fall."""
+    """P8: gains at h = 4, α = 0.48, L = 24: fast modes pass, slower ones do not; at stride 1 gains fall."""
     position = torch.arange(24, dtype=DOUBLE) + 0.5
     modes = torch.cos(math.pi / 24 * torch.arange(24, dtype=DOUBLE).unsqueeze(0) * position.unsqueeze(1))
 

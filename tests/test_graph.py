@@ -1,4 +1,4 @@
-"""`Graph`: what it accepts, what it caches, and its policies."""
+"""`Graph`: what it accepts, what it caches, its policies, and its edges by their ends."""
 
 import itertools
 from typing import Any
@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.utils import add_remaining_self_loops, degree
+from torch_geometric.utils import add_remaining_self_loops
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.ops import Compressed, compress
 from diffusion_mp.models import DIFFormer
 
 EDGES = torch.tensor([[0, 0, 1, 2, 2], [1, 2, 2, 2, 0]])
@@ -26,11 +27,7 @@ def adjacency(graph: Graph) -> Tensor:
     return dense.index_put((graph.edges[1], graph.edges[0]), graph.weights(dense), accumulate=True)
 
 
-def test_degrees_and_self_loop_policies() -> None:
-    graph = Graph(4, EDGES, WEIGHT)
-    assert graph.degree("in").tolist() == [5, 1, 9, 0]
-    assert graph.degree("out").tolist() == [3, 3, 9, 0]
-    assert Graph(4, EDGES).degree("in").tolist() == degree(EDGES[1], 4).tolist()
+def test_self_loop_policies_with_weights() -> None:
     graph = Graph(4, EDGES, WEIGHT)
     plain = adjacency(graph)
     assert graph.with_self_loops("keep") is graph
@@ -180,3 +177,45 @@ def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1
     DIFFormer(3, 4, 2).double()(torch.ones(4, 3, dtype=torch.float64), graph)
     assert len(calls) == 2  # of another precision
+
+
+def sorted_by_torch(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    ordered, order = torch.sort(node, stable=True)
+    return torch.searchsorted(ordered, torch.arange(num_nodes + 1)), order, opposite[order]
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(0, 0), (4, 0), (1, 3), (5, 40), (997, 2003)])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ordered: bool) -> None:
+    node, opposite = torch.randint(max(nodes, 1), (2, edges), generator=torch.Generator().manual_seed(edges))
+    node = node.sort().values if ordered else node
+    expected = sorted_by_torch(node, opposite, nodes)
+    found = Compressed(node, opposite, nodes)
+    assert (found.moved is None) == bool((node[1:] >= node[:-1]).all())
+    for parts in ((found.ptr, found.order, found.other), compress(node, opposite, nodes)):
+        for got, want in zip(parts, expected, strict=True):
+            assert got.dtype == torch.int32
+            assert torch.equal(got.long(), want)
+    for got, want in zip(torch.ops.diffusion_mp.compress(node, opposite, nodes), expected, strict=True):
+        assert torch.equal(got.long(), want)
+
+
+def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist() -> None:
+    node, opposite = torch.randint(9, (2, 20), generator=torch.Generator().manual_seed(0))
+    torch.library.opcheck(torch.ops.diffusion_mp.compress.default, (node, opposite, 9))
+    graph = Graph(3, torch.tensor([[0, 5, 1], [-1, 0, 2]]), validate=False)
+    for compressed in (graph.csr, graph.csc):
+        with pytest.raises(ValueError, match=r"edge_index must lie in \[0, 2\] for 3 nodes"):
+            compressed.ptr  # noqa: B018 (counted when asked for)
+
+
+@pytest.mark.parametrize("policy", ["add", "remaining"])
+def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: str) -> None:
+    graph = Graph(5, torch.tensor([[4, 0, 0, 3, 1], [2, 1, 0, 1, 4]]), torch.rand(5)).with_self_loops(policy)  # type: ignore[arg-type]
+    assert graph.csr.moved is None
+    assert graph.csc.moved is not None
+    for compressed, ends in ((graph.csr, 1), (graph.csc, 0)):
+        ptr, order, other = sorted_by_torch(graph.edges[ends], graph.edges[1 - ends], 5)
+        assert [part.tolist() for part in (compressed.ptr, compressed.order, compressed.other)] == [
+            part.tolist() for part in (ptr, order, other)
+        ]

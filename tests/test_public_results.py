@@ -7,55 +7,31 @@ import torch
 from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, Graph, SimpleDiffusivity, certify
-from diffusion_mp import updates as all_updates
-from diffusion_mp.couplings import UniformCoupling, distance_features, with_constant
-from diffusion_mp.diagnostics import Commutator, Perturbation, SmoothingFloor, commutator, smoothing_floor
+from diffusion_mp.couplings import with_constant
+from diffusion_mp.diagnostics import Perturbation, SmoothingFloor, smoothing_floor
 from diffusion_mp.diffusivities import FrictionAttention, ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.energies import Certificate, EnergyBounds, SigmoidPenalty, energy_bounds
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders, log_linear_pool, log_linear_read
 from diffusion_mp.kernels.neumann import Boundary, neumann_product
 from diffusion_mp.kernels.pairwise import log_score
 from diffusion_mp.kernels.sparse_flow import RowPotentials, RowTerms, entries, log_entries, sparse_flow_potentials
-from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.testing import TOLERANCES, Tolerance, tolerance
-from diffusion_mp.updates import LaplacianUpdate, StateUpdate, teleport, teleport_limit
+from diffusion_mp.updates import teleport_limit
 from helpers import randn
 
-
-@pytest.fixture
-def ring() -> Graph:
-    node = torch.arange(5)
-    edges = torch.stack([node, (node + 1) % 5])
-    return Graph(5, torch.cat([edges, edges.flip(0)], 1))
+ENDS = torch.stack([torch.arange(5), torch.arange(5).roll(-1)])
+RING = Graph(5, torch.cat([ENDS, ENDS.flip(0)], 1))
 
 
-def test_updates_through_a_laplacian_and_teleports(ring):
-    x, h = randn(5, 3, seed=1), randn(5, 3, seed=2)
-    S = AdjacencyDiffusivity("sym")(x, ring)
-    dense, alpha = S.to_dense()[0], 0.2
-    assert_close(teleport(alpha)(x, S, source=h), (1 - alpha) * dense @ x + alpha * h)
-    limit = alpha * torch.linalg.solve(torch.eye(5, dtype=torch.float64) - (1 - alpha) * dense, h)
+def test_teleports_the_algebra_of_diffusivities_and_a_friction_of_its_own():
+    x, h, alpha = randn(5, 3, seed=1), randn(5, 3, seed=2), 0.2
+    S = AdjacencyDiffusivity("sym")(x, RING)
+    limit = alpha * torch.linalg.solve(torch.eye(5, dtype=torch.float64) - (1 - alpha) * S.to_dense()[0], h)
     assert_close(teleport_limit(alpha)(x, S, source=h), limit)
-    x, uniform = randn(5, 3), UniformCoupling(5, normalize=False, dtype=torch.float64)
-    found = [update for name in all_updates.__all__ if isinstance(update := getattr(all_updates, name), type)]
-    kinds = {update.__name__ for update in found if issubclass(update, LaplacianUpdate)}
-    assert kinds >= {"ExplicitEuler", "ImplicitEuler", "CrankNicolson", "Equilibrium", "HeatKernel"}
-    assert issubclass(LaplacianUpdate, StateUpdate)
-    conservative, residual = (all_updates.ExplicitEuler(0.1, form)(x, uniform) for form in ("conservative", "residual"))
-    assert_close(conservative, x - 0.1 * (5 * x - x.sum(0)))
-    assert_close(residual, x - 0.1 * (x - x.sum(0)))
-
-
-def test_the_algebra_of_diffusivities_and_a_friction_of_its_own(ring):
-    x = randn(5, 3)
-    mixed = 0.25 * SimpleDiffusivity() + AdjacencyDiffusivity("row")
-    assert isinstance(mixed, SumDiffusivity)
+    assert isinstance(0.25 * SimpleDiffusivity() + AdjacencyDiffusivity("row"), SumDiffusivity)
     assert isinstance(0.25 * SimpleDiffusivity(), ScaledDiffusivity)
-    parts = 0.25 * SimpleDiffusivity()(x).to_dense() + AdjacencyDiffusivity("row")(x, ring).to_dense()
-    assert_close(mixed(x, ring).to_dense(), parts)
     friction = FrictionAttention(3, heads=2, head_channels=4).double()
-    x = randn(5, 3)
-    query, key = friction(x, ring)
+    query, key = friction(x, RING)
     assert_close(query / friction.scale, friction.query(x).unflatten(1, (2, 4)))
     keys = friction.key(x).unflatten(1, (2, 4))
     assert_close(key - key[:1], keys - keys[:1])  # a shift of all of them changes no friction
@@ -84,17 +60,15 @@ def test_small_functions_and_halves_of_kernels():
     assert_close(log_score(x, "sigmoid"), x.sigmoid().log())
     query, key = with_constant(x, 2.0), with_constant(x, 3.0)
     assert_close((query * key).sum(2), (x * x).sum(2) + 6)
-    query, key = distance_features(x)
-    assert_close((query * key).sum(2), torch.zeros(4, 2, dtype=torch.float64))
     for boundary in get_args(Boundary):
         neumann_product(x, torch.full((1, 2), 0.25, dtype=torch.float64), (1,), boundary)
     assert isinstance(tolerance("product", torch.float64), Tolerance)
     assert all(isinstance(found, Tolerance) for row in TOLERANCES.values() for found in row.values())
 
 
-def test_what_certificates_and_measurements_are(ring):
+def test_what_certificates_and_measurements_are():
     x = randn(5, 3)
-    S = AdjacencyDiffusivity("sym")(x, ring)
+    S = AdjacencyDiffusivity("sym")(x, RING)
     certificate, bounds = certify(S, tau=0.5, form="residual"), energy_bounds(S, tau=0.5)
     assert isinstance(certificate, Certificate)
     assert certificate
@@ -103,9 +77,6 @@ def test_what_certificates_and_measurements_are(ring):
     assert 0 <= bounds.lower <= bounds.upper
     floor = smoothing_floor(SigmoidPenalty().coupling(x), x, x, leak=0.5)
     assert isinstance(floor, SmoothingFloor)
-    found = commutator(PDEDiffusion1d(3).double(), torch.nn.Identity(), randn(2, 6, 3))
-    assert isinstance(found, Commutator)
-    assert found.exact == pytest.approx(0)  # the identity commutes with everything
     found = Perturbation(truth=1.0, lipschitz=2.0, step=3.0, step_bound=4.0, roughness=5.0, size=2.0)
     assert (found.estimate, found.roughness_estimate, found.relative_roughness) == (6.0, 8.0, 1.25)
     unknown = Perturbation(truth=0.0, lipschitz=2.0, step=0.0, step_bound=None, roughness=0.0, size=0.0)

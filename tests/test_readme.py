@@ -1,10 +1,11 @@
-"""The Python examples of the README and of docs/certified.md run as they stand."""
+"""The Python examples of the README, of docs/certified.md and of docs/released.md run as they stand."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from diffusion_mp.testing.laws import seeded
 from pages.blocks import blocks
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -32,6 +33,12 @@ def test_the_page_on_certified_networks(capsys):
     scope = run(README.parent / "docs" / "certified.md")
     assert scope["energies"].shape == (9,)
     assert "ExplicitEuler" in capsys.readouterr().out
+
+
+def test_the_page_on_released_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with seeded(0):
+        assert float(run(README.parent / "docs" / "released.md")["difference"].detach().abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda page: page.name)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp import *
-from helpers import close
+from diffusion_mp.testing.laws import seeded
+from helpers import built, close
 
 ALL_PAIR = [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity]
 # a ring with a chord; node 5 is isolated
@@ -20,20 +21,10 @@ def state(num_nodes: int = 6, channels: int = 4, seed: int = 0) -> Tensor:
     return torch.randn(num_nodes, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
-
-
-# --- D1, D2: normalisation
-
-
 def two_clusters(num_nodes: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     centre = torch.zeros(2, 16)
-    centre[0, 0] = centre[1, 0] = 1.0
-    centre[1, 0] = -1.0
+    centre[:, 0] = torch.tensor([1.0, -1.0])
     return centre.repeat_interleave(num_nodes // 2, dim=0) + 0.1 * torch.randn(num_nodes, 16, generator=generator)
 
 
@@ -45,16 +36,15 @@ def distance_from_the_mean(diffusivity: Diffusivity, x: Tensor) -> float:
 
 def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queries() -> None:
     x = two_clusters(100_000)
-    row = seeded(lambda: SimpleDiffusivity(16, projection="tied"))
-    frobenius = seeded(lambda: SimpleDiffusivity(16, projection="tied", normalize="frobenius"))
+    row = built(lambda: SimpleDiffusivity(16, projection="tied"))
+    frobenius = built(lambda: SimpleDiffusivity(16, projection="tied", normalize="frobenius"))
     with torch.no_grad():
         assert distance_from_the_mean(SimpleDiffusivity(), x) > 0.1
         assert distance_from_the_mean(row, x) > 0.1
         assert distance_from_the_mean(frobenius, x) < 1e-4  # the released form, D1: uniform for every practical purpose
-    x = two_clusters(100_000)
     sizes = {}
     for normalize in ("row", "frobenius"):
-        diffusivity = seeded(lambda n=normalize: SimpleDiffusivity(16, projection="separate", normalize=n))
+        diffusivity = built(lambda n=normalize: SimpleDiffusivity(16, projection="separate", normalize=n))
         (diffusivity(x) @ x.unsqueeze(1)).square().sum().backward()
         assert diffusivity.query.weight.grad.isfinite().all()
         sizes[normalize] = float(diffusivity.query.weight.grad.norm() / len(x))
@@ -72,19 +62,12 @@ def test_every_kernel_normalises_its_queries_by_default() -> None:
     )
 
 
-# --- published formulas, written out
-
-
-@pytest.mark.parametrize(
-    ("kind", "score"),
-    [
-        (SimpleDiffusivity, lambda s: 1 + s),
-        (SigmoidDiffusivity, torch.sigmoid),
-        (SoftmaxDiffusivity, lambda s: torch.exp(s / 2)),  # √d of four channels
-        (GaussianDiffusivity, lambda s: torch.exp(-(2 - 2 * s) / 2)),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
+@pytest.mark.parametrize(("kind", "score"), [
+    (SimpleDiffusivity, lambda s: 1 + s),
+    (SigmoidDiffusivity, torch.sigmoid),
+    (SoftmaxDiffusivity, lambda s: torch.exp(s / 2)),  # √d of four channels
+    (GaussianDiffusivity, lambda s: torch.exp(-(2 - 2 * s) / 2)),
+], ids=lambda value: getattr(value, "__name__", None))  # fmt: skip
 def test_scores_on_unit_vectors(kind: type[Diffusivity], score: Callable[[Tensor], Tensor]) -> None:
     """D8, D9: on unit vectors the inner product and the actual distance are the same score."""
     unit = torch.nn.functional.normalize(state(), dim=1)
@@ -127,26 +110,12 @@ def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
     close(by_hand(x, graph), eq24)
 
 
-def test_the_degree_term_of_examples_1_and_2() -> None:
-    """D4: the conservative form keeps 1 − τ d_i of a node, the residual form 1 − τ."""
-    x, graph = state(), Graph(6, EDGES)
-    s = AdjacencyDiffusivity("sym")(x, graph)
-    dense = s.to_dense()[0]
-    v = x.unsqueeze(1)
-    close(ExplicitEuler(0.3)(v, s).squeeze(1), x - 0.3 * (dense.sum(1, keepdim=True) * x - dense @ x))
-    close(ExplicitEuler(0.3, "residual")(v, s).squeeze(1), 0.7 * x + 0.3 * dense @ x)
-    assert not torch.allclose(ExplicitEuler(0.3)(v, s), ExplicitEuler(0.3, "residual")(v, s))
-
-
-# --- D14: what is exported is what was used
-
-
 @pytest.mark.parametrize("kernel", ["simple", "sigmoid", "softmax", "gaussian"])
 @pytest.mark.parametrize("graph", ["sum", "mean", None])
 def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | None) -> None:
     x = state()
     mapped: Any = {"transform": True, "keep": "values", "bias": True, "kernel": kernel, "graph": graph}
-    conv = seeded(lambda: DIFFormerConv(4, 4, 2, projection="separate", tau=0.3, **mapped)).double()
+    conv = built(lambda: DIFFormerConv(4, 4, 2, projection="separate", tau=0.3, **mapped)).double()
     out, coupling = conv(x, EDGES, return_coupling=True)
     values = conv.value(x).unflatten(1, (2, 4))
     dense = coupling.to_dense()
@@ -156,17 +125,6 @@ def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | N
     close(coupling @ values, torch.einsum("hij,jhd->ihd", dense, values))
     if graph is None:
         close(coupling.degree(), torch.ones(6, 2, dtype=torch.float64))
-
-
-def test_a_model_returns_the_operator_of_every_layer() -> None:
-    model = seeded(lambda: DIFFormer(4, 6, 3, 3, graph=None)).double()
-    _, couplings = model(state(), return_coupling=True)
-    assert len(couplings) == 3
-    for coupling in couplings:
-        close(coupling.degree(), torch.ones(6, 1, dtype=torch.float64))
-
-
-# --- D17: one documented answer for odd graphs
 
 
 def dense(diffusivity: Diffusivity, edge_index: list[list[int]], weight: list[float] | None = None) -> Tensor:
@@ -189,34 +147,27 @@ def test_degrees_are_weighted_and_directed() -> None:
     assert undirected[2].tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0.0])
 
 
-# --- training and evaluation, parameters
-
-
 @pytest.mark.usefixtures("no_typecheck")
 def test_training_and_evaluation_use_the_same_tau() -> None:
     """With dropout off both modes agree; with it on, the mean over many masks is the evaluated output."""
     x = state()
-    model = seeded(lambda: DIFFormer(4, 6, 3, dropout=0.0)).double()
+    model = built(lambda: DIFFormer(4, 6, 3, dropout=0.0)).double()
     close(model.train()(x, EDGES), model.eval()(x, EDGES), "rearranged")
     conv = DIFFormerConv(4, 4, transform=False, bias=False, dropout=0.5)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        mean = torch.stack([conv.train()(x, EDGES) for _ in range(400)]).mean(0)
+    mean = built(lambda: torch.stack([conv.train()(x, EDGES) for _ in range(400)])).mean(0)
     torch.testing.assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)  # another τ moves it by more than 0.5
 
 
 def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> None:
     """D20: the coupling of a training step is the coupling of evaluation."""
     x = state()
-    conv = seeded(lambda: DIFFormerConv(4, 4, projection="separate", dropout=0.9)).double()
+    conv = built(lambda: DIFFormerConv(4, 4, projection="separate", dropout=0.9)).double()
     dropped = conv.train()(x, EDGES, return_coupling=True)[1].to_dense()
     close(dropped, conv.eval()(x, EDGES, return_coupling=True)[1].to_dense(), "rearranged")
-    x = state()
-    conv = seeded(lambda: DIFFormerConv(4, 4, dropout=0.5)).double().train()
+    conv = built(lambda: DIFFormerConv(4, 4, dropout=0.5)).double().train()
 
     def run() -> list[Tensor]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
+        with seeded(3):
             return [conv(x, EDGES), conv(x, EDGES)]
 
     first, again = run(), run()
@@ -229,7 +180,7 @@ def test_training_lowers_the_loss_of_every_kernel() -> None:
     x = state(20).float()
     target = (x[:, 0] > 0).long()
     for kernel in ("simple", "sigmoid", "softmax", "gaussian"):
-        model = seeded(lambda k=kernel: DIFFormer(4, 8, 2, kernel=k, projection="tied", tau=0.5, layer_norm=True))
+        model = built(lambda k=kernel: DIFFormer(4, 8, 2, kernel=k, projection="tied", tau=0.5, layer_norm=True))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         losses = []
         for _ in range(30):

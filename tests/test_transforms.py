@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp import DIFFormerConv, GCNConv, NodeFormerConv, PDEDiffusion1d, SFiConv, SGFormerConv
 from diffusion_mp.kernels.operation import VARIABLE
 from diffusion_mp.testing import tolerance
+from helpers import built
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
 
@@ -25,9 +26,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(params=LAYERS)
 def layer(request: pytest.FixtureRequest) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return LAYERS[request.param]().double()
+    return built(LAYERS[request.param]).double()
 
 
 def inputs(layer: nn.Module) -> tuple[Tensor, tuple[Tensor, ...]]:

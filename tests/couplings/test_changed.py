@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import DenseCoupling, IdentityCoupling, LowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.couplings import *
 from diffusion_mp.couplings.base import PROMISES
+from helpers import refuses
 from test_conformance import COUPLINGS, PTR, leaf
 
 FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
@@ -92,15 +93,12 @@ class Cauchy(torch.nn.Linear):
         return 1 / (1 + self.weight.square().sum() * z2)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
-        lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
-        lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
-        lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
+    lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
+    lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
+    lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
+])  # fmt: skip
 def test_a_detached_coupling_does_not_keep_its_inputs_alive(make) -> None:  # type: ignore[no-untyped-def]
     x = 2 * leaf(11, 1, 3)
     made_of = weakref.ref(x)
@@ -112,9 +110,7 @@ def test_a_detached_coupling_does_not_keep_its_inputs_alive(make) -> None:  # ty
     assert plain.metric is None or plain.metric.size(0) == 11
 
 
-def test_other_arguments_of_to_are_refused() -> None:
-    coupling = DenseCoupling(torch.eye(3))
-    with pytest.raises(TypeError, match=r"dtype must be a floating torch.dtype"):
-        coupling.to(torch.int64)
-    with pytest.raises(TypeError, match=r"device must be a torch.device or the name of one"):
-        coupling.to("nowhere")
+test_other_arguments_of_to_are_refused = refuses(
+    (lambda: DenseCoupling(torch.eye(3)).to(torch.int64), TypeError, r"dtype must be a floating torch.dtype"),
+    (lambda: DenseCoupling(torch.eye(3)).to("nowhere"), TypeError, r"device must be a torch.device or the name of one"),
+)

@@ -11,19 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp import *
-from diffusion_mp.couplings import (
-    IdentityCoupling,
-    LinearAttentionCoupling,
-    LowRankCoupling,
-    NeumannCoupling,
-    PairwiseCoupling,
-    PolynomialCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    SumCoupling,
-    UniformCoupling,
-    row_normalized,
-)
+from diffusion_mp.couplings import *
 from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.diffusivities import AllPairDiffusivity
 from diffusion_mp.testing import check_coupling

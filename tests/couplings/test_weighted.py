@@ -8,18 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import (
-    IdentityCoupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    ProjectedCoupling,
-    ReweightedCoupling,
-    SparseCoupling,
-    distance_features,
-    row_normalized,
-    symmetric_normalized,
-    without_diagonal,
-)
+from diffusion_mp.couplings import *
 from diffusion_mp.testing import tolerance
 from helpers import randn, refuses
 

@@ -36,15 +36,7 @@ def random_graph(num_nodes, seed=0, weighted=False, p=0.15):
     return Data(edge_index=edges, edge_weight=weight, num_nodes=num_nodes)
 
 
-@pytest.fixture
-def _double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
-@pytest.mark.usefixtures("_double")
+@pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):

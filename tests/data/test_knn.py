@@ -17,18 +17,15 @@ def neighbours(distance, k):
 
 
 @pytest.mark.parametrize("channels", [3, 70])  # searched in a tree, and pair by pair
-@pytest.mark.parametrize(
-    ("offset", "dtype", "metric", "sharpness", "k"),
-    [
-        (0, torch.float32, "euclidean", 8.0, 1),
-        (0, torch.float64, "euclidean", 8.0, 20),
-        (0, torch.float64, "cosine", 4.5, 5),
-        (1e4, torch.float32, "euclidean", 8.0, 4),
-        (1e4, torch.float64, "euclidean", 8.0, 4),
-        (1e8, torch.float64, "euclidean", 8.0, 4),
-        (1e12, torch.float64, "euclidean", 8.0, 4),
-    ],
-)
+@pytest.mark.parametrize(("offset", "dtype", "metric", "sharpness", "k"), [
+    (0, torch.float32, "euclidean", 8.0, 1),
+    (0, torch.float64, "euclidean", 8.0, 20),
+    (0, torch.float64, "cosine", 4.5, 5),
+    (1e4, torch.float32, "euclidean", 8.0, 4),
+    (1e4, torch.float64, "euclidean", 8.0, 4),
+    (1e8, torch.float64, "euclidean", 8.0, 4),
+    (1e12, torch.float64, "euclidean", 8.0, 4),
+])  # fmt: skip
 @pytest.mark.parametrize("sides", [1, 2])  # one cloud far from the origin, where nothing cancels, or two
 def test_neighbours_and_weights_are_those_of_all_pairs(channels, offset, dtype, metric, sharpness, k, sides, generator):
     x = (torch.randn(60, channels, generator=generator, dtype=torch.float64) + offset).to(dtype)

@@ -114,19 +114,13 @@ REFUSALS = [
     (lambda: Split.of(None), TypeError, "data must have y"),
     (lambda: Split.of(Data(train_mask=MASK)), TypeError, "data must have y"),
     (lambda: draw(Y).apply_to(None), TypeError, "data must be a torch_geometric Data"),
+    *((lambda name=name, count=count: draw(Y, **{name: count}), TypeError, f"{name} must be a whole number")
+      for name in ("per_class", "num_val", "num_test") for count in (2.5, "2", True, [2], float("nan"))),
     (lambda: draw(Y).apply_to(Data(y=Y[:5])), ValueError, "data must have 100 labels, as the masks have rows; got 5"),
-]
+]  # fmt: skip
 
 
 test_what_does_not_fit_is_refused = refuses(*REFUSALS)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize("count", [2.5, "2", True, [2], float("nan")])
-@pytest.mark.parametrize("name", ["per_class", "num_val", "num_test"])
-def test_counts_are_whole_numbers(y, name, count):
-    with pytest.raises(TypeError, match=f"{name} must be a whole number"):
-        draw(y, **{name: count})
 
 
 CALLS = [

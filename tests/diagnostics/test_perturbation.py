@@ -17,11 +17,7 @@ from diffusion_mp.layers.sequences import TransformerBlock
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp.updates import HeatKernel
-
-
-def draw(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+from helpers import draw, refuses
 
 with seeded(0):
     MLP = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 4)).double()
@@ -29,14 +25,11 @@ with seeded(0):
 KEPT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]]).bool()
 
 
-@pytest.mark.parametrize(
-    ("f", "shape"),
-    [
-        *(((rows, columns), (columns,)) for rows, columns in [(7, 7), (3, 9), (9, 3), (1, 5), (5, 1), (120, 150)]),
-        (MLP, (6,)),
-        (lambda x: BLOCK(x, KEPT)[KEPT].flatten(), (2, 5, 4)),  # whose fused attention has no second derivative
-    ],
-)
+@pytest.mark.parametrize(("f", "shape"), [
+    *(((rows, columns), (columns,)) for rows, columns in [(7, 7), (3, 9), (9, 3), (1, 5), (5, 1), (120, 150)]),
+    (MLP, (6,)),
+    (lambda x: BLOCK(x, KEPT)[KEPT].flatten(), (2, 5, 4)),  # whose fused attention has no second derivative
+])  # fmt: skip
 def test_it_is_the_norm_of_the_jacobian(generator: torch.Generator, f: Any, shape: tuple[int, ...]) -> None:
     if isinstance(f, tuple):
         f = partial(torch.matmul, draw(generator, *f))
@@ -78,25 +71,16 @@ def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(gener
 V = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 SCALE = torch.linspace(0.99, 1, 50, dtype=torch.float64)
 SLOW = r"residual .* above tol=1e-06 .* after 3 iterations, at ‖J‖ = 0.99"
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("f", "x", "options", "error", "message"),
-    [
-        (lambda x: SCALE * x, SCALE.sin(), {"tol": 1e-6, "max_iter": 3}, ConvergenceError, SLOW),
-        (lambda x: SigmoidDiffusivity()(x).matmul(V), V[:, 0], {}, RuntimeError, "once"),
-        (torch.sin, V, {"tol": 0.0}, ValueError, "tol must be finite and > 0"),
-        (torch.sin, V / 0, {}, ValueError, "x must be finite; 10 of its 10 entries"),
-        (torch.sqrt, 0 * V, {}, ValueError, "f must have a finite derivative at x, below 1e150; its norm there is inf"),
-        (lambda x: "x", V, {}, TypeError, r"f\(x\) must be a tensor; got 'x'"),
-        (lambda x: (x, x), V, {}, TypeError, r"f\(x\) must be a tensor; got \(a float64"),
-        (lambda x: x + 1j, V, {}, TypeError, r"f\(x\) must be real; got a complex128"),
-    ],
+test_it_says_when_it_fails = refuses(
+    (lambda: lipschitz(lambda x: SCALE * x, SCALE.sin(), tol=1e-6, max_iter=3), ConvergenceError, SLOW),
+    (lambda: lipschitz(lambda x: SigmoidDiffusivity()(x).matmul(V), V[:, 0]), RuntimeError, "once"),
+    (lambda: lipschitz(torch.sin, V, tol=0.0), ValueError, "tol must be finite and > 0"),
+    (lambda: lipschitz(torch.sin, V / 0), ValueError, "x must be finite; 10 of its 10 entries"),
+    (lambda: lipschitz(torch.sqrt, 0 * V), ValueError, "f must have a finite derivative at x, below 1e150; .* is inf"),
+    (lambda: lipschitz(lambda x: "x", V), TypeError, r"f\(x\) must be a tensor; got 'x'"),
+    (lambda: lipschitz(lambda x: (x, x), V), TypeError, r"f\(x\) must be a tensor; got \(a float64"),
+    (lambda: lipschitz(lambda x: x + 1j, V), TypeError, r"f\(x\) must be real; got a complex128"),
 )
-def test_it_says_when_it_fails(f: Any, x: Tensor, options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        lipschitz(f, x, **options)
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e38])
@@ -271,17 +255,15 @@ class Named(nn.Module):
 MODEL, NAMED = transformer("P1"), Named()
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("model", "site", "scale", "options", "message"),
-    [
-        (MODEL, MODEL.blocks[0], 1, {}, "diffusion must be given where site is not a diffusion layer"),
-        (MODEL, PDEDiffusion1d(6), 1, {}, "site must be a module of the model that these inputs reach"),
-        (MODEL, MODEL.after_embedding, 1, {"points": 0}, "points must be at least 1"),
-        (MODEL, MODEL.after_embedding, torch.nan, {}, "state that inputs give at site must be finite; 108 of its 108"),
-        (NAMED, NAMED.part, 1, {"diffusion": PDEDiffusion1d(6).double()}, r"must be called as module\(x, mask\)"),
-    ],
+def bound(model: nn.Module, site: nn.Module, scale: float = 1.0, **options: Any) -> Callable[[], object]:
+    return lambda: perturbation_bound(model, site, scale * torch.ones(2, 9, 2, dtype=torch.float64), **options)
+
+
+FINITE = "state that inputs give at site must be finite; 108 of its 108"
+test_it_says_what_it_needs = refuses(
+    (bound(MODEL, MODEL.blocks[0]), "diffusion must be given where site is not a diffusion layer"),
+    (bound(MODEL, PDEDiffusion1d(6)), "site must be a module of the model that these inputs reach"),
+    (bound(MODEL, MODEL.after_embedding, points=0), "points must be at least 1"),
+    (bound(MODEL, MODEL.after_embedding, torch.nan), FINITE),
+    (bound(NAMED, NAMED.part, diffusion=PDEDiffusion1d(6).double()), r"must be called as module\(x, mask\)"),
 )
-def test_it_says_what_it_needs(model: Any, site: Any, scale: float, options: Any, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        perturbation_bound(model, site, scale * torch.ones(2, 9, 2, dtype=torch.float64), **options)

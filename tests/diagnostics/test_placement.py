@@ -13,12 +13,9 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import SelfAttention
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.testing.laws import seeded
+from helpers import built, draw, refuses
 
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 0]]).bool()
-
-
-def draw(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def diffusion(channels: int, **options: object) -> PDEDiffusion1d:
@@ -28,8 +25,7 @@ def diffusion(channels: int, **options: object) -> PDEDiffusion1d:
 
 
 def attention(channels: int, heads: int) -> SelfAttention:
-    with seeded(0):
-        return SelfAttention(channels, heads).double().eval()
+    return built(lambda: SelfAttention(channels, heads)).double().eval()
 
 
 def laplacian(length: int) -> Tensor:
@@ -134,14 +130,11 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
     assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
 
 
-@pytest.mark.parametrize(
-    ("placement", "names"),
-    [
-        ("P1", ["after_embedding", "after_embedding"]),
-        ("P4", ["blocks.0.before_attention_norm", "blocks.1.before_attention_norm"]),
-        ("P5", ["blocks.0.attention.on_values", "blocks.1.attention.on_values"]),
-    ],
-)
+@pytest.mark.parametrize(("placement", "names"), [
+    ("P1", ["after_embedding", "after_embedding"]),
+    ("P4", ["blocks.0.before_attention_norm", "blocks.1.before_attention_norm"]),
+    ("P5", ["blocks.0.attention.on_values", "blocks.1.attention.on_values"]),
+])  # fmt: skip
 def test_s_is_the_model_s_own(generator: torch.Generator, placement: str, names: list[str]) -> None:
     """The diffusion layer of the same block, or the one behind the embedding; each has an α of its own."""
     model, x = transformer(placement).eval(), draw(generator, 2, 8, 2)
@@ -170,30 +163,21 @@ def test_a_given_s_for_a_baseline_and_for_heads(generator: torch.Generator) -> N
 
 SITES = ["after_embedding", "blocks.1.after_attention"]
 X = torch.ones(2, 8, 2, dtype=torch.float64)
-LAYER = PDEDiffusion1d(6).double()
+LAYER, NO_LAYER = PDEDiffusion1d(6).double(), nn.Linear(2, 2).double()
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("model", "x", "options", "message"),
-    [
-        (nn.Linear(2, 2).double(), X, {"points": "a"}, "points must be an integer"),  # which has no diffusion layer
-        (nn.Linear(2, 2).double(), X, {"points": None}, "points must be an integer"),
-        (nn.Linear(2, 2).double(), X, {"tol": -1.0}, "tol must be finite and > 0"),
-        (transformer(None), X / 0, {"diffusion": LAYER},
-            r"the state that inputs give at blocks\.0\.attention must be fin"),
-        (transformer("P1"), X / 0, {}, "the state that inputs give at site must be finite"),
-        (transformer(None), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
-        (transformer("P6"), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
-        (transformer("P1"), X, {"sites": SITES}, "sites needs diffusion"),
-        (transformer(None), X, {"sites": ["embedding"], "diffusion": LAYER}, "sites must be one of"),
-    ],
-)  # fmt: skip
-def test_it_says_what_it_needs(model: nn.Module, x: Tensor, options: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        diagnose(model, x, **options)
-    with pytest.raises(ValueError, match="x must be finite; 96 of its 96 entries"):
-        commutator(diffusion(6), attention(6, 3), torch.full((2, 8, 6), torch.inf).double())
+test_it_says_what_it_needs = refuses(
+    (lambda: diagnose(NO_LAYER, X, points="a"), "points must be an integer"),
+    (lambda: diagnose(NO_LAYER, X, points=None), "points must be an integer"),
+    (lambda: diagnose(NO_LAYER, X, tol=-1.0), "tol must be finite and > 0"),
+    (lambda: diagnose(transformer(None), X / 0, diffusion=LAYER), r"give at blocks\.0\.attention must be finite"),
+    (lambda: diagnose(transformer("P1"), X / 0), "the state that inputs give at site must be finite"),
+    (lambda: diagnose(transformer(None), X), r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
+    (lambda: diagnose(transformer("P6"), X), r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
+    (lambda: diagnose(transformer("P1"), X, sites=SITES), "sites needs diffusion"),
+    (lambda: diagnose(transformer(None), X, sites=["embedding"], diffusion=LAYER), "sites must be one of"),
+    (lambda: commutator(diffusion(6), attention(6, 3), X.repeat(1, 1, 3) / 0), "x must be finite; 96 of its 96"),
+)
 
 
 def test_rows_of_sequences_of_length_zero_and_of_two_towers(generator: torch.Generator) -> None:
@@ -211,8 +195,7 @@ def test_the_model_does_not_notice(generator: torch.Generator) -> None:
     model.blocks[0].eval()
 
     def step() -> list[Tensor]:
-        with seeded(1):
-            out = model(x, LENGTHS)
+        out = built(lambda: model(x, LENGTHS), 1)
         return [out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))]
 
     before, modes, random = step(), [module.training for module in model.modules()], torch.get_rng_state()

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F403, F405 (everything public)
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, SparseCoup
 from diffusion_mp.diagnostics import posterior_variance, smoothing_floor
 from diffusion_mp.energies import get_constraint
 from diffusion_mp.testing.problems import path_problem
-from helpers import randn
+from helpers import randn, refuses
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 30])
@@ -158,26 +156,18 @@ UNSIGNED = LowRankCoupling(Z, Z, symmetric=True)
 FALSE = LowRankCoupling(*2 * [randn(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
 PAIR = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True)
 MANY = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)
-REFUSALS = [
-    (posterior_variance, (NORMALIZED, 0.1), CouplingMismatchError, r"nonnegative.*Make it with row_stochastic=False"),
-    (posterior_variance, (UNSIGNED, 0.1), CouplingMismatchError, "symmetric and nonnegative"),
-    (posterior_variance, (PAIR, 0.1), SingularSystemError, "got a zero row"),
-    (posterior_variance, (OMEGA, 0.0), ValueError, "leak must be finite and > 0"),
-    (posterior_variance, (torch.eye(3), 0.1), TypeError, "coupling must be a Coupling"),
-    (posterior_variance, (FALSE, 0.01), SingularSystemError, r"positive row sums|not positive definite"),
-    (posterior_variance, (MANY, 0.1), CouplingMismatchError,
-        r"densely, up to 16,777,216 entries; got 25,000,000\. Take"),
-    (smoothing_floor, (OMEGA, Z, Z[..., :2]), ValueError, r"source must have the shape \[11, 2, 3\] of the state x"),
-    (smoothing_floor, (NORMALIZED, Z, Z), CouplingMismatchError, r"symmetric and nonnegative.*got Pairwise"),
-    (smoothing_floor, (UNSIGNED, Z, Z), CouplingMismatchError, "got LowRankCoupling"),
-    (partial(smoothing_floor, leak=-1.0), (OMEGA, Z, Z), ValueError, "leak must be finite and >= 0"),
-    (partial(smoothing_floor, beta="1"), (OMEGA, Z, Z), TypeError, "beta must be a number"),
-    (smoothing_floor, (OMEGA, Z, Z[:3]), ValueError, "source must have 11 rows"),
-]  # fmt: skip
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("function", "arguments", "error", "message"), REFUSALS)
-def test_refusals(function: Callable[..., Any], arguments: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        function(*arguments)
+test_refusals = refuses(
+    (lambda: posterior_variance(NORMALIZED, 0.1), CouplingMismatchError, r"nonnegative.* with row_stochastic=False"),
+    (lambda: posterior_variance(UNSIGNED, 0.1), CouplingMismatchError, "symmetric and nonnegative"),
+    (lambda: posterior_variance(PAIR, 0.1), SingularSystemError, "got a zero row"),
+    (lambda: posterior_variance(OMEGA, 0.0), ValueError, "leak must be finite and > 0"),
+    (lambda: posterior_variance(torch.eye(3), 0.1), TypeError, "coupling must be a Coupling"),
+    (lambda: posterior_variance(FALSE, 0.01), SingularSystemError, r"positive row sums|not positive definite"),
+    (lambda: posterior_variance(MANY, 0.1), CouplingMismatchError, "up to 16,777,216 entries; got 25,000,000. Take"),
+    (lambda: smoothing_floor(OMEGA, Z, Z[..., :2]), ValueError, r"must have the shape \[11, 2, 3\] of the state x"),
+    (lambda: smoothing_floor(NORMALIZED, Z, Z), CouplingMismatchError, r"symmetric and nonnegative.*got Pairwise"),
+    (lambda: smoothing_floor(UNSIGNED, Z, Z), CouplingMismatchError, "got LowRankCoupling"),
+    (lambda: smoothing_floor(OMEGA, Z, Z, leak=-1.0), ValueError, "leak must be finite and >= 0"),
+    (lambda: smoothing_floor(OMEGA, Z, Z, beta="1"), TypeError, "beta must be a number"),
+    (lambda: smoothing_floor(OMEGA, Z, Z[:3]), ValueError, "source must have 11 rows"),
+)

@@ -1,7 +1,5 @@
 """The notebooks run from the first cell to the last, and show what they say."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every example has a `--quick`, a `--help` that prints what the script is for, and refuses numbers below one."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path
@@ -43,16 +41,13 @@ def test_numbers_below_one_are_refused(script, option, capsys):
     assert f"argument {option}: must be at least 1, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "custom_layer",
-        "energy_descent",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside")),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
-        pytest.param("cora", marks=pytest.mark.data),
-    ],
-)
+@pytest.mark.parametrize("script", [
+    "custom_layer",
+    "energy_descent",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside")),
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
+    pytest.param("cora", marks=pytest.mark.data),
+])  # fmt: skip
 def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(tmp_path)
     root = ["--root", str(request.getfixturevalue("data_root") / "Planetoid")] if script == "cora" else []

@@ -1,14 +1,15 @@
 """Damaged and malicious variants of files, and the formats they are made for; `test_hostile_files.py` reads them."""
 
-from __future__ import annotations
-
 import os
 import random
+import resource
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch_geometric.data import Data
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.text_tables import number_blocks
 from diffusion_mp_experiments.sequences import IMDb
+from diffusion_mp_experiments.train import load_checkpoint
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ _ROWS: list[Format] = [
     *(Format(f"imdb {name}", small.make_imdb(name), partial(_read_imdb, name)) for name in ("", "a.tar", "a.tar.gz")),
     Format("numbers", lambda f: small.write(f, {"numbers.csv.gz": "1.5,-2e3,0\n4,5,6\n-0.25,8,9"}), _read_numbers),
     Format("news", small.make_newsgroups, lambda f: [graphs.load_newsgroups(f, groups=small.GROUPS, num_words=4)]),
+    Format("checkpoint", small.make_checkpoint, lambda folder: load_checkpoint(folder / "run.ckpt") and []),
     Format("tu", small.make_tu, lambda folder: graphs.load_tu(folder, "SMALL")),
     Format("chickenpox", small.make_chickenpox, lambda folder: graphs.load_snapshots(folder, "chickenpox")),
     Format("england_covid", small.make_covid, lambda folder: graphs.load_snapshots(folder, "england_covid")),
@@ -128,51 +131,62 @@ FORMATS = {row.name: row for row in _ROWS if row.name != "peptides" or find_spec
 
 def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
     """`count` variants of a file's content: first one of every kind, then mostly flips of single bits and bytes."""
-    rng = random.Random(seed)
+    rng, size = random.Random(seed), len(blob)
+
+    def flipped(places: Iterable[int], mask: int | None = None) -> bytes:
+        changed = bytearray(blob)
+        for place in places:
+            changed[place] ^= mask or rng.randrange(1, 256)
+        return bytes(changed)
+
+    def zeros() -> bytes:
+        start = rng.randrange(size)
+        stop = min(size, start + 64)
+        return blob[:start] + bytes(stop - start) + blob[stop:]
+
+    def at_an_end() -> bytes:
+        """Most of what a parser decides by stands at the beginning or, in a zip file, at the end."""
+        place = rng.randrange(min(size, 256))
+        return flipped([place if rng.random() < 0.7 else size - 1 - place])
+
     text = "<!doctype html><title>404 Not Found: Größe</title>\n".encode("latin-1")
-    kinds: list[Callable[[bytes, random.Random], bytes]] = [
-        *(lambda blob, rng: b"", lambda blob, rng: blob[:-1], lambda blob, rng: blob[: min(16, len(blob) // 2)]),
-        *(lambda blob, rng: rng.randbytes(max(len(blob), 64)), lambda blob, rng: text, lambda blob, rng: blob + blob),
-        *(_cut, _flip_bit, _flip_byte, _flip_head, _many, _zeros),
+    often: list[Callable[[], bytes]] = [
+        lambda: flipped([rng.randrange(size)], 1 << rng.randrange(8)),
+        lambda: flipped([rng.randrange(size)]),
+        at_an_end,
+        lambda: flipped(rng.randrange(size) for _ in range(rng.randrange(2, 9))),
+        lambda: blob[: rng.randrange(size)],
     ]
+    once = [*(lambda: b"", lambda: blob[:-1], lambda: blob[: min(16, size // 2)], lambda: text, lambda: blob + blob)]
+    once += [lambda: rng.randbytes(max(size, 64)), zeros, *often]
     for i in range(count):
-        kind = kinds[i] if i < len(kinds) else rng.choice([_flip_bit, _flip_byte, _flip_head, _flip_byte, _many, _cut])
-        yield kind(blob, rng)
+        yield (once[i] if i < len(once) else rng.choice(often))()
 
 
-def _cut(blob: bytes, rng: random.Random) -> bytes:
-    return blob[: rng.randrange(len(blob))]
+_MEMORY = 1 << 30  # bytes on top of what is mapped once everything is imported
 
 
-def _zeros(blob: bytes, rng: random.Random) -> bytes:
-    start = rng.randrange(len(blob))
-    stop = min(len(blob), start + 64)
-    return blob[:start] + bytes(stop - start) + blob[stop:]
-
-
-def _flip(blob: bytes, place: int, mask: int) -> bytes:
-    return blob[:place] + bytes([blob[place] ^ mask]) + blob[place + 1 :]
-
-
-def _flip_bit(blob: bytes, rng: random.Random) -> bytes:
-    return _flip(blob, rng.randrange(len(blob)), 1 << rng.randrange(8))
-
-
-def _flip_byte(blob: bytes, rng: random.Random) -> bytes:
-    return _flip(blob, rng.randrange(len(blob)), rng.randrange(1, 256))
-
-
-def _flip_head(blob: bytes, rng: random.Random) -> bytes:
-    """Most of what a parser decides by stands at the beginning or, in a zip file, at the end."""
-    reach = min(len(blob), 256)
-    place = rng.randrange(reach)
-    return _flip(blob, place if rng.random() < 0.7 else len(blob) - 1 - place, rng.randrange(1, 256))
-
-
-def _many(blob: bytes, rng: random.Random) -> bytes:
-    for _ in range(rng.randrange(2, 9)):
-        blob = _flip_byte(blob, rng)
-    return blob
+def answer(pipe: Connection, scratch: Path) -> None:
+    """Read one folder after another, in a process of its own, and send what came of it: see `HostileReader`."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for format in FORMATS.values():  # what readers import late is there before memory is limited
+        folder = scratch / format.name
+        folder.mkdir()
+        format.example(folder)
+        format.read(folder)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + _MEMORY,) * 2)
+    pipe.send("ready")
+    while True:
+        name, folder = pipe.recv()
+        try:
+            FORMATS[name].read(folder)
+            pipe.send(("loaded", ""))
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+            named = isinstance(error, (ValueError, FileNotFoundError)) and str(folder) in said
+            pipe.send(("refused" if named else "bad", said))
 
 
 class Payload:

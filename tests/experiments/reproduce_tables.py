@@ -1,7 +1,5 @@
 """A table of seconds, on the digits, as files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -1,20 +1,34 @@
 """Small files in the formats of the data sets: what tests read, and what the hostile-files test damages."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
 import pickle
 import struct
 import tarfile
+import tracemalloc
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.io import savemat
 from scipy.sparse import csc_matrix, csr_matrix
+
+from diffusion_mp_experiments.train import save_checkpoint
+
+
+@contextmanager
+def at_most(limit: float) -> Iterator[None]:
+    """Fails unless what is allocated inside stays below so many bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
 
 
 def write(folder: Path, contents: dict[str, bytes | str]) -> list[Path]:
@@ -85,6 +99,11 @@ MESSAGES = {
 
 def make_newsgroups(folder: Path) -> list[Path]:
     return write(folder, {"20news-bydate.tar.gz": tarred(MESSAGES)})
+
+
+def make_checkpoint(folder: Path) -> list[Path]:
+    save_checkpoint({"state_dict": {"weight": torch.ones(5, 4)}, "epoch": 3, "name": "run"}, folder / "run.ckpt")
+    return [folder / "run.ckpt"]
 
 
 def make_tu(folder: Path) -> list[Path]:
@@ -201,27 +220,17 @@ def rows_of(table) -> str:
 
 def make_ogb(name: str) -> Callable[[Path], list[Path]]:
     rng = np.random.default_rng(0)
-    split, tables = {
-        "ogbn-arxiv": (
-            "time",
-            {"node-feat": rng.standard_normal((4, 128)).round(3), "node-label": [[0], [39], [4], [4]]}
-            | {"node_year": [[2013], [2017], [2020], [2018]]},
-        ),
-        "ogbn-proteins": (
-            "species",
-            {"edge-feat": rng.random((5, 8)).round(3), "node-label": rng.integers(0, 2, (4, 112))}
-            | {"species": [[3702], [4932], [9606], [3702]]},
-        ),
-    }[name]
-    tables = {"edge": [[0, 1], [3, 1], [2, 0], [3, 3], [0, 2]], **tables}
-
-    def make(folder: Path) -> list[Path]:
-        contents = {f"raw/{file}.csv.gz": rows_of(table) for file, table in tables.items()}
-        parts = enumerate(("train", "valid", "test"))
-        contents |= {f"split/{split}/{part}.csv.gz": f"{node}\n" for node, part in parts}
-        return write(folder / name.replace("-", "_"), contents)
-
-    return make
+    tables: dict[str, object] = {"edge": [[0, 1], [3, 1], [2, 0], [3, 3], [0, 2]]}
+    if name == "ogbn-arxiv":
+        tables |= {"node-feat": rng.standard_normal((4, 128)).round(3), "node-label": [[0], [39], [4], [4]]}
+        tables["node_year"] = [[2013], [2017], [2020], [2018]]
+    else:
+        tables |= {"edge-feat": rng.random((5, 8)).round(3), "node-label": rng.integers(0, 2, (4, 112))}
+        tables["species"] = [[3702], [4932], [9606], [3702]]
+    contents = {f"raw/{file}.csv.gz": rows_of(table) for file, table in tables.items()}
+    split = "time" if name == "ogbn-arxiv" else "species"
+    contents |= {f"split/{split}/{part}.csv.gz": f"{node}\n" for node, part in enumerate(("train", "valid", "test"))}
+    return lambda folder: write(folder / name.replace("-", "_"), contents)
 
 
 REVIEWS = {

@@ -1,18 +1,61 @@
-"""Tar archives that somebody made on purpose: nothing is written, filled or gone through without end."""
-
-from __future__ import annotations
+"""IMDb's reviews in folders and archives, and tar archives that somebody made on purpose."""
 
 import gzip
 import io
 import re
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from peak_memory import at_most
+from small_sets import REVIEWS, at_most, write
 
+from diffusion_mp.data import pad
 from diffusion_mp_experiments.files import archives
 from diffusion_mp_experiments.sequences import IMDb
+
+OTHERS = dict.fromkeys(("train/unsup/0_0.txt", "train/labeledBow.feat", "README", "train/pos/x.md"), "read by nobody")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "aclImdb", REVIEWS | OTHERS)
+    return tmp_path / "aclImdb"
+
+
+def texts(dataset: IMDb) -> list[tuple[bytes, int]]:
+    return [(bytes((tokens - 1).tolist()), label) for tokens, label in dataset]
+
+
+@pytest.mark.parametrize("archive", [None, "w:gz", "w"])
+def test_folder_and_archive(folder, tmp_path, archive):
+    path = folder
+    if archive:
+        path = tmp_path / "aclImdb_v1.tar.gz"
+        with tarfile.open(path, archive) as tar:
+            for file in sorted(folder.rglob("*"), reverse=True):  # not in the order of names
+                tar.add(file, f"aclImdb/{file.relative_to(folder)}", recursive=False)
+    train, names = IMDb(path), ("train/neg/10_2.txt", "train/neg/9_1.txt", "train/pos/0_9.txt")
+    assert texts(train) == [(REVIEWS[name], int("pos" in name)) for name in names]
+    assert texts(IMDb(path, "test")) == [(b"", 0), (b"Fine", 1)]
+    assert texts(IMDb(path, max_length=4))[1] == (b"Wors", 0)
+    assert train[2][0].max() == 0xC3 + 1
+    tokens, mask, labels = pad(list(train))
+    assert tokens.shape == (3, 81)
+    assert mask.sum(dim=1).tolist() == [81, 5, 19]
+    assert labels.tolist() == [0, 0, 1]
+
+
+@pytest.mark.data
+@pytest.mark.exhaustive
+def test_the_real_archive(data_root):
+    path = data_root / "aclImdb" / "aclImdb_labelled.tar.gz"
+    if not path.is_file():
+        pytest.skip(f"no aclImdb/aclImdb_labelled.tar.gz at {data_root}")
+    dataset = IMDb(path, max_length=1000)
+    assert Counter(label for _, label in dataset._reviews) == {0: 12_500, 1: 12_500}
+    assert bytes((dataset[0][0] - 1).tolist()).startswith(b"Story of a man who has unnatural feelings for a pig.")
+    assert all(len(dataset[i][0]) <= 1000 for i in range(0, 25_000, 500))
 
 
 def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
@@ -33,7 +76,7 @@ END = bytes(1024)
 TWO = review("aclImdb/train/pos/1_9.txt") + review("aclImdb/train/neg/2_1.txt", b"Bad")
 
 
-def write(path: Path, blob: bytes) -> Path:
+def saved(path: Path, blob: bytes) -> Path:
     path.write_bytes(blob)
     return path
 
@@ -56,7 +99,7 @@ def test_links_devices_and_folders_are_passed_over(tmp_path, pack):
         header("../../train/pos/escape.md", 4) + content(b"Good"),
     ]
     before = sorted(tmp_path.rglob("*"))
-    path = write(tmp_path / "a.tar", pack(b"".join(odd) + TWO + END))
+    path = saved(tmp_path / "a.tar", pack(b"".join(odd) + TWO + END))
     assert read(path) == [b"Bad", b"Good"]
     assert sorted(tmp_path.rglob("*")) == sorted([*before, path])
 
@@ -81,14 +124,14 @@ def test_links_devices_and_folders_are_passed_over(tmp_path, pack):
     ],
 )
 def test_what_is_no_whole_archive_is_one_sentence(tmp_path, pack, blob, said):
-    path = write(tmp_path / "a.tar.gz", pack(blob))
+    path = saved(tmp_path / "a.tar.gz", pack(blob))
     with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}.*{said}"):
         read(path)
 
 
 @pytest.mark.parametrize("damage", [lambda blob: blob[:-5], lambda blob: blob[:60], lambda blob: blob + b"junk"])
 def test_a_gzip_that_is_damaged(tmp_path, damage):
-    path = write(tmp_path / "a.tar.gz", damage(gzip.compress(TWO + END)))
+    path = saved(tmp_path / "a.tar.gz", damage(gzip.compress(TWO + END)))
     with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: .*Fetch the archive again"):
         read(path)
 
@@ -104,16 +147,20 @@ def test_a_header_decides_nothing_about_memory(tmp_path):
         read(path)
 
 
-def test_members_are_counted(tmp_path, monkeypatch):
+def test_members_are_counted_and_no_header_leads_back(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "_MEMBERS", 3)
-    path = write(tmp_path / "a.tar", review("README") + TWO + END)
+    path = saved(tmp_path / "a.tar", review("README") + TWO + END)
     assert len(read(path)) == 2
-    write(path, review("README") + header("x") + TWO + END)
+    saved(path, review("README") + header("x") + TWO + END)
     with pytest.raises(ValueError, match="more than 3 members"):
         read(path)
+    stream = archives._Forward(io.BytesIO(b"abc"))
+    assert stream.read(2) == b"ab"
+    with pytest.raises(tarfile.ReadError, match="a header leads back"):
+        stream.seek(0)
 
 
-def test_reviews_in_a_folder_are_files_of_bounded_size(tmp_path):
+def test_reviews_in_a_folder_are_files_of_bounded_size_and_there_are_some(tmp_path, folder):
     folder = tmp_path / "train" / "pos"
     folder.mkdir(parents=True)
     (folder / "1_9.txt").write_bytes(b"Good")
@@ -124,6 +171,9 @@ def test_reviews_in_a_folder_are_files_of_bounded_size(tmp_path):
         file.truncate(2 << 20)
     with pytest.raises(ValueError, match=r"3_9\.txt: a review must have at most 1048576 bytes; this one has 2097152"):
         read(tmp_path)
+    for path in (tmp_path / "nothing", folder / "train"):
+        with pytest.raises(FileNotFoundError, match=r"No train reviews at .* train/pos/\*\.txt"):
+            IMDb(path)
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
@@ -133,11 +183,3 @@ def test_long_names_are_read(tmp_path, format):
         member.size = 4
         archive.addfile(member, io.BytesIO(b"Good"))
     assert read(tmp_path / "a.tar.gz") == [b"Good"]
-
-
-def test_no_header_leads_back():
-    """Older releases of tarfile followed negative sizes round and round."""
-    stream = archives._Forward(io.BytesIO(b"abc"))
-    assert stream.read(2) == b"ab"
-    with pytest.raises(tarfile.ReadError, match="a header leads back"):
-        stream.seek(0)

@@ -1,12 +1,33 @@
-"""Arrays that are made once and then opened by memory map."""
+"""Arrays that are made once and then mapped, also by processes at once, some of them killed."""
 
 import hashlib
 import json
+import multiprocessing
+import random
+import signal
+import time
+import warnings
+from pathlib import Path
 
+import cache_racers
 import numpy as np
 import pytest
 
-from diffusion_mp_experiments.graphs.mapped import mapped_arrays
+from diffusion_mp_experiments.graphs.cached import mapped_arrays
+
+DAMAGES = [
+    lambda cache: (cache / "b.npy").unlink(),
+    lambda cache: (cache / "c.npy").write_bytes((cache / "b.npy").read_bytes()),
+    lambda cache: (cache / "a.npy").write_bytes((cache / "a.npy").read_bytes()[:-8]),
+    lambda cache: np.save(cache / "a.npy", np.zeros((3, 2), np.int64)),
+    lambda cache: np.save(cache / "a.npy", np.zeros((2, 3))),
+    lambda cache: np.save(cache / "a.npy", np.array([[{}] * 3] * 2, dtype=object)),
+    lambda cache: (cache / "a.npy").write_bytes(b""),
+    lambda cache: (cache / "sources.json").unlink(),
+    lambda cache: (cache / "sources.json").write_text("{"),
+    lambda cache: (cache / "sources.json").write_text("[]"),
+    lambda cache: (cache / "sources.json").write_text('{"made_by": "", "files": 3, "arrays": {}}'),
+]
 
 
 @pytest.fixture
@@ -69,22 +90,7 @@ def test_complete_or_absent(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["cache"]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda cache: (cache / "b.npy").unlink(),
-        lambda cache: (cache / "c.npy").write_bytes((cache / "b.npy").read_bytes()),
-        lambda cache: (cache / "a.npy").write_bytes((cache / "a.npy").read_bytes()[:-8]),
-        lambda cache: np.save(cache / "a.npy", np.zeros((3, 2), np.int64)),
-        lambda cache: np.save(cache / "a.npy", np.zeros((2, 3))),
-        lambda cache: np.save(cache / "a.npy", np.array([[{}] * 3] * 2, dtype=object)),
-        lambda cache: (cache / "a.npy").write_bytes(b""),
-        lambda cache: (cache / "sources.json").unlink(),
-        lambda cache: (cache / "sources.json").write_text("{"),
-        lambda cache: (cache / "sources.json").write_text("[]"),
-        lambda cache: (cache / "sources.json").write_text('{"made_by": "", "files": 3, "arrays": {}}'),
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_folder_is_made_anew_with_a_warning(source, tmp_path, damage):
     make, made = maker(source)
     cache = tmp_path / "cache"
@@ -109,3 +115,56 @@ def test_what_a_killed_process_left_is_deleted(source, tmp_path):
     (tmp_path / "cache.part-1234" / "new").mkdir(parents=True)
     mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
     assert not (tmp_path / "cache.part-1234").exists()
+
+
+PROCESSES = 4
+
+
+def prepare(kind: str, folder: Path, state: str) -> Path:
+    """The folder of the cache as earlier runs may have left it: absent, of yesterday, or without one of its files."""
+    cache = folder / "cache" if kind == "arrays" else folder / "processed" / "cache"
+    if state != "absent":
+        cache_racers.RACES[kind](folder)
+        if state == "broken":
+            next(cache.glob("a2.npy" if kind == "arrays" else "graphs.pt")).unlink()
+        elif kind == "arrays":
+            record = (cache / "sources.json").read_text()
+            (cache / "sources.json").write_text(record.replace("today", "yesterday"))
+        else:
+            (cache / "graphs.pt").write_bytes((cache / "graphs.pt").read_bytes()[:-20])
+    return cache
+
+
+def run_race(kind: str, folder: Path, rng: random.Random) -> None:
+    folder.mkdir()
+    cache = prepare(kind, folder, rng.choice(["absent", "absent", "yesterday", "broken"]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["diffusion_mp_experiments.graphs"])
+    start = time.time() + 0.2
+    racers = [context.Process(target=cache_racers.race, args=(kind, folder, start)) for _ in range(PROCESSES)]
+    for racer in racers:
+        racer.start()
+    victims = rng.sample(racers, rng.choice([0, 1, 2, PROCESSES]))
+    time.sleep(max(0.0, start - time.time()))
+    for victim in victims:
+        time.sleep(rng.random() * 0.02)
+        victim.kill()
+    for racer in racers:
+        racer.join(60)
+        assert racer.exitcode == 0 or (racer in victims and racer.exitcode == -signal.SIGKILL)
+    survivors = len(victims) < PROCESSES
+    with warnings.catch_warnings():
+        if survivors:
+            warnings.simplefilter("error")  # it is complete: nothing is damaged, nothing is made anew
+            before = cache.stat().st_ino
+        cache_racers.RACES[kind](folder)
+        if survivors:
+            assert cache.stat().st_ino == before
+
+
+@pytest.mark.parametrize("kind", cache_racers.RACES)
+@pytest.mark.parametrize("races", [4, pytest.param(300, marks=pytest.mark.slow)])
+def test_races(tmp_path, kind, races):
+    rng = random.Random(races)
+    for i in range(races):
+        run_race(kind, tmp_path / str(i), rng)

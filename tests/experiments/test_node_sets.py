@@ -1,4 +1,4 @@
-"""Heterophilous graphs, Facebook100, MNIST, 20 Newsgroups and digits: small files, damaged ones, and the real ones."""
+"""Heterophilous graphs, Facebook100, MNIST, 20 Newsgroups and digits: small and real ones; labels for tuning."""
 
 import gzip
 import struct
@@ -12,7 +12,21 @@ from small_sets import GROUPS, make_facebook, make_heterophilous, make_mnist, ma
 from torch_geometric.datasets import HeterophilousGraphDataset, LINKXDataset
 from torch_geometric.utils import coalesce
 
+from diffusion_mp.data import random_split_per_class
 from diffusion_mp_experiments.graphs import load_digits, load_facebook, load_heterophilous, load_mnist, load_newsgroups
+from diffusion_mp_experiments.graphs.node_sets import visible_labels
+
+DAMAGED_IMAGES = [
+    (struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784), "its header says 3"),
+    (struct.pack(">4I", 2051, 7, 28, 29) + bytes(7 * 784), "its header says 7"),
+    (struct.pack(">4I", 2050, 7, 28, 28) + bytes(7 * 784), "its header says 7"),
+    (struct.pack(">4I", 2051, 7, 28, 28) + bytes(99), "it ends after 99 of 3920 bytes"),
+    (b"abc", "error"),
+]
+SETS_OF_PYG = [
+    (load_heterophilous, HeterophilousGraphDataset, "Minesweeper", "minesweeper.npz", (10_000, 78_804, 7)),
+    (load_facebook, LINKXDataset, "johnshopkins55", "data.mat", (5180, 373_172, 2406)),
+]
 
 
 def pairs(data):
@@ -53,15 +67,12 @@ def test_small_facebook(tmp_path):
     assert pairs(data) == both((0, 1), (1, 2), (1, 5), (3, 4))
 
 
-def test_small_mnist(tmp_path):
+def test_small_mnist_and_newsgroups(tmp_path):
     images, labels = make_mnist(tmp_path)
     data = load_mnist(tmp_path, 5)
     pixels = np.frombuffer(gzip.decompress(images.read_bytes())[16:], np.uint8).reshape(7, 784)
     assert torch.equal(data.x * 255, torch.tensor(pixels[:5]).float())
     assert data.y.tolist() == list(gzip.decompress(labels.read_bytes())[8:13])
-
-
-def test_small_newsgroups(tmp_path):
     make_newsgroups(tmp_path)
     data = load_newsgroups(tmp_path, groups=GROUPS, num_words=4)
     assert data.y.tolist() == [0, 1, 1, 0]
@@ -70,54 +81,11 @@ def test_small_newsgroups(tmp_path):
     assert (data.x[3] == 0).all()  # headers are not read
     with pytest.raises(ValueError, match=r"it has nothing of alt\.atheism"):
         load_newsgroups(tmp_path)
-    with pytest.raises(TypeError, match=r"groups must be names of newsgroups; got 'sci\.space'"):
-        load_newsgroups(tmp_path, groups="sci.space")
 
 
-@pytest.mark.parametrize(
-    ("make", "load", "other", "said"),
-    [
-        *(
-            (make_heterophilous, load_heterophilous, other, said + ".*heterophilous-graphs")
-            for other, said in [
-                ({"edges": np.array([[0, 6]])}, r"small\.npz: edges must lie in 0..5, got up to 6"),
-                ({"edges": np.array([0, 1])}, "do not go with 6 nodes"),
-                ({"node_labels": np.array([0, 1])}, r"node_labels \[2\]"),
-                ({"node_labels": np.array([0.0] * 6)}, "node_labels must be integers"),
-                ({"node_features": np.array([[np.nan]] * 6)}, "must be finite numbers"),
-                ({"val_masks": np.ones((3, 6), bool)}, r"val_masks must be bools \[splits, 6\]"),
-                ({"val_masks": np.ones((2, 6), bool)}, "a node is in two parts of a split"),
-                ({"train_masks": np.array(["a"] * 6)}, "TypeError: can't convert np.ndarray of type numpy.str_"),
-                ({"edges": np.array([{}], dtype=object)}, "Object arrays cannot be loaded when allow_pickle=False"),
-            ]
-        ),
-        (make_facebook, load_facebook, {"local_info": np.ones((6, 1), np.uint16)}, "is no table of whole numbers"),
-        (make_facebook, load_facebook, {"local_info": np.ones((6, 4))}, "its local_info is no table of whole numbers"),
-        (make_facebook, load_facebook, {"local_info": np.ones((5, 4), np.uint16)}, r"a matrix \(6, 6\) of 5 people"),
-        (make_facebook, load_facebook, {"A": np.eye(6)}, "A is no sparse matrix"),
-        (make_facebook, load_facebook, {"local_info": np.full((6, 4), 3, np.uint16)}, "column of gender must hold 0"),
-    ],
-)
-def test_arrays_that_do_not_belong_together(tmp_path, make, load, other, said):
-    make(tmp_path, **other)
-    with pytest.raises(ValueError, match=said):
-        load(tmp_path, "small")
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784), "its header says 3"),
-        (struct.pack(">4I", 2051, 7, 28, 29) + bytes(7 * 784), "its header says 7"),
-        (struct.pack(">4I", 2050, 7, 28, 28) + bytes(7 * 784), "its header says 7"),
-        (struct.pack(">4I", 2051, 7, 28, 28) + bytes(99), "it ends after 99 of 3920 bytes"),
-        (b"abc", "error"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), DAMAGED_IMAGES)
 def test_damaged_images(tmp_path, content, said):
     images, labels = make_mnist(tmp_path)
-    with pytest.raises(ValueError, match="num_images must be at most 60000, got 60001"):
-        load_mnist(tmp_path, 60_001)
     labels.write_bytes(gzip.compress(struct.pack(">2I", 2049, 7) + bytes([10] * 7)))
     with pytest.raises(ValueError, match="a label 10, and digits end at 9"):
         load_mnist(tmp_path, 5)
@@ -146,23 +114,8 @@ def test_digits_pixels_labels_and_neighbours():
     assert (found.sum(dim=1) >= 3).all()
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("k", "error"), [(0, ValueError), (1797, ValueError), (2.5, TypeError), ("5", TypeError), (True, TypeError)]
-)
-def test_a_number_of_neighbours_that_is_none(k, error):
-    with pytest.raises(error, match=r"num_neighbors must be (between 1 and 1796|a whole number)"):
-        load_digits(k)
-
-
 @pytest.mark.data
-@pytest.mark.parametrize(
-    ("load", "dataset", "pyg", "file", "sizes"),
-    [
-        (load_heterophilous, HeterophilousGraphDataset, "Minesweeper", "minesweeper.npz", (10_000, 78_804, 7)),
-        (load_facebook, LINKXDataset, "johnshopkins55", "data.mat", (5180, 373_172, 2406)),
-    ],
-)
+@pytest.mark.parametrize(("load", "dataset", "pyg", "file", "sizes"), SETS_OF_PYG)
 def test_the_graph_is_that_of_pyg(data_root, tmp_path, load, dataset, pyg, file, sizes):
     root, name = data_root / dataset.__name__, pyg.lower()
     (tmp_path / name / "raw").mkdir(parents=True)
@@ -191,3 +144,24 @@ def test_ten_groups_have_as_many_messages_as_in_nodeformer(data_root):
     data = load_newsgroups(data_root / "20newsgroups")
     assert data.x.shape == (9607, 1000)
     assert data.y.bincount().tolist() == [799, 982, 975, 990, 999, 991, 984, 990, 987, 910]
+
+
+Y = torch.arange(400) % 4
+Y[::10] = -1
+
+
+def test_every_label_is_on_one_side():
+    tuning, reported = visible_labels(Y, True, 0.25), visible_labels(Y, False, 0.25)
+    assert ((tuning >= 0) ^ (reported >= 0))[Y >= 0].all()
+    assert (tuning[Y < 0] == -1).all()
+    assert (reported[Y < 0] == -1).all()
+    assert torch.equal(torch.maximum(tuning, reported), Y)
+    assert (tuning >= 0).sum() == 90
+    assert torch.equal(visible_labels(Y, True, 0.25), tuning)
+
+    def used(tuning, seed):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.stack(random_split_per_class(visible_labels(Y, tuning), 5, 20, None, generator)).any(0)
+
+    tuned = torch.stack([used(True, seed) for seed in range(5)]).any(0)
+    assert not any((used(False, seed) & tuned).any() for seed in range(5))

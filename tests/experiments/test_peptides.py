@@ -11,6 +11,11 @@ from diffusion_mp_experiments.graphs import PeptidesFunctional
 
 LABELS = "[1, 0, 0, 0, 0, 0, 0, 0, 0, 1]"
 needs_rdkit = pytest.mark.skipif(find_spec("rdkit") is None, reason="pip install 'diffusion-mp-experiments[molecules]'")
+BAD_ROWS = [
+    ("CC(=O)N", "[1, 0]", r"Row 3 .* must have 10 labels 0 or 1; got \[1, 0\]"),
+    ("CC(=O)N", "[1, 0, 0, 0, 0, 0, 0, 0, 0, 2]", r"Row 3 .* must have 10 labels 0 or 1; got"),
+    ("no molecule", LABELS, "Row 3 .* no molecule: 'no molecule'"),
+]
 
 
 @needs_rdkit
@@ -32,14 +37,7 @@ def test_graphs_labels_and_order_of_the_split(tmp_path, monkeypatch):
 
 
 @needs_rdkit
-@pytest.mark.parametrize(
-    ("smiles", "labels", "message"),
-    [
-        ("CC(=O)N", "[1, 0]", r"Row 3 .* must have 10 labels 0 or 1; got \[1, 0\]"),
-        ("CC(=O)N", "[1, 0, 0, 0, 0, 0, 0, 0, 0, 2]", r"Row 3 .* must have 10 labels 0 or 1; got"),
-        ("no molecule", LABELS, "Row 3 .* no molecule: 'no molecule'"),
-    ],
-)
+@pytest.mark.parametrize(("smiles", "labels", "message"), BAD_ROWS)
 def test_bad_rows_are_refused(tmp_path, smiles, labels, message):
     make_peptides(tmp_path, {**dict.fromkeys(("CCO", "c1ccccc1", "C"), LABELS), smiles: labels})
     with pytest.raises(ValueError, match=message):
@@ -52,7 +50,7 @@ def test_bad_splits_and_missing_files(tmp_path, monkeypatch):
     for count in (0, 3):
         with pytest.raises(ValueError, match="num_graphs must be at"):
             PeptidesFunctional(tmp_path, tmp_path / "cache", num_graphs=count)
-    monkeypatch.setattr("diffusion_mp_experiments.graphs.peptides.find_spec", lambda name: None)
+    monkeypatch.setattr("diffusion_mp_experiments.graphs.graph_sets.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"):
         PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
     for rows, message in (([{"any": "object"}], "allow_pickle"), ([-1], "not one of row numbers"), ([0.5], "not one")):

@@ -1,17 +1,21 @@
-"""The readers of Pokec: SNAP's text files and LINKX's matrices."""
+"""The readers of large graphs, Pokec's and OGB's, and the graph that is drawn in the place of Pokec."""
 
 import csv
 import gzip
 import hashlib
 import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from peak_memory import at_most
-from small_sets import make_mat, make_pokec, profile
+from small_sets import at_most, make_mat, make_ogb, make_pokec, profile, rows_of, write
 
-from diffusion_mp_experiments.graphs import load_pokec
+from diffusion_mp_experiments.graphs import load_ogb, load_pokec, synthetic_pokec
 from diffusion_mp_experiments.graphs.pokec import FEATURES
 
 REGIONS = ["kraj a, x", "kraj a, y", "Kraj A, z", "kraj b", "null", "kraj c, x", "kraj d", "kraj e", "kraj f"]
@@ -50,7 +54,7 @@ def test_users_labels_edges(tmp_path, zipped):
     data.validate()
 
 
-def test_regions_by_frequency(tmp_path):
+def test_regions_by_frequency_and_dates_as_days(tmp_path):
     lines = [profile(i, region=region) for i, region in enumerate(REGIONS)]
     data = load(tmp_path, lines)
     assert column(data, "region_1") == [1, 1, 1, 0, 0, 0, 0, 0, 0]
@@ -58,9 +62,6 @@ def test_regions_by_frequency(tmp_path):
     assert column(data, "region_unknown") == [0, 0, 0, 0, 1, 0, 0, 0, 0]
     places = [FEATURES.index(f"region_{k}") for k in range(1, 6)]
     assert data.x[-1, places].sum() == 0  # the sixth
-
-
-def test_dates_are_days(tmp_path):
     lines = [profile(i) for i in range(3)]
     lines[0] = lines[0].replace("2005-04-03", "2005-04-01")
     lines[1] = lines[1].replace("2005-04-03 00:00:00.0", "null")
@@ -82,54 +83,17 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
         assert torch.equal(whole[name], blocks[name])
 
 
-def test_the_cache_records_what_was_read(tmp_path):
+def test_missing_files_are_named_and_the_cache_records_what_was_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"):
+        load_pokec(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"):
+        load_pokec(tmp_path, "linkx")
     load(tmp_path, [profile(0), profile(1)])
     record = json.loads((tmp_path / "processed" / "pokec-snap" / "sources.json").read_text())
     for name, entry in record["files"].items():
         assert entry["sha256"] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
         (tmp_path / name).unlink()
     assert load_pokec(tmp_path).num_nodes == 2  # the cache is enough
-
-
-@pytest.mark.parametrize(
-    ("profiles", "pairs", "message"),
-    [
-        ([profile(0), "1\t1\n"], "0\t0\n", r"line 2: expected 59 columns between tabs.*got 2"),
-        ([profile(0, gender="2")], "0\t0\n", r"lines 1 to 1:.*gender b'2' is neither 0, 1 nor null"),
-        ([profile(0, age="old")], "0\t0\n", r"columns 1, 2, 3 and 8 must be numbers.*old"),
-        ([profile("x")], "0\t0\n", "must be numbers"),
-        ([profile("null")], "0\t0\n", "null in all but the first; .*null"),
-        ([profile(0).replace("2012-05-25", "yesterday!")], "0\t0\n", "dates such as 2012-05-25"),
-        ([profile(0), profile(0)], "0\t0\n", "must name every user once; 2 lines name fewer"),
-        ([profile(0)], "0\t5\n", "user 5 has no line in the profiles, nor have 0 other ends among these 1 lines"),
-        ([profile(0, age="inf")], "0\t0\n", r"b'inf' does not lie in 0 \.\. 1000000"),
-        ([profile(0, age="nan")], "0\t0\n", r"b'nan' does not lie in 0 \.\. 1000000"),
-        ([profile(0, completion="1e300")], "0\t0\n", r"b'1e300' does not lie in 0 \.\. 1000000"),
-        ([profile(0, public="-1")], "0\t0\n", "b'-1' does not lie in 0"),
-        ([profile(0, age="1" * 100)], "0\t0\n", r"of column 8 has 100 bytes"),
-        ([profile(0).replace("2012-05-25 11:20:00.0", "today")], "0\t0\n", "b'today' is no date"),
-        ([profile(0).replace("2012-05-25 11:20:00.0", "NaT")], "0\t0\n", "b'NaT' is no date"),
-        ([], "0\t0\n", r"soc-pokec-profiles\.txt must have a line for every user; it is empty"),
-        ([profile(0)], "0\t0\nx\t0\n", "from line 1 on: could not convert string 'x'"),
-        ([profile(0)], "0\t0\n0\n", "from line 1 on: .*number of columns changed"),
-        ([profile(0)], "0\n0\n", "expected 2 rows of 2 numbers; got 2 of 1"),
-        ([profile(0)], "0\t0\n\n0\t0\n", "expected 3 rows of 2 numbers; got 2 of 2"),
-    ],
-)
-def test_other_formats_are_refused(tmp_path, profiles, pairs, message):
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path, profiles, pairs)
-    assert not (tmp_path / "processed" / "pokec-snap").exists()
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_missing_files_and_unknown_sources(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"):
-        load_pokec(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"):
-        load_pokec(tmp_path, "linkx")
-    with pytest.raises(ValueError, match="source must be one of 'snap', 'linkx'"):
-        load_pokec(tmp_path, "kaggle")
 
 
 def test_linkx(tmp_path, generator):
@@ -141,25 +105,10 @@ def test_linkx(tmp_path, generator):
     assert torch.equal(data.edge_index, edges)
     assert data.edge_index.is_contiguous()
     assert data.y.tolist() == [0, 1, 1, -1, 0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"edge_index": np.array([[0, 6], [1, 2]])}, "edge_index must lie in 0..5, got up to 6"),
-        ({"edge_index": np.array([[0, -1], [1, 2]])}, "down to -1"),
-        ({"edge_index": np.array([[0, 0.5], [1, 2]])}, "edge_index must hold integers"),
-        ({"edge_index": np.array([[0, np.nan], [1, 2]])}, "edge_index must hold integers"),
-        ({"edge_index": np.zeros((3, 2))}, r"edge_index is \(3, 2\)"),
-        ({"label": np.zeros((1, 4))}, "4 labels go with 6 rows of node_feat"),
-        ({"node_feat": "text"}, "node_feat is no matrix of real numbers"),
-    ],
-)
-def test_variables_that_do_not_agree_are_refused(tmp_path, change, message):
-    make_mat(tmp_path, **change)
-    with pytest.raises(ValueError, match=rf"pokec\.mat: .*{message}.*\. It must be LINKX's pokec\.mat"):
-        load_pokec(tmp_path, "linkx")
-    assert [path.name for path in (tmp_path / "processed").iterdir() if path.is_dir()] == []
+    x[1, 3] = torch.nan
+    make_mat(tmp_path, node_feat=x.numpy(), edge_index=edges.numpy(), label=np.array([[0, 1, 1, -1, 0]]))
+    with pytest.raises(ValueError, match="node_feat must be finite; 1 of its 325 entries"):
+        load_pokec(tmp_path, "linkx", cache=tmp_path / "again")
 
 
 @pytest.mark.data
@@ -193,13 +142,152 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
     assert float(same.float().mean()) == pytest.approx(0.4439, abs=1e-4)
 
 
-def test_users_without_friendships(tmp_path):
-    data = load(tmp_path, [profile(0), profile(1)], "")
-    assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
-
-
-def test_a_profile_of_one_field_takes_no_room(tmp_path):
+def test_one_long_field_takes_no_room_and_friendships_may_be_none(tmp_path):
     """NumPy makes every row of a block as long as the longest: 100 rows and one of 10 MB would be a gigabyte."""
     lines = [profile(user, completion="5" * 10_000_000 if user == 50 else "50") for user in range(100)]
     with pytest.raises(ValueError, match="of column 3 has 10000000 bytes"), at_most(100e6):
         load(tmp_path, lines)
+    data = load(tmp_path, [profile(0), profile(1)], "")
+    assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
+
+
+READ = """
+import resource, sys
+from diffusion_mp_experiments.graphs import load_pokec
+unit = 1024 if sys.platform != "darwin" else 1  # kilobytes on Linux, bytes on macOS
+data = load_pokec(sys.argv[1], progress=False)
+assert data.num_edges == int(sys.argv[2]) * 1_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("users", "millions", "text"), [(1_632_803, 1, 300), (400_000, 46, 0)])
+def test_a_gigabyte_of_either_file(tmp_path: Path, users: int, millions: int, text: int) -> None:
+    """Of the whole process, imports included: as many users as Pokec has, and 1.5 times as many friendships."""
+    first, day = 1_000_000_000, "2012-05-25 11:20:00.0"  # the first id
+    ends = torch.randint(first, first + users, (1_000_000, 2), generator=torch.Generator().manual_seed(0))
+    with (tmp_path / "soc-pokec-profiles.txt").open("w") as file:
+        for user in range(users):
+            numbers = f"{first + user}\t1\t50\t{user % 2}\tzilinsky kraj, zilina\t{day}\t{day}\t{user % 60}"
+            file.write(numbers + "\tnull" * 50 + "\t" + "x" * text + "\n")
+    with (tmp_path / "soc-pokec-relationships.txt").open("w") as file:
+        file.writelines("".join(f"{a}\t{b}\n" for a, b in ends.tolist()) for _ in range(millions))
+    assert max(file.stat().st_size for file in tmp_path.iterdir()) > 1e9
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    command = [sys.executable, "-c", READ, str(tmp_path), str(millions)]
+    assert float(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout) < 1e9
+
+
+SIZE = {"num_nodes": 20_000, "num_edges": 375_000}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return synthetic_pokec(**SIZE)
+
+
+def test_sizes_degrees_homophily_and_signal(data):
+    assert data.x.shape == (20_000, 65)
+    assert data.edge_index.shape == (2, 375_000)
+    assert bool((data.edge_index[0].diff() >= 0).all())
+    assert 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < 20_000
+    data.validate()
+    for ends in data.edge_index:
+        degree = ends.bincount(minlength=20_000).double()
+        assert float(degree.median()) == pytest.approx(6.09, abs=1)
+        for share, deviations in ((0.9, 1.2816), (0.99, 2.3263)):
+            assert float(degree.quantile(share)) == pytest.approx(6.09 * math.exp(1.5 * deviations), rel=0.06)
+    known = (data.y[data.edge_index] >= 0).all(0)
+    source, target = data.y[data.edge_index[:, known]]
+    assert float((source == target).float().mean()) == pytest.approx(0.444, abs=0.01)
+    right = (data.x.sum(1) > 0) == (data.y == 1)
+    assert float(right[data.y >= 0].float().mean()) == pytest.approx(0.618, abs=0.015)
+
+
+def test_seed_decides_everything_and_nothing_else_does(data, tmp_path):
+    before = torch.get_rng_state()
+    again, other = synthetic_pokec(**SIZE), synthetic_pokec(**SIZE, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name in ("x", "edge_index", "y"):
+        assert torch.equal(data[name], again[name])
+        assert not torch.equal(data[name], other[name])
+    expected = synthetic_pokec(50, 90, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = synthetic_pokec(50, 90, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(again[name], expected[name]) for name in ("x", "y", "edge_index"))
+    y = synthetic_pokec(1_000, 5_000, 3, unlabelled=0.1).y
+    assert set(y.tolist()) == {-1, 0, 1}
+    assert 60 < int((y < 0).sum()) < 140
+    for _ in range(2):
+        cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
+        assert torch.equal(cached.edge_index, data.edge_index)
+    assert not torch.equal(synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x)
+
+
+CHANGES = [
+    ("edge_index", lambda array: np.where(array == 3, 4, array), r"edge_index must lie in 0\.\.3, got up to 4"),
+    ("edge_index", lambda array: array - 1, r"edge_index must lie in 0\.\.3, got up to 2 and down to -1"),
+    ("y", lambda array: array + 36, r"y must lie in -1\.\.39, got up to 75"),
+    ("y", lambda array: array - 2, r"y must lie in -1\.\.39, got up to 37 and down to -2"),
+]
+
+
+@pytest.fixture
+def arxiv(tmp_path):
+    """Four papers and five citations: 0 → 1, 3 → 1, 2 → 0, 3 → 3, 0 → 2."""
+    make_ogb("ogbn-arxiv")(tmp_path)
+    write(tmp_path / "ogbn_arxiv", {"raw/node-feat.csv.gz": rows_of(np.arange(4 * 128).reshape(4, 128) / 8)})
+    return tmp_path
+
+
+@pytest.fixture
+def proteins(tmp_path):
+    make_ogb("ogbn-proteins")(tmp_path)
+    return tmp_path
+
+
+def test_arxiv(arxiv):
+    data = load_ogb(arxiv, "ogbn-arxiv")
+    assert data.edge_index.tolist() == [[0, 3, 2, 3, 0], [1, 1, 0, 3, 2]]
+    assert data.x.shape == (4, 128)
+    assert data.x[1, 3] == (128 + 3) / 8
+    assert data.y.tolist() == [0, 39, 4, 4]
+    assert data.node_year.tolist() == [2013, 2017, 2020, 2018]
+    masks = (data.train_mask, data.val_mask, data.test_mask)
+    assert [mask.nonzero().tolist() for mask in masks] == [[[0]], [[1]], [[2]]]
+    data.validate()
+    write(arxiv / "ogbn_arxiv", {"split/time/test.csv.gz": "2\n3\n"})  # another split is read anew
+    assert load_ogb(arxiv, "ogbn-arxiv").test_mask.nonzero().tolist() == [[2], [3]]
+    (arxiv / "ogbn_arxiv" / "split" / "time" / "valid.csv.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv"):
+        load_ogb(arxiv, "ogbn-arxiv", cache=arxiv / "none")
+
+
+def test_proteins_have_both_directions(proteins, monkeypatch):
+    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BLOCK", 1)  # several blocks
+    rows = np.repeat([[0.5], [0.25], [1], [2], [3]], 8, 1)
+    write(proteins / "ogbn_proteins", {"raw/edge-feat.csv.gz": rows_of(rows)})
+    data = load_ogb(proteins, "ogbn-proteins")
+    assert data.num_nodes == 4
+    assert data.edge_index.tolist() == [[0, 1, 3, 1, 2, 0, 3, 3, 0, 2], [1, 0, 1, 3, 0, 2, 3, 3, 2, 0]]
+    assert data.edge_attr[:, 0].tolist() == [0.5, 0.5, 0.25, 0.25, 1, 1, 2, 2, 3, 3]
+    assert data.y.shape == (4, 112)
+    assert data.y.dtype == torch.int64
+    assert data.node_species.tolist() == [3702, 4932, 9606, 3702]
+    assert data.x is None
+    raw = proteins / "ogbn_proteins" / "raw"
+    (raw / "species.csv.gz").rename(raw / "node_species.csv.gz")  # as the ogb package does
+    assert load_ogb(proteins, "ogbn-proteins").node_species[0] == 3702
+
+
+@pytest.mark.parametrize(("name", "change", "message"), CHANGES)
+def test_a_cache_that_was_changed(arxiv, name, change, message):
+    load_ogb(arxiv, "ogbn-arxiv")
+    cache = arxiv / "ogbn_arxiv" / "processed" / "arrays"
+    np.save(cache / f"{name}.npy", change(np.load(cache / f"{name}.npy")))
+    with pytest.raises(ValueError, match=rf"arrays: {message}.*Delete the folder"):
+        load_ogb(arxiv, "ogbn-arxiv")

@@ -1,20 +1,50 @@
-"""What a file's content makes a parser raise becomes one sentence; what is not about the content stays as it is."""
+"""Files as data: any fault of a parser is one sentence; texts, MATLAB's files, and pickles, which do nothing."""
 
 import gzip
 import io
+import pickle
 import re
 import struct
+import subprocess
+import sys
+import time
 import zipfile
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.io import savemat
+from scipy.sparse import csr_matrix, eye
+from small_sets import at_most
 
-from diffusion_mp_experiments.files.reading import as_path, reading
-from diffusion_mp_experiments.graphs import load_ogb, load_pokec, synthetic_pokec
-from diffusion_mp_experiments.sequences import IMDb, ListOps, Pathfinder
+from diffusion_mp_experiments.files import pickles, text_tables
+from diffusion_mp_experiments.files.arrays import read_matrices
+from diffusion_mp_experiments.files.pickles import as_integers, read_pickle
+from diffusion_mp_experiments.files.reading import reading
+from diffusion_mp_experiments.files.text_tables import LONGEST, count_lines, line_blocks, number_blocks
 
 FILE = Path("folder") / "numbers.bin"
+OTHER_FILES = [
+    (lambda blob: blob[:124] + b"\x00\x02IM" + blob[128:], "MATLAB 7.3; save it as version 7"),
+    (lambda blob: blob[:124] + b"\x07\x00MI" + blob[128:], "Unknown mat file type"),
+    (lambda blob: bytes(4) + blob[4:], "it is of version 4"),
+    (lambda blob: blob[:-8], "could not read bytes"),
+    (lambda blob: blob[:128] + bytes(80), "Did not read any bytes|Expecting miMATRIX"),
+]
+OTHER_NUMBERS = [
+    (b"0 1\n2 3\n4 -1\n", np.int64, {"below": 5, "what": "nodes"}, r"line 3: the nodes must lie in 0\.\.4; got -1"),
+    (b"0 1\n5 3\n", np.int64, {"below": 5}, r"line 2: the numbers must lie in 0\.\.4; got 0\.\.5"),
+    (b"0 1\n2.5 3\n", np.int64, {}, "from line 1 on: .*2.5"),
+    (b"0 99999999999999999999\n", np.int64, {}, "from line 1 on: .*99999999999999999999"),
+    (b"0 1\nnan 3\n", np.float32, {}, "line 2: the numbers must be finite"),
+    (b"0 1\n2 -inf\n", np.float32, {}, "line 2: the numbers must be finite"),
+    (b"0 1\n2 1e300\n", np.float32, {}, "line 2: the numbers must be finite"),
+    (b"0 1\n\xff\xfe 1\n", np.int64, {}, "from line 1 on"),
+    (b"\n", np.int64, {}, "from line 1 on"),
+    (b"  \n\t\n", np.int64, {}, "from line 1 on"),
+]
 
 
 def before_the_beginning():
@@ -68,19 +98,269 @@ def test_a_sentence_that_names_the_file_stands_and_long_ones_are_cut():
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize("path", [5, ["a"], None])
-def test_paths_and_options_of_another_kind(path):
-    for read in (IMDb, load_pokec, lambda path: load_ogb(path, "ogbn-arxiv")):
-        with pytest.raises(TypeError, match=r"(path|root) must be a path, a str or a pathlib\.Path; got"):
+MEMORY = 1 << 30
+
+
+def read(path, names="A", memory=MEMORY):
+    scratch = path.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    return read_matrices(path, names.split(), scratch, memory)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_scipy_writes(tmp_path, compressed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the child imports what lies in the current folder')")
+    rng = np.random.default_rng(0)
+    variables = {
+        "text": "not read",
+        "cell": np.array([1, "a"], dtype=object),
+        "struct": {"a": 1},
+        "A": rng.standard_normal((5, 3)),
+        "row": np.arange(7)[None],
+        "one": np.array([[3]], np.uint8),
+        "empty": np.zeros((2, 0)),
+        "large": rng.integers(0, 9, (1000, 1700)),
+        "single": np.ones((3, 2), np.float32),
+        "logical": np.ones((2, 2), bool),
+        "sparse": eye(3, format="csc"),
+    }
+    savemat(tmp_path / "a.mat", variables, do_compression=compressed)
+    names = list(variables)[3:]
+    *full, sparse = read(tmp_path / "a.mat", " ".join(names))
+    for name, found in zip(names, full, strict=False):
+        assert found.shape == variables[name].shape
+        assert np.array_equal(found, variables[name])
+    assert (sparse != variables["sparse"]).nnz == 0
+
+
+def broken_sparse():
+    matrix = eye(3, format="csc")
+    matrix.indices[1] = 9
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"A": "text"}, "A is no matrix of real numbers"),
+        ({"A": np.array([1, "a"], dtype=object)}, "A is no matrix of real numbers"),
+        ({"A": np.array([[1j]])}, "A is no matrix of real numbers"),
+        ({"A": np.zeros((2, 2, 2))}, "A is no matrix of real numbers"),
+        ({"A": broken_sparse()}, "indices"),
+        ({"B": np.eye(2)}, "it has no A"),
+    ],
+)
+def test_other_variables(tmp_path, content, message):
+    savemat(tmp_path / "a.mat", content)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.mat")
+
+
+@pytest.mark.parametrize(("change", "message"), OTHER_FILES)
+def test_other_files(tmp_path, change, message):
+    path = tmp_path / "a.mat"
+    savemat(path, {"A": np.eye(4)})
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_a_crash_is_a_sentence_and_memory_is_limited(tmp_path):
+    """The reason for a process of its own: a type of numbers that does not exist crashes `scipy.io.loadmat`."""
+    path = tmp_path / "a.mat"
+    savemat(path, {"A": np.eye(3)})
+    blob = bytearray(path.read_bytes())
+    assert blob[176] == 9  # double
+    blob[176] = 200
+    path.write_bytes(blob)
+    with pytest.raises(ValueError, match=r"it makes scipy\.io\.loadmat crash"):
+        read(path)
+    path = tmp_path / "a.mat"
+    savemat(path, {"A": np.eye(4)})
+    size = 1 << 30
+    head = path.read_bytes()[128:176] + b"\x09\0\0\0" + size.to_bytes(4, "little")
+    head = head[:4] + (size + 48).to_bytes(4, "little") + head[8:]
+    head = head[:32] + (4).to_bytes(4, "little") + (size // 32).to_bytes(4, "little") + head[40:]
+    machine = zlib.compressobj(1)
+    packed = machine.compress(head) + b"".join(machine.compress(bytes(1 << 24)) for _ in range(64)) + machine.flush()
+    blob = path.read_bytes()[:128] + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed
+    path.write_bytes(blob)
+    with pytest.raises(ValueError, match="MemoryError"):
+        read(path)
+
+
+def numbers(path: Path, dtype=np.int64, **options) -> list[list[float]]:
+    return [row for _, block in number_blocks(path, 2, dtype, progress=False, **options) for row in block.tolist()]
+
+
+def zipped(path: Path, text: bytes, times: int = 1) -> Path:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(times):
+            file.write(text)
+    return path
+
+
+@pytest.mark.parametrize("text", [b"1" * 2**20, b"\0" * 2**20])
+def test_a_text_without_lines_is_refused_before_it_fills_the_memory(tmp_path, text):
+    """128 MB in a file of 600 kB: the reader keeps a block of 4 MB and a line of 16."""
+    path = zipped(tmp_path / "edges.txt.gz", text, times=128)
+    assert path.stat().st_size < 1e6
+    for read in (numbers, lambda path: count_lines(path, progress=False)):
+        said = rf"edges\.txt\.gz, line 1: a line must have at most {LONGEST} bytes"
+        with pytest.raises(ValueError, match=said), at_most(64e6):
             read(path)
-    if path is not None:
-        with pytest.raises(TypeError, match="cache must be a path"):
-            synthetic_pokec(10, 10, 3, cache=path)
-    assert as_path("~/data", "root") == Path.home() / "data"
-    with pytest.raises(ValueError, match="root must be a path that a file can have"):
-        as_path("a\0b", "root")
-    with pytest.raises(TypeError, match="operators must be a list of names; got 'MAX'"):
-        ListOps(operators="MAX")
-    with pytest.raises(TypeError, match="distractors must be a whole number; got"):
-        Pathfinder(distractors=2.5)
+
+
+def test_empty_lines_long_rows_and_a_wrong_checksum(tmp_path):
+    path = zipped(tmp_path / "edges.txt.gz", b"1 2\n" + b"\n" * 2**20, times=64)
+    with pytest.raises(ValueError, match="from line 1 on: expected"), at_most(128e6):
+        numbers(path)
+    path = tmp_path / "edges.txt"
+    path.write_bytes(b"1 2\n3" + b" " * 200 + b"4\n")
+    with pytest.raises(ValueError, match=r"edges\.txt, line 2: a line must have at most 128 bytes"):
+        numbers(path)
+    with pytest.raises(ValueError, match="line 2: a line must have at most 100 bytes"):
+        list(line_blocks(path, 10, longest=100, progress=False))
+    blob = bytearray(gzip.compress(b"1 2\n3 4\n", compresslevel=0))
+    blob[blob.index(b"3 4")] = ord("7")
+    (tmp_path / "edges.txt.gz").write_bytes(blob)
+    with pytest.raises(ValueError, match=r"edges\.txt\.gz: .*CRC check failed"):
+        numbers(tmp_path / "edges.txt.gz")
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("text", [b"", b"\n", b"a\n\nbb\r\nccc", b"one\ntwo\n", b"x" * 50 + b"\n" + b"y" * 3])
+def test_lines_whatever_the_blocks(tmp_path, monkeypatch, text, size):
+    path = tmp_path / "text"
+    path.write_bytes(text)
+    monkeypatch.setattr(text_tables, "_BYTES", size)
+    expected = text.split(b"\n")[: None if text and not text.endswith(b"\n") else -1]
+    blocks = list(line_blocks(path, 2, progress=False))
+    assert [line for _, lines in blocks for line in lines] == [line.removesuffix(b"\r") for line in expected]
+    assert [start for start, _ in blocks] == [sum(len(lines) for _, lines in blocks[:i]) for i in range(len(blocks))]
+    assert count_lines(path, progress=False) == len(expected)
+
+
+@pytest.mark.parametrize(("text", "dtype", "options", "message"), OTHER_NUMBERS)
+def test_numbers_that_are_none_or_out_of_range(tmp_path, recwarn, text, dtype, options, message):
+    path = tmp_path / "edges.txt"
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=rf"edges\.txt, {message}"):
+        numbers(path, dtype, **options)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("damage", [lambda blob: b"", lambda blob: blob[:-9], lambda _: b"1 2\n", lambda b: b[:20]])
+def test_damaged_gzip_names_the_file(tmp_path, damage):
+    path = tmp_path / "edges.txt.gz"
+    path.write_bytes(damage(gzip.compress(b"1 2\n" * 1000)))
+    if path.stat().st_size:
+        with pytest.raises(ValueError, match=r"edges\.txt\.gz: .*Fetch the file again"):
+            numbers(path)
+    else:
+        assert numbers(path) == []
+
+
+PROTOCOLS = range(6)
+STRANGE = [
+    b"",
+    b".",
+    b"]",
+    b"(l",
+    b"h\x01.",
+    b"\x80\x04]\x94(K\x01e",
+    b"I1\n(I2\n.",
+    b"Pid\n.",
+    b"\x97.",
+    b"cnumpy\ndtype\n.b",
+]
+STRANGE += [b"}]K\x01s.", b"K\x01K\x02a.", b"K\x01)R."]  # a list for a key; appends to a number, and calls one
+STRANGE += [b"K\x01)b.", b"cnumpy\ndtype\n}b.", b"}}b."]  # a state for a number, for a name, and for a dictionary
+STRANGE += [b"\x82\x01.", b"\x8f."]  # an extension of copyreg, and a set
+STRANGE += [code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")]  # a bytearray of that length
+STRANGE += [b"})" + b"\x85" * 10**5 + b"K\x01s."]  # a key of nested tuples, whose hash overflows the stack
+STRANGE += [b"cnumpy\ndtype\n.b"]
+UNFILLED = [
+    ({"shape": (2,)}, "does not fill an array"),
+    ({"shape": (2**39, 2**39)}, "does not fill"),
+    ({"shape": (-1, -1)}, "is no shape"),
+    ({"shape": (True,)}, "is no shape"),
+    ({"shape": (1,) * 40}, "is no shape"),
+    ({"shape": [1]}, "is no shape"),
+    ({"data": [1]}, "does not fill"),
+    ({"dtype": "i8"}, "where a dtype belongs"),
+    ({"dtype": pickles._Object(lambda state: None)}, "where a dtype belongs"),
+]
+NO_NUMBERS = [
+    (np.array([{}], dtype=object), "'O8', which are no numbers"),
+    (np.zeros(2, [("a", "i8")]), "'V8', which are no numbers"),
+    (np.array(["a"]), "'U1', which are no numbers"),
+    (pickle.dumps(np.dtype("i8"), 2).replace(b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00?"), "no byte order"),
+]
+
+
+def unpickled(content, protocol=4):
+    return read_pickle(content if isinstance(content, bytes) else pickle.dumps(content, protocol))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_comes_back(protocol):
+    values = [0, -1, 2**70, 1.5, "Größe", b"\x00\xff", True, None, (), (1,), (1, 2, 3, 4), [[1], []], {"a": [1], 3: {}}]
+    assert unpickled(values, protocol) == values
+    arrays = [np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.ones((2, 3), ">f4")]
+    for array in (*arrays, np.array(3, np.uint8), np.zeros((0, 4), np.float16), np.array([True, False])):
+        found = unpickled(array, protocol)
+        assert found.dtype == array.dtype.newbyteorder("=")
+        assert np.array_equal(found, array)
+    matrix = csr_matrix(np.array([[0, 2.0, 0], [1, 0, 0]], np.float32))
+    assert (unpickled(matrix, protocol) != matrix).nnz == 0
+    for mapping in (defaultdict(list, {0: [1, 2], 1: []}), {0: [1, 2], 1: []}):
+        assert unpickled(mapping, protocol) == mapping
+    for integers in ([1, np.int64(2), np.uint8(3)], np.array([1, 2, 3], np.int32), (1, 2, 3)):
+        assert as_integers(unpickled([integers], protocol)[0]).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", STRANGE)
+def test_damaged_and_strange_pickles(content):
+    with pytest.raises((ValueError, IndexError, KeyError)):
+        assert isinstance(unpickled(content), np.ndarray) or as_integers(unpickled(content))
+
+
+def test_containers_within_containers_take_no_time():
+    """Searching, printing or hashing lists that contain each other twice takes 2^60 steps."""
+    lists = b"]" + b"".join(b"q%c0](h%ch%ce" % (i, i, i) for i in range(60)) + b"."
+    tuples = b"K\x01" + b"".join(b"q%c0h%ch%c\x86" % (i, i, i) for i in range(60))
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="it has"):
+        as_integers(unpickled(lists))
+    for content in (b"}" + tuples + b"K\x01s.", b"cnumpy\ndtype\n(" + tuples + b"tR(K\x03X\x01\x00\x00\x00<tb."):
+        with pytest.raises(ValueError, match="it has"):
+            unpickled(content)
+    assert time.perf_counter() - start < 5
+    program = r'import pickle; pickle.loads(b"})" + b"\x85" * 3_000_000 + b"K\x01s.")'
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode < 0
+    assert unpickled(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7  # a place in the memo, for which C makes room
+    matrix = csr_matrix(np.eye(3))
+    for name, values in {"indices": [0, 9, 2], "indptr": [0, 1, 9, 3], "data": [1.0, 2.0]}.items():
+        broken = matrix.copy()
+        setattr(broken, name, np.array(values, getattr(matrix, name).dtype))
+        with pytest.raises(ValueError, match=r"ind|dat"):
+            unpickled(broken)
+
+
+def dtype(code="i8", order="<"):
+    return pickles._Object(lambda state: None, pickles._dtype(code, (3, order, None)))
+
+
+@pytest.mark.parametrize(("options", "message"), UNFILLED)
+def test_arrays_that_are_not_filled(options, message):
+    with pytest.raises(ValueError, match=message):
+        pickles._array(**{"data": bytes(8), "dtype": dtype(), "shape": (1,), "order": "C"} | options)
+
+
+@pytest.mark.parametrize(("content", "message"), NO_NUMBERS)
+def test_types_that_are_no_numbers(content, message):
+    """A type whose state claims that the numbers are pointers makes NumPy's own unpickling crash."""
+    with pytest.raises(ValueError, match=message):
+        unpickled(content)

@@ -17,11 +17,9 @@ from reproduce_tables import write_table
 
 from diffusion_mp_experiments.reproduce import harness
 from diffusion_mp_experiments.reproduce.figures import draw_curves
-from diffusion_mp_experiments.reproduce.harness import key, reproduce
-from diffusion_mp_experiments.reproduce.records import Records, parsed
+from diffusion_mp_experiments.reproduce.harness import Search, key, open_storage, reproduce
 from diffusion_mp_experiments.reproduce.report import lines, section
-from diffusion_mp_experiments.reproduce.search import Search, open_storage
-from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.reproduce.table import Records, load_table, parsed
 from diffusion_mp_experiments.train.cli import main
 from own_process import started
 
@@ -73,7 +71,12 @@ def test_every_run_is_there_once_and_says_what_it_was(uninterrupted):
         assert not any(run["tuning"] for run in reported)
 
 
-def test_what_is_done_is_not_repeated(uninterrupted, monkeypatch):
+def test_rows_one_by_one_make_the_same_table_and_what_is_done_is_not_repeated(uninterrupted, tmp_path, monkeypatch):
+    _, table, out = uninterrupted
+    assert {line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])} == {"constant", "labels"}
+    reproduce(table, tmp_path, only=["gcn", "difformer"])
+    assert outcome(tmp_path / "results.jsonl") == outcome(out / "results.jsonl")
+    assert outcome(tmp_path / "runs.jsonl") == outcome(out / "runs.jsonl")
     _, table, out = uninterrupted
     before = outcome(out / "runs.jsonl")
     with FileLock(out / "lock"), pytest.raises(ValueError, match="Another process is at work"):
@@ -84,14 +87,6 @@ def test_what_is_done_is_not_repeated(uninterrupted, monkeypatch):
     assert outcome(out / "runs.jsonl") == before
     with pytest.raises(TypeError):  # one split more is one run more
         reproduce(replace(table, splits=3), out, only=["gcn"])
-
-
-def test_rows_one_by_one_make_the_same_table(uninterrupted, tmp_path):
-    _, table, out = uninterrupted
-    assert {line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])} == {"constant", "labels"}
-    reproduce(table, tmp_path, only=["gcn", "difformer"])
-    assert outcome(tmp_path / "results.jsonl") == outcome(out / "results.jsonl")
-    assert outcome(tmp_path / "runs.jsonl") == outcome(out / "runs.jsonl")
 
 
 @pytest.mark.parametrize(

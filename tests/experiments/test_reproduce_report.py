@@ -1,13 +1,16 @@
-"""Means, paired differences and the page, from lines whose numbers are known."""
+"""Means, paired differences and the page from lines that are known, and the table that `diffusion-mp` makes."""
 
+import json
 import math
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from reproduce_tables import write_table
 
-from diffusion_mp_experiments.reproduce.records import write
+from diffusion_mp_experiments.reproduce import command
 from diffusion_mp_experiments.reproduce.report import lines, markdown, section
-from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.reproduce.table import load_table, write_records
 from diffusion_mp_experiments.train.cli import main
 
 
@@ -53,30 +56,24 @@ def test_rows_are_means_over_splits_and_differences_are_taken_split_by_split(tab
     assert "|  | accuracy in % | ahead of GCN | identity | validation | trials |" in text
     assert "| GCN | 35.0 ± 21.2 |  |  | 50.0 | 3 |" in text
     assert "| DIFFormer-s | 70.0 ± 14.1 | +35.0 ± 25.0 | 50.0 | 50.0 | 3 |" in text
+    text = section(table, lines(table, RECORDS), "Some notes.")
+    assert text.startswith("## Digits\n\nSome notes.\n")
+    assert "2 splits, tuned on 1 other; at most 6 epochs" in text
+    assert "took 0.1 hours of one core. Not made yet: constant; labels.\n" in text
 
 
-def test_less_is_better_where_the_metric_says_so(tmp_path):
+def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_path):
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, metric=metric))
     gcn, difformer = lines(table, [run("gcn", 0, 0.75), run("difformer", 0, 0.5)])
     assert (difformer.differences["gcn"][0], lines(table, [run("gcn", 0, None)])[0].score[0]) == (0.25, math.inf)
     assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(table, [gcn, difformer])
-
-
-def test_seeds_are_compared_where_there_is_one_split(tmp_path):
     table = load_table(write_table(tmp_path, splits=1, seeds=2))
     tests = {("gcn", 0): 0.5, ("gcn", 1): 0.25, ("difformer", 0): 0.5, ("difformer", 1): 0.75}
     gcn, difformer = lines(table, [run(row, 0, test, seed) for (row, seed), test in tests.items()])
     assert gcn.score == pytest.approx((37.5, 12.5 * math.sqrt(2)))
     assert difformer.differences == {"gcn": pytest.approx((25, 25))}
     assert "1 split, 2 seeds on it" in section(table, [gcn, difformer])
-
-
-def test_a_section_says_how_it_was_made(table):
-    text = section(table, lines(table, RECORDS), "Some notes.")
-    assert text.startswith("## Digits\n\nSome notes.\n")
-    assert "2 splits, tuned on 1 other; at most 6 epochs" in text
-    assert "took 0.1 hours of one core. Not made yet: constant; labels.\n" in text
 
 
 def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path, table, capsys):
@@ -87,7 +84,7 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert "There are no results in" in capsys.readouterr().err
     for name in ("digits", "digits-quick"):  # what was made quickly is no result
         (made / name).mkdir(parents=True)
-        write(RECORDS, made / name / "results.jsonl")
+        write_records(RECORDS, made / name / "results.jsonl")
     assert main(["results", "--made", str(made), *words]) == 0
     page = tmp_path / "docs" / "results.md"
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.jsonl"]
@@ -100,3 +97,39 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     page.unlink()
     assert main(["results", *words]) == 0
     assert page.read_text() == before
+
+
+CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")
+ROWS = ["certified", "certified_identity", "difformer_s", "label_propagation_pixels", "logistic_regression"]
+
+
+@pytest.mark.parametrize("told", [[], ["--splits=3"]])
+def test_without_a_subcommand_it_is_the_table_of_the_digits(told, monkeypatch):
+    asked = []
+    monkeypatch.setattr(command, "run_reproduce", asked.append)
+    assert main(told) == 0
+    assert main(["reproduce", "digits", *told]) == 0
+    assert asked == 2 * [["digits", *told]]
+
+
+@pytest.mark.unwatched
+def test_the_report_has_differences_and_pictures(tmp_path, capsys):
+    options = ["--quick", "--epochs=2", "--jobs=1", "--configs", CONFIGS, "--out", str(tmp_path)]
+    assert main([*options, "--only", *ROWS]) == 0
+    folder, said = tmp_path / "digits-quick", capsys.readouterr().out
+    report = (folder / "report.md").read_text()
+    for text in (said, report):
+        assert "| certified, attention |" in text
+        assert "ahead of certified, attention | identity | uniform |" in text
+    assert "*attention := identity*: the same networks" in report  # configs/digits/notes.md
+    for ending in ("", "-energies", "-search"):
+        assert f"](images/results-digits{ending}.png)" in report
+        assert (folder / "images" / f"results-digits{ending}.png").read_bytes().startswith(b"\x89PNG")
+    runs = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    found = {run["row"]: run for run in runs if run["kind"] == "run"}
+    assert set(found) == set(ROWS)
+    energies = found["certified"]["states"]["F"]
+    assert len(energies) == 31
+    assert all(after < before for before, after in pairwise(energies))
+    assert set(found["difformer_s"]["ablated"]) == {"identity", "uniform"}
+    assert not any(found[row]["ablated"] for row in ROWS if row != "difformer_s")

@@ -1,4 +1,4 @@
-"""One run: best weights, divergence, states, predictors that see no other label, networks without attention."""
+"""One run: best weights, divergence, states, predictors that see no other label, the networks of tables."""
 
 import math
 from itertools import product
@@ -13,12 +13,18 @@ from torch_geometric.utils import to_undirected
 from torchmetrics import MeanMetric
 
 from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
-from diffusion_mp.diffusivities import GaussianDiffusivity, SymmetricDiffusivity
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SymmetricDiffusivity
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
-from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from diffusion_mp_experiments.reproduce import training
-from diffusion_mp_experiments.reproduce.networks import DropoutSeenDIFFormer, HeatNetwork, Readout, without_attention
+from diffusion_mp_experiments.reproduce.networks import (
+    Diagonalized,
+    DropoutSeenDIFFormer,
+    HeatNetwork,
+    Readout,
+    without_attention,
+)
 from diffusion_mp_experiments.reproduce.predictors import Constant, Diffusion, Labels, LogisticRegression
 from diffusion_mp_experiments.reproduce.training import LastLogged, data_hash, made, measured, state_measures, train
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
@@ -29,13 +35,21 @@ DIGITS = {
     "init_args": {"name": "digits", "k": 5, "per_class": 5, "num_val": 100},
 }
 GNN = {"class_path": "diffusion_mp.models.DiffusionGNN", "init_args": {"hidden_channels": 16, "dropout": 0.5}}
+PREDICTORS = [
+    Constant,
+    lambda: LogisticRegression(C=100.0),
+    Labels,
+    lambda: Labels(None, 0.9),
+    lambda: Labels(None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)),
+    lambda: Diffusion(n_neighbors=2),
+]
 
 
 def config(epochs=8, patience=8, lr=0.05, **more):
     return {"data": DIGITS, "module": {"model": GNN, "lr": lr}, "epochs": epochs, "patience": patience, **more}
 
 
-def test_a_run_depends_on_its_split_and_seed_and_nothing_else():
+def test_a_run_depends_on_its_split_and_seed_and_nothing_else(monkeypatch):
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first, again, other = (train(config(), "acc", 1, seed, tuning=False) for seed in (0, 0, 1))
@@ -45,6 +59,16 @@ def test_a_run_depends_on_its_split_and_seed_and_nothing_else():
     assert first == again
     assert first["test"] != other["test"]
     assert (first["epochs"], first["ended"]) == (8, "epochs")
+    drawn = []
+
+    def module(config, data):
+        drawn.append(float(torch.rand(())))
+        return NodeClassifier(Nothing(data.data.y))
+
+    monkeypatch.setattr(training, "made_module", module)
+    for split, seed in product(range(2), repeat=2):
+        train(config(), "acc", split, seed, tuning=True)
+    assert len(set(drawn)) == 4
 
 
 class Scripted(nn.Module):
@@ -112,19 +136,6 @@ def test_without_a_finite_score_there_is_no_number(monkeypatch, model, tuning, e
     assert result["validation"] is result["test"] is None
 
 
-def test_every_split_and_seed_draws_weights_of_its_own(monkeypatch):
-    drawn = []
-
-    def module(config, data):
-        drawn.append(float(torch.rand(())))
-        return NodeClassifier(Nothing(data.data.y))
-
-    monkeypatch.setattr(training, "made_module", module)
-    for split, seed in product(range(2), repeat=2):
-        train(config(), "acc", split, seed, tuning=True)
-    assert len(set(drawn)) == 4
-
-
 def test_attention_is_replaced_where_there_is_one():
     for make in (DIFFormer, SGFormer, NodeFormer):
         for name, kind in (("identity", IdentityDiffusivity), ("uniform", UniformDiffusivity)):
@@ -167,17 +178,7 @@ class Few(FullGraphDataModule):
         return Data(x=x, y=y, edge_index=torch.cat([ring, ring.flip(0)], 1), **masks)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        Constant,
-        lambda: LogisticRegression(C=100.0),
-        Labels,
-        lambda: Labels(None, 0.9),
-        lambda: Labels(None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)),
-        lambda: Diffusion(n_neighbors=2),
-    ],
-)
+@pytest.mark.parametrize("make", PREDICTORS)
 def test_predictors_see_training_labels_only(make):
     scores = []
     for others in (0, 1):
@@ -195,18 +196,7 @@ def test_predictors_see_training_labels_only(make):
         assert (predictor().argmax(1) == torch.arange(12) // 4).all()
 
 
-def test_logistic_regression_reads_sparse_features_and_leaves_out_absent_classes():
-    few = Few()
-    few.data.x, dense = few.data.x.to_sparse_csr(), few.data.x
-    few.data.train_mask = few.data.train_mask & (few.data.y < 2)
-    predictor = LogisticRegression(C=10.0)
-    predictor.fit(few)
-    assert (predictor().argmax(1) < 2).all()
-    labels = few.data.y.where(few.data.train_mask, -1)
-    torch.testing.assert_close(predictor(), predictor.scores(dense, Graph.from_data(few.data), labels, 3))
-
-
-def test_networks_of_the_tables_against_their_formulas():
+def test_networks_against_their_formulas_and_logistic_regression_with_absent_classes():
     graph = Few().data
     x, edges = graph.x.double(), graph.edge_index
     adjacency = torch.eye(12, dtype=torch.float64)
@@ -221,6 +211,14 @@ def test_networks_of_the_tables_against_their_formulas():
     inverse = torch.linalg.inv(torch.eye(12) - 0.8 * normalised)
     torch.testing.assert_close(network(x, edges), 0.2 * inverse @ network.body(x, edges))
     assert isinstance(network.readout, APPNPConv)
+    few = Few()
+    few.data.x, dense = few.data.x.to_sparse_csr(), few.data.x
+    few.data.train_mask = few.data.train_mask & (few.data.y < 2)
+    predictor = LogisticRegression(C=10.0)
+    predictor.fit(few)
+    assert (predictor().argmax(1) < 2).all()
+    labels = few.data.y.where(few.data.train_mask, -1)
+    torch.testing.assert_close(predictor(), predictor.scores(dense, Graph.from_data(few.data), labels, 3))
 
 
 def test_the_hash_sees_masks_features_and_layout():
@@ -235,19 +233,13 @@ def test_the_hash_sees_masks_features_and_layout():
     batches = [torch.zeros(3)], [torch.ones(3)]
     first, second = (SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches)
     assert data_hash(first) != data_hash(second)
-
-
-def test_a_metric_is_reset_when_its_value_is_taken():
+    with pytest.raises(Exception, match="LightningDataModule"):
+        made(pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}})
     logged, metric = LastLogged(NodeClassifier(nn.Linear(1, 1))), MeanMetric()
     for value in (1.0, 3.0):
         metric.update(value)
         logged.log("val_loss", metric)
         assert logged.take("val_loss") == value
-
-
-def test_an_object_of_another_class_is_refused():
-    with pytest.raises(Exception, match="LightningDataModule"):
-        made(pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}})
 
 
 @pytest.fixture
@@ -268,9 +260,6 @@ def test_measures_are_their_formulas(graph):
     alike = state_measures(torch.ones(7, 3), graph)
     assert (alike["spread"], alike["rank"]) == pytest.approx((0, 1), abs=1e-12)
     assert state_measures(torch.zeros(7, 3), graph)["spread"] == 0
-
-
-def test_states_are_measured_once_before_any_layer_and_after_each(graph):
     model, x = DIFFormer(5, 4, 3, num_layers=3).eval(), torch.randn(7, 5)
     with measured(model) as states:
         model(x, graph)
@@ -294,3 +283,85 @@ def test_dropout_that_the_attention_sees_is_none_in_evaluation(graph):
     seen.train().convs[0].diffusivity.register_forward_hook(lambda module, args, out: read.append(args[0]))
     seen(x, graph)
     assert (read[0] == 0).float().mean() > 0.2
+
+
+GAUSSIAN = {"normalize": None, "measure": "distance", "row_stochastic": False}
+
+
+def pixels() -> SymmetricDiffusivity:
+    return SymmetricDiffusivity(GaussianDiffusivity(bandwidth=0.8, **GAUSSIAN), diagonal=False)
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_products_rows_and_functions_are_those_of_the_coupling():
+    x, v = drawn(13, 3), drawn(13, 1, 4, seed=1)
+    kept, plain = Diagonalized(pixels())(x), pixels()(x)
+    torch.testing.assert_close(kept @ v, plain @ v)
+    torch.testing.assert_close(kept.degree(), plain.degree())
+    laplacian = torch.diag(plain.degree()[:, 0]) - plain.to_dense()[0]
+    expected = torch.linalg.matrix_exp(-0.7 * laplacian) @ v[:, 0]
+    result = kept.laplacian_function(lambda rate: torch.exp(-0.7 * rate), v)
+    torch.testing.assert_close(result[:, 0], expected)
+    x, edges = drawn(9, 2), torch.tensor([[0, 1, 3, 4], [1, 0, 4, 3]])
+    both = Diagonalized(pixels() + AdjacencyDiffusivity("sym", direction="undirected"))
+    first = both(x, Graph.coerce(x, edges))
+    assert both(x.clone(), Graph.coerce(x, edges.clone())) is first
+    assert both(x, Graph.coerce(x, edges[:, :2])) is not first
+    again = both(x, Graph.coerce(x, edges))
+    x[0] += 1.0  # in place: the tensor is the same one, what it holds is not
+    assert both(x, Graph.coerce(x, edges)) is not again
+
+
+def test_one_matrix_is_diagonalised_once_and_what_has_no_real_spectrum_is_refused(monkeypatch):
+    counted = []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (counted.append(1), eigh(matrix))[1])
+    first, again, other = (Diagonalized(pixels())(drawn(12, 3, seed=seed)) for seed in (5, 5, 6))
+    assert len(counted) == 2
+    assert torch.equal(first.modes, again.modes)
+    assert not torch.equal(first.modes, other.modes)
+    model = CertifiedDIFFormer(3, 16, 2, num_layers=None, penalty=None, graph=False, inputs=Diagonalized(pixels()))
+    assert not without_attention(model, "identity")
+    with pytest.raises(CouplingMismatchError, match="Diagonalized needs a symmetric coupling of one head"):
+        Diagonalized(GaussianDiffusivity())(drawn(5, 2))
+
+
+@pytest.mark.parametrize("centre", [False, True])
+def test_the_state_at_rest_is_the_dense_solve_and_where_the_steps_lead(centre):
+    torch.manual_seed(0)
+    options = {"num_layers": None, "penalty": None, "constraint": None, "graph": False, "mu": 7.0, "centre": centre}
+    x = drawn(13, 3)
+    model = CertifiedDIFFormer(3, 16, 2, inputs=Diagonalized(pixels()), **options).double()
+    source = model.encoder(x)
+    source = source - source.mean(0) if centre else source
+    coupling = pixels()(x)
+    laplacian = torch.diag(coupling.degree()[:, 0]) - coupling.to_dense()[0]
+    system = model.conv.update.beta() * torch.eye(13, dtype=x.dtype) + model.conv.mu() * laplacian
+    expected = model.decoder(torch.linalg.solve(system, model.conv.update.beta() * source))
+    weight = drawn(13, 2, seed=2)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    result = model(x)
+    torch.testing.assert_close(result, expected)
+    found, wanted = (torch.autograd.grad((weight * logits).sum(), parameters) for logits in (result, expected))
+    torch.testing.assert_close(found, wanted)
+    iterated = CertifiedDIFFormer(3, 16, 2, inputs=pixels(), **options).double()  # no eigenvectors: step after step
+    iterated.load_state_dict(model.state_dict())
+    torch.testing.assert_close(iterated(x), result, rtol=1e-8, atol=1e-9)
+    start, rest = model.energies(x)
+    assert rest < start
+
+
+def test_a_centred_source_has_no_mean_in_any_graph_and_does_not_see_other_graphs():
+    torch.manual_seed(0)
+    model = CertifiedDIFFormer(3, 16, 2, num_layers=5, penalty=None, constraint=None, mu=50.0, centre=True).double()
+    x, batch = drawn(11, 3), torch.tensor([0] * 4 + [1] * 7)
+    edges = torch.tensor([[0, 1, 4, 5, 6, 9], [1, 0, 5, 4, 9, 6]])
+    source = model.energy(x, edges, batch=batch).source[:, 0]
+    for graph in (source[:4], source[4:]):
+        torch.testing.assert_close(graph.mean(0), torch.zeros(16, dtype=torch.float64), rtol=0, atol=1e-14)
+    together = model(x, edges, batch=batch)
+    alone = model(x[:4], edges[:, :2])
+    torch.testing.assert_close(together[:4], alone)

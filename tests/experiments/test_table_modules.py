@@ -8,22 +8,10 @@ from torch_geometric.data import Data
 
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp.testing.laws import seeded
+from diffusion_mp_experiments import train
 from diffusion_mp_experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
-from diffusion_mp_experiments.train import (
-    FacebookDataModule,
-    Forecaster,
-    GraphClassifier,
-    HeterophilousDataModule,
-    KNNDataModule,
-    NodeClassifier,
-    OgbDataModule,
-    SnapshotDataModule,
-    SynMolDataModule,
-    TaskMetric,
-    TUDataModule,
-)
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 from training_runs import quiet_trainer
@@ -47,28 +35,24 @@ def test_a_published_split_and_its_tuning(tmp_path):
     make_heterophilous(tmp_path)
     masks = load_heterophilous(tmp_path, "small")
     for tuning in (False, True):
-        module = HeterophilousDataModule(str(tmp_path), "small", split=1, tuning=tuning, normalize_features=True)
+        module = train.HeterophilousDataModule(str(tmp_path), "small", split=1, tuning=tuning, normalize_features=True)
         assert torch.equal(module.data.train_mask, masks.train_mask[:, 1])
         assert torch.equal(module.data.test_mask, (masks.val_mask if tuning else masks.test_mask)[:, 1])
-        assert (module.num_features, module.num_classes, module.trains) == (4, 3, NodeClassifier)
+        assert (module.num_features, module.num_classes, module.trains) == (4, 3, train.NodeClassifier)
     with pytest.raises(ValueError, match="column must be between 0 and 1"):
-        HeterophilousDataModule(str(tmp_path), "small", split=2).load()
+        train.HeterophilousDataModule(str(tmp_path), "small", split=2).load()
 
 
 def test_few_labels_on_neighbours():
-    results, tuning = (
-        KNNDataModule("digits", k=4, per_class=3, num_val=50, split=2, tuning=tuning).data for tuning in (False, True)
-    )
+    options = {"name": "digits", "k": 4, "per_class": 3, "num_val": 50}
+    results, tuning = (train.KNNDataModule(**options, split=2, tuning=tuning).data for tuning in (False, True))
     assert results.edge_index is tuning.edge_index  # made once
     for data, side in ((results, False), (tuning, True)):
         assert data.y[data.train_mask].bincount().tolist() == [3] * 10
         assert int(data.val_mask.sum()) == 50
         assert (visible_labels(data.y, side)[data.train_mask | data.val_mask | data.test_mask] >= 0).all()
     assert not (results.test_mask & (tuning.val_mask | tuning.test_mask)).any()
-
-
-def test_a_neighbour_graph_in_random_parts_is_one_where_it_validates():
-    module = KNNDataModule("digits", k=4, per_class=3, num_val=50, num_parts=5)
+    module = train.KNNDataModule(**options, num_parts=5)
     parts = list(module.train_dataloader())
     assert len(parts) == 5
     assert sum(part.num_nodes for part in parts) == module.data.num_nodes
@@ -91,45 +75,35 @@ def test_several_labels_of_a_node_are_learned():
     data = Several()
     assert data.num_classes == 3
     with seeded(0):
-        module = NodeClassifier(DiffusionGNN(4, 16, 3, conv="mlp", dropout=0.0), metric="roc_auc")
+        module = train.NodeClassifier(DiffusionGNN(4, 16, 3, conv="mlp", dropout=0.0), metric="roc_auc")
     assert learned(module, data, 60)["test_roc_auc"] > 0.9
 
 
-def test_features_of_edges_are_summed_where_they_end(generator):
-    edges, attr = torch.randint(5, (2, 30), generator=generator), torch.randn(30, 3, generator=generator)
-    data = SumEdgeFeatures()(Data(edge_index=edges, edge_attr=attr, num_nodes=6))
-    expected = torch.stack([attr[edges[1] == node].double().sum(0) for node in range(6)])
-    torch.testing.assert_close(data.x, expected.float())
-    assert (data.x[5] == 0).all()
-
-
-def test_proteins_and_papers_in_the_format_of_ogb(tmp_path):
+def test_proteins_and_papers_in_the_format_of_ogb(tmp_path, generator):
     make_ogb("ogbn-proteins")(tmp_path)
     make_ogb("ogbn-arxiv")(tmp_path)
-    module = OgbDataModule(str(tmp_path), "ogbn-proteins")
+    module = train.OgbDataModule(str(tmp_path), "ogbn-proteins")
     graph = load_ogb(tmp_path, "ogbn-proteins")
     assert (module.num_features, module.num_classes) == (8, 112)
     expected = torch.zeros(4, 8).index_add(0, graph.edge_index[1], graph.edge_attr)
     torch.testing.assert_close(module.data.x, expected)
     with seeded(0):
-        classifier = NodeClassifier(DiffusionGNN(8, 4, 112, conv="gcn"))
+        classifier = train.NodeClassifier(DiffusionGNN(8, 4, 112, conv="gcn"))
         loss = classifier.loss(*classifier.compared(module.data, "train"))
     assert loss.isfinite()
     logits = torch.randn(4, 112, generator=torch.Generator().manual_seed(0))
     both = (graph.y.min(0).values == 0) & (graph.y.max(0).values == 1)
     assert 0 < int(both.sum()) < 112  # some tasks have one answer only
-    assert 0 < float(TaskMetric("roc_auc")(logits, graph.y)) < 1
-    papers = OgbDataModule(str(tmp_path), "ogbn-arxiv", tuning=True)
+    assert 0 < float(train.TaskMetric("roc_auc")(logits, graph.y)) < 1
+    papers = train.OgbDataModule(str(tmp_path), "ogbn-arxiv", tuning=True)
     assert papers.data.is_undirected()
     assert papers.num_classes == 40
     assert torch.equal(papers.data.test_mask, papers.data.val_mask)
-
-
-def test_a_university_in_parts(tmp_path):
-    make_facebook(tmp_path)
-    data = FacebookDataModule(str(tmp_path), "small", train=0.5, val=0.25).data
-    sides = [visible_labels(data.y, side) >= 0 for side in (False, True)]
-    assert torch.equal(data.train_mask | data.val_mask | data.test_mask, sides[0])
+    edges, attr = torch.randint(5, (2, 30), generator=generator), torch.randn(30, 3, generator=generator)
+    data = SumEdgeFeatures()(Data(edge_index=edges, edge_attr=attr, num_nodes=6))
+    expected = torch.stack([attr[edges[1] == node].double().sum(0) for node in range(6)])
+    torch.testing.assert_close(data.x, expected.float())
+    assert (data.x[5] == 0).all()
 
 
 class Sizes(BatchDataModule):
@@ -152,7 +126,7 @@ def test_batches_of_graphs_are_learned():
     assert [batch.num_graphs for batch in first] == [4, 2]
     assert first[0].graph is second[0].graph  # what is known of a graph stays known
     with seeded(0):
-        module = GraphClassifier(DiffusionGNN(1, 8, 2, conv="gin", dropout=0.0, task="graph"), lr=0.02)
+        module = train.GraphClassifier(DiffusionGNN(1, 8, 2, conv="gin", dropout=0.0, task="graph"), lr=0.02)
     assert learned(module, data, 30)["test_acc"] == 1
     predictor = GraphConstant()
     predictor.fit(data)
@@ -170,7 +144,7 @@ def test_the_score_counts_graphs_of_all_batches_alike():
 
     data = Sizes(batch_size=4, split=0, tuning=False)
     data.val_dataloader = data.test_dataloader
-    (found,) = quiet_trainer().validate(GraphClassifier(Fixed()), datamodule=data, verbose=False)
+    (found,) = quiet_trainer().validate(train.GraphClassifier(Fixed()), datamodule=data, verbose=False)
     assert found["val_acc"] == pytest.approx(1 / 3)
     assert found["val_loss"] == pytest.approx(2 / 3 + 0.3132617, abs=1e-5)
     assert 1 / 3 - 1 / 12 < found["val_score"] < 1 / 3
@@ -178,17 +152,18 @@ def test_the_score_counts_graphs_of_all_batches_alike():
 
 def test_sets_of_graphs_in_parts(tmp_path):
     make_tu(tmp_path)
-    module = TUDataModule(str(tmp_path), "SMALL", train=0.5, val=0.4)
+    module = train.TUDataModule(str(tmp_path), "SMALL", train=0.5, val=0.4)
     with pytest.raises(ValueError, match="nothing to split"):
-        TUDataModule(str(tmp_path), "SMALL", tuning=True).parts()
+        train.TUDataModule(str(tmp_path), "SMALL", tuning=True).parts()
     assert sum(len(part) for part in module.parts()) == 3
     make_synmol(tmp_path)
-    (train, val, test) = SynMolDataModule(str(tmp_path), val=0.5).parts()
-    assert (len(train), len(val), len(test)) == (1, 1, 1)
+    (first, val, test) = train.SynMolDataModule(str(tmp_path), val=0.5).parts()
+    assert (len(first), len(val), len(test)) == (1, 1, 1)
     assert test[0].num_nodes == 3
-
-
-def test_what_a_subclass_must_define():
+    make_facebook(tmp_path)
+    data = train.FacebookDataModule(str(tmp_path), "small", train=0.5, val=0.25).data
+    sides = [visible_labels(data.y, side) >= 0 for side in (False, True)]
+    assert torch.equal(data.train_mask | data.val_mask | data.test_mask, sides[0])
     with pytest.raises(NotImplementedError, match="must define parts"):
         BatchDataModule(4, 0, False).parts()
     with pytest.raises(NotImplementedError, match="must define load"):
@@ -197,31 +172,37 @@ def test_what_a_subclass_must_define():
 
 def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
     snapshots = load_snapshots(chickenpox, "chickenpox")
-    parts = SnapshotDataModule(chickenpox, base="ridge").parts()
+    parts = train.SnapshotDataModule(chickenpox, base="ridge").parts()
     assert [len(part) for part in parts] == [10, 10, 30]
     assert torch.equal(torch.stack([s.y for part in parts for s in part]), torch.stack([s.y for s in snapshots]))
     forecast = fit_forecast("ridge", snapshots[:10])
     torch.testing.assert_close(parts[2][3].base, forecast(snapshots[23].x))
     seen = []
     for split in range(4):
-        train, val, test = SnapshotDataModule(chickenpox, split=split, tuning=True).parts()
-        assert [len(train), len(val)] == [4 * (split + 1), 4]
-        assert torch.equal(train[-1].y, snapshots[len(train) - 1].y)
+        past, val, test = train.SnapshotDataModule(chickenpox, split=split, tuning=True).parts()
+        assert [len(past), len(val)] == [4 * (split + 1), 4]
+        assert torch.equal(past[-1].y, snapshots[len(past) - 1].y)
         assert all(torch.equal(a.y, b.y) for a, b in zip(val, test, strict=True))
         seen += val
     assert torch.equal(seen[-1].y, snapshots[19].y)  # nothing of the test is looked at
-    with pytest.raises(ValueError, match=r"split must lie in 0\.\.3, a window"):
-        SnapshotDataModule(chickenpox, split=4, tuning=True)
     with pytest.raises(ValueError, match="which leave none to train"):
-        SnapshotDataModule(chickenpox, windows=30, tuning=True).parts()
+        train.SnapshotDataModule(chickenpox, windows=30, tuning=True).parts()
+    data = train.SnapshotDataModule(chickenpox, base="own")
+    predictor = NoCorrection()
+    predictor.fit(data)
+    (found,) = quiet_trainer().test(train.Forecaster(predictor), datamodule=data, verbose=False)
+    trained, _, test = data.parts()
+    own = torch.stack([snapshot.y for snapshot in trained]).mean(0)
+    expected = torch.stack([(snapshot.y - own).square().mean() for snapshot in test]).mean()
+    assert found["test_mse"] == pytest.approx(float(expected))
 
 
 def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
-    data = SnapshotDataModule(chickenpox, base="mean")
+    data = train.SnapshotDataModule(chickenpox, base="mean")
     for snapshot in (snapshot for number in range(3) for snapshot in data.part(number)):
         snapshot.y = snapshot.base + snapshot.x[:, 0]
     with seeded(0):
-        module = Forecaster(DiffusionGNN(4, 16, 1, conv="mlp", dropout=0.0), lr=0.02)
+        module = train.Forecaster(DiffusionGNN(4, 16, 1, conv="mlp", dropout=0.0), lr=0.02)
     (batch,) = data.train_dataloader()
     assert torch.equal(module(batch), batch.base)
     found = learned(module, data, 200)
@@ -231,15 +212,12 @@ def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
     assert found["test_mse"] < 0.1
     (val,) = quiet_trainer().validate(module, datamodule=data, verbose=False)
     assert -val["val_mse"] - 1 / 60 < val["val_score"] < -val["val_mse"]
-
-
-def test_forecasts_of_another_shape_are_refused(chickenpox):
-    (batch,) = SnapshotDataModule(chickenpox).train_dataloader()
+    (batch,) = train.SnapshotDataModule(chickenpox).train_dataloader()
     with pytest.raises(ValueError, match=r"The model returned \[30, 2\] for 30 nodes; it must return one number"):
-        Forecaster(DiffusionGNN(4, 8, 2, conv="mlp")).training_step(batch, 0)
+        train.Forecaster(DiffusionGNN(4, 8, 2, conv="mlp")).training_step(batch, 0)
 
 
-@pytest.mark.parametrize("make", [lambda folder: Several(), lambda folder: SnapshotDataModule(folder)])
+@pytest.mark.parametrize("make", [lambda folder: Several(), lambda folder: train.SnapshotDataModule(folder)])
 def test_what_was_validated_first_can_be_trained_on(chickenpox, make):
     data = make(chickenpox)
     with torch.inference_mode():
@@ -249,14 +227,3 @@ def test_what_was_validated_first_can_be_trained_on(chickenpox, make):
         trainer = quiet_trainer(max_epochs=1)
         trainer.validate(module, datamodule=data, verbose=False)
         trainer.fit(module, datamodule=data)
-
-
-def test_the_base_of_a_forecast_is_a_row_of_a_table(chickenpox):
-    data = SnapshotDataModule(chickenpox, base="own")
-    predictor = NoCorrection()
-    predictor.fit(data)
-    (found,) = quiet_trainer().test(Forecaster(predictor), datamodule=data, verbose=False)
-    train, _, test = data.parts()
-    own = torch.stack([snapshot.y for snapshot in train]).mean(0)
-    expected = torch.stack([(snapshot.y - own).square().mean() for snapshot in test]).mean()
-    assert found["test_mse"] == pytest.approx(float(expected))

@@ -5,5 +5,5 @@ few lines of Python that construct the thing and use it, some of their arguments
 `arguments.py`). Workers in processes of their own run programs and judge them (`judge.py`, `worker.py`, `pool.py`),
 with limits on time and memory; what is bad is made as short as it stays bad, and grouped by kind (`search.py`).
 
-    python -m tests.fuzz --calls 20000 --seed 0 --jobs 1 [--name DIFFormer] [--report fuzz.md]
+    python -m tests.fuzz --calls 20000 --seed 0 [--name DIFFormer] [--report fuzz.md]
 """

@@ -5,8 +5,6 @@ import sys
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from .search import search
 from .table import STRATEGIES
 
@@ -15,17 +13,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Random calls of everything public.")
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--name", choices=list(STRATEGIES), metavar="NAME", help="only this public name")
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one program")
     parser.add_argument("--report", type=Path, help="a file for the kinds (default: printed)")
     options = parser.parse_args()
     began = time.monotonic()
-    with tqdm(total=options.calls, unit="call", disable=None) as bar:
-        result = search(
-            options.seed, options.calls, options.name, options.jobs, options.timeout,
-            lambda verdict: bar.update() and None,
-        )  # fmt: skip
+    result = search(options.seed, options.calls, options.name, options.timeout, sys.stderr.isatty())
     if options.report is None:
         print(result.as_markdown())
     else:

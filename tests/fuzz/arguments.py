@@ -63,15 +63,9 @@ def count(d: Draw, *right: int, optional: bool = False, zero: bool = False, none
 
 
 def number(
-    d: Draw,
-    *right: float | str,
-    optional: bool = False,
-    zero: bool = False,
-    below: str | None = None,
-    negative: bool = False,
-    infinite: bool = False,
-    none: bool = False,
-) -> Arg:
+    d: Draw, *right: float | str, optional: bool = False, zero: bool = False, below: str | None = None,
+    negative: bool = False, infinite: bool = False, none: bool = False,
+) -> Arg:  # fmt: skip
     """A finite positive number; ``zero``, ``negative`` and ``infinite`` ones, or ``None``, if they are allowed too."""
     wrong = NOT_A_NUMBER + bad(
         "NaN | a tensor of two: torch.ones(2) | a tensor?: torch.tensor(0.5) | a NumPy number?: np.float32(0.5)",
@@ -110,6 +104,16 @@ def generator(d: Draw, *, optional: bool = True) -> Arg:
 
 
 NOT_A_SEED = bad("a string | None | a fraction | a list | a tensor | NaN | negative? | beyond 64 bits?: 2**70")
+
+
+NOT_A_PATH = bad(
+    "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
+    "too long: 'x' * 5000",
+)
+
+
+def absent(d: Draw) -> Arg:
+    return Arg("'absent'", NOT_A_PATH, valid=None)
 
 
 def seed(d: Draw) -> Arg:
@@ -281,13 +285,10 @@ def edges(d: Draw, *, needed: bool = True, objects: bool = True) -> dict[str, Ar
     form = d.pick(forms) if objects else "tensor"
     ones = f"torch.ones({len(d.edges)})"
     source = {
-        "tensor": e,
-        "int32": f"{e}.int()",
-        "EdgeIndex": f"EdgeIndex({e}, sparse_size=({n}, {n}))",
+        "tensor": e, "int32": f"{e}.int()", "EdgeIndex": f"EdgeIndex({e}, sparse_size=({n}, {n}))", "None": None,
         "sparse": f"torch.sparse_coo_tensor({e}.flip(0), {ones}, ({n}, {n})).coalesce().to_sparse_csr()",
         "Graph": graph_source(d),
-        "None": None,
-    }[form]
+    }[form]  # fmt: skip
     listed = form in ("tensor", "int32", "EdgeIndex")
     weight = f"torch.rand({len(d.edges)})" if listed and d.maybe(0.4) else None
     return {

@@ -3,7 +3,6 @@
 import builtins
 import dataclasses
 import dis
-import math
 import re
 import resource
 import traceback
@@ -102,7 +101,6 @@ def _innermost(error: BaseException) -> TracebackType | None:
 
 
 def _raised_by_us(error: Exception) -> bool:
-    """Whether a ``raise`` in the library's own source raised it."""
     frame = _innermost(error)
     if frame is None or not frame.tb_frame.f_code.co_filename.startswith(OWN):
         return False
@@ -121,29 +119,18 @@ def _place(error: Exception) -> str:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether all numbers within a result are finite."""
+    """Whether all numbers within a result are finite; a meta tensor has none."""
+    if (isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number)) or isinstance(value, (float, complex)):
+        return bool(np.isfinite(value).all())
     if isinstance(value, torch.Tensor):
-        if value.device.type == "meta":
-            return False
-        if not (value.is_floating_point() or value.is_complex()):
-            return True
-        value = value.detach()
-        return bool(torch.isfinite(value if value.layout == torch.strided else value.to_dense()).all())
-    if isinstance(value, np.ndarray):
-        return not np.issubdtype(value.dtype, np.number) or bool(np.isfinite(value).all())
-    if isinstance(value, (float, complex)):
-        return math.isfinite(abs(value))
-    if isinstance(value, dict):
-        return all(is_finite(part) for part in value.values())
-    if isinstance(value, (list, tuple)):
-        return all(is_finite(part) for part in value)
+        return not value.is_meta and bool(torch.isfinite(value.detach().to_dense()).all())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return all(is_finite(getattr(value, part.name)) for part in dataclasses.fields(value))
-    return True
+        value = [getattr(value, part.name) for part in dataclasses.fields(value)]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else []
+    return all(is_finite(part) for part in parts)
 
 
 def _memory() -> int:
-    """The most memory that this process ever held, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ class Worker:
         self._errors = Path(self._folder.name) / "errors"
 
     def judge(self, program: dict[str, Any]) -> dict[str, Any]:
-        """The verdict on one program (`Program.as_request`)."""
         self._send({"program": program})
         return self._verdict()
 
@@ -76,7 +74,6 @@ class Worker:
         self._welcome()
 
     def _welcome(self) -> None:
-        """Wait for the child that serves next."""
         answer = self._answer(STARTUP)
         if answer is None or answer["verdict"] != "ready":
             words = self._errors.read_bytes()[-800:].decode(errors="replace")
@@ -120,21 +117,3 @@ class Worker:
             self._rest += part
         line, self._rest = self._rest.split(b"\n", 1)
         return json.loads(line)
-
-
-def judge_all(
-    seed: int, calls: int, name: str | None = None, jobs: int = 1, timeout: float = 10.0
-) -> Iterator[dict[str, Any]]:
-    """The verdicts on the first ``calls`` programs of a seed, by ``jobs`` processes."""
-    share = -(-calls // jobs)
-
-    def work(first: int) -> list[dict[str, Any]]:
-        worker = Worker(timeout)
-        try:
-            return list(worker.judge_drawn(seed, first, min(first + share, calls), name))
-        finally:
-            worker.close()
-
-    with ThreadPoolExecutor(jobs) as threads:
-        for verdicts in threads.map(work, range(0, calls, share)):
-            yield from verdicts

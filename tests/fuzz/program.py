@@ -85,8 +85,6 @@ def _bracketed(source: str) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """The calls of one program, in order, of one public name."""
-
     name: str
     calls: tuple[Call, ...]
     wrong: tuple[tuple[int, str], ...] = ()  # which arguments were replaced, as (call, argument)
@@ -109,15 +107,9 @@ class Program:
         for call in self.calls:
             valid = [arg.valid for arg in call.args.values()]
             # One that may be wrong may also make another right: row boundaries that reach beyond N fit more rows.
-            steps.append(
-                {
-                    "line": call.line(),
-                    "valid": None if None in valid else False not in valid,
-                    "finite": call.finite,
-                    "names": list(call.args),
-                    "wrong": [name for name, arg in call.args.items() if arg.valid is not True],
-                }
-            )
+            step = {"line": call.line(), "valid": None if None in valid else False not in valid, "finite": call.finite}
+            wrong = [name for name, arg in call.args.items() if arg.valid is not True]
+            steps.append(step | {"names": list(call.args), "wrong": wrong})
         return {"name": self.name, "steps": steps, "errors": self.errors}
 
 
@@ -145,9 +137,6 @@ class Draw:
         """True with that probability; the plainest is False."""
         return self.rng is not None and self.rng.random() < chance
 
-    def number(self, bound: int) -> int:
-        return 0 if self.rng is None else self.rng.randrange(bound)
-
     def call(self, result: str, target: str, /, *, finite: bool = True, **args: Arg) -> None:
         self.calls.append(Call(result, target, args, finite))
 
@@ -171,7 +160,7 @@ class Draw:
         edges = []
         for k in range(self.pick([3, 6, 12, 1, 0])):
             start, size = starts[k % len(starts)] if self.rng is None else self.pick(starts)
-            source, target = (k, k + 1) if self.rng is None else (self.number(size), self.number(size))
+            source, target = (k, k + 1) if self.rng is None else (self.rng.randrange(size), self.rng.randrange(size))
             edges.append((start + source % size, start + target % size))
         return edges
 
@@ -201,12 +190,10 @@ def draw_program(name: str, strategy: Strategy, seed: int, index: int) -> Progra
 
 
 def plain_program(name: str, strategy: Strategy) -> Program:
-    """The plainest program of a strategy, with nothing wrong."""
     return _built(name, strategy, Draw(None))
 
 
 def put_wrong(program: Program, place: tuple[int, str], wrong: Wrong) -> Program:
-    """The program with a wrong expression in one place."""
     arg = program.calls[place[0]].args[place[1]]
     program = program.with_arg(place, replace(arg, right=wrong.source, valid=wrong.valid, what=wrong.what, wrong=()))
     return replace(program, wrong=tuple(dict.fromkeys([*program.wrong, place])))

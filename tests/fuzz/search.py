@@ -1,11 +1,14 @@
 """A search for bad programs: many are judged, the bad ones made short and grouped by kind."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from .pool import Worker, judge_all
+from tqdm import tqdm
+
+from .pool import Worker
 from .program import PRELUDE, Program, Wrong, plain_program, put_wrong
 from .table import STRATEGIES, drawn
 
@@ -27,13 +30,10 @@ class Found:
     program: Program
     text: str
     count: int = 1
-    indices: list[tuple[int, int]] = field(default_factory=list)
 
     def reproducer(self) -> str:
         wrong = [f"{argument}: {self.program.calls[call].args[argument].what}" for call, argument in self.program.wrong]
-        used = "\n".join(self.program.lines())
-        head = [line for line in PRELUDE.splitlines() if _is_used(line, used)]
-        return "\n".join([*(f"# {line}" for line in wrong), *head, used])
+        return "\n".join([*(f"# {line}" for line in wrong), PRELUDE, *self.program.lines()])
 
 
 @dataclass
@@ -42,22 +42,13 @@ class Result:
 
     verdicts: Counter[str]
     kinds: list[Found]
-    seconds: float = 0.0
 
     def summary(self) -> str:
         counts = ", ".join(f"{self.verdicts[verdict]} {verdict}" for verdict in ("right", "refused", "bad"))
         return f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
 
     def as_markdown(self) -> str:
-        """Everything, the most frequent kind first."""
-        causes: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
-        for found in self.kinds:
-            causes[found.kind[1:]].append(found)
-        parts = [f"{self.summary()}\n", "| calls | argument | what | where | names |", "|---|---|---|---|---|"]
-        for cause, alike in sorted(causes.items(), key=lambda pair: -sum(found.count for found in pair[1])):
-            names = ", ".join(dict.fromkeys(found.kind.name for found in alike))
-            parts.append(f"| {sum(found.count for found in alike)} | {' | '.join(cause)} | {names} |")
-        parts.append("")
+        parts = [f"{self.summary()}\n"]
         for found in self.kinds:
             name, argument, what, where = found.kind
             parts.append(f"## {name}, {argument}: {what} in {where or 'no place'} ({found.count}×)\n\n{found.text}\n")
@@ -65,22 +56,13 @@ class Result:
         return "\n".join(parts)
 
 
-def search(
-    seed: int,
-    calls: int,
-    name: str | None = None,
-    jobs: int = 1,
-    timeout: float = 10.0,
-    watch: Callable[[dict[str, Any]], None] = lambda verdict: None,
-) -> Result:
-    """Judge the first ``calls`` programs of a seed; ``watch`` sees every verdict."""
+def search(seed: int, calls: int, name: str | None = None, timeout: float = 10.0, progress: bool = False) -> Result:
     verdicts: Counter[str] = Counter()
     kinds: dict[Kind, Found] = {}
     known: dict[tuple[Any, ...], Kind] = {}
-    worker = Worker(timeout)
-    try:
-        for verdict in judge_all(seed, calls, name, jobs, timeout):
-            watch(verdict)
+    with closing(Worker(timeout)) as judging, closing(Worker(timeout)) as worker:
+        judged = judging.judge_drawn(seed, 0, calls, name)
+        for verdict in tqdm(judged, total=calls, unit="call", disable=not progress):
             verdicts[verdict["verdict"]] += 1
             if verdict["verdict"] != "bad":
                 continue
@@ -94,9 +76,6 @@ def search(
                 kept.count += kept is not found
             else:
                 kinds[known[rough]].count += 1
-            kinds[known[rough]].indices.append((seed, verdict["index"]))
-    finally:
-        worker.close()
     return Result(verdicts, sorted(kinds.values(), key=lambda found: (-found.count, found.kind)))
 
 
@@ -161,13 +140,3 @@ def _shorter(program: Program) -> Iterator[Program]:
                 simplest = plain.calls[number].args.get(argument)  # the simplest program may do without it
                 if simplest is not None and simplest.right != arg.right:
                     yield program.with_arg(place, simplest)
-
-
-def _is_used(line: str, text: str) -> bool:
-    """Whether a line of the prelude is needed by the text."""
-    if line.startswith("torch.manual_seed"):
-        return "rand" in text or "mp." in text
-    if line.startswith("import"):
-        return f"{line.split()[-1]}." in text or line == "import torch"
-    names = [name.strip() for name in line.split(" import ")[1].split(",")]
-    return any(f"{name}." in text or f"{name}(" in text for name in names)

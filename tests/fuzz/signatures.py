@@ -9,18 +9,9 @@ from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
 import diffusion_mp as mp
-from diffusion_mp import (
-    couplings,
-    data,
-    diagnostics,
-    diffusivities,
-    distributed,
-    energies,
-    layers,
-    models,
-    testing,
-    updates,
-)  # fmt: skip
+from diffusion_mp import couplings, data, diagnostics, diffusivities, distributed, energies, layers
+
+from diffusion_mp import models, testing, updates  # isort: skip
 from diffusion_mp_experiments import graphs, sequences, train
 
 from .arguments import *
@@ -43,15 +34,15 @@ def address(name: str) -> str:
     return name if "." in name else f"{home(name).__name__.replace('diffusion_mp', 'mp')}.{name}"
 
 
-def _counts(*right: int, zero: bool = False) -> Make:
-    return lambda d: count(d, *right, zero=zero)
+def counts(*right: int, **allowed: Any) -> Make:
+    return lambda d: count(d, *right, **allowed)
 
 
-def _numbers(*right: float | str, **allowed: Any) -> Make:
+def numbers(*right: float | str, **allowed: Any) -> Make:
     return lambda d: number(d, *right, **allowed)
 
 
-def _texts(*right: str) -> Make:
+def texts(*right: str | None) -> Make:
     return lambda d: choice(d, *right, optional=False)
 
 
@@ -73,38 +64,45 @@ def device(d: Draw) -> Arg:
     return options(d, "'cpu'", "torch.device('cpu')", wrong=wrong)
 
 
+MODELS = "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "mp.NodeFormer(4, 4, 2)", "nn.Identity()"
 #: What a parameter of this name is everywhere; a table may say otherwise for one of its names.
 PARAMETERS: dict[str, Make] = {
     **dict.fromkeys(("dropout", "attention_dropout", "value_dropout", "gnn_dropout", "trans_dropout"), probability),
-    **dict.fromkeys(("num_layers", "encoder_layers", "num_gnn_layers", "trans_num_layers", "hops"), _counts(1, 2)),
-    **dict.fromkeys(("gnn_num_layers", "trans_num_heads"), _counts(1, 2)),
+    **dict.fromkeys(("num_layers", "encoder_layers", "num_gnn_layers", "trans_num_layers", "hops"), counts(1, 2)),
+    **dict.fromkeys(("gnn_num_layers", "trans_num_heads"), counts(1, 2)),
     **dict.fromkeys(("channels", "dim"), lambda d: count(d, d.channels)),
     "in_channels": lambda d: count(d, d.channels).unsure("negative"),  # -1 may be found out at the first call
-    "hidden_channels": _counts(4, 6), "out_channels": _counts(3, 1, 4), "encoder_channels": _counts(5),
-    "head_channels": _counts(3), "mlp_channels": _counts(5), "heads": lambda d: count(d, d.heads), "K": _counts(2, 1),
-    "k": _counts(5, 2), "steps": _counts(1, 3), "max_iter": _counts(1000), "max_steps": _counts(30),
-    "memory": _counts(10, 0, zero=True), "points": _counts(2, 1), "draws": _counts(1, 2), "num_features": _counts(8, 5),
-    "num_samples": _counts(2, 0, zero=True), "per_class": _counts(5, 2), "num_neighbors": _counts(5, 1),
-    "num_parts": _counts(1), "num_val": _counts(500, 10, zero=True), "num_test": _counts(5, 10),
-    "batch_size": _counts(4), "windows": _counts(4, 3), "lags": _counts(4), "num_images": _counts(9),
-    "num_words": _counts(9), "max_length": _counts(9), "num": _counts(2, 3), "size": _counts(32, 24),
-    "num_nodes": _counts(4, 7), "rows": _counts(4, 7), "columns": _counts(4, 7), "tau": _numbers(0.5, 0.25),
-    "t": _numbers(0.5, 1.0, 0.1), "tol": _numbers(1e-2, 1e-3), "gamma": _numbers(1.0, 0.5), "alpha": _numbers(0.1, 0.2),
-    "beta": _numbers(0.0, 0.5, zero=True, negative=True), "leak": _numbers(0.0, 0.2, zero=True),
-    "lam": _numbers(1.0, 0.0, 0.1, zero=True), "mu": _numbers(2.0, 20.0), "radius": _numbers(1.0, 0.5),
-    "bandwidth": _numbers(0.5, 0.25), "initial": _numbers(1.0, 0.01), "step": _numbers(0.5, 1.0),
-    "shrink": _numbers(0.5, below="1.0"), "theta": _numbers(0.5, 0.25), "threshold": _numbers(1e-8),
-    "negative_slope": _numbers(0.2, 0.0, negative=True), "edge_regularization": _numbers(0.5, 0.0, zero=True),
-    "stabilizer": _numbers(0.0, 1e-6, zero=True),
-    "graph_weight": _numbers(0.3, 0.0, 1.0, zero=True, below="1.5"),
-    "budget": _numbers(0.5, 0.25, "None", none=True), "sharpness": _numbers(4.0, 0.5), "lr": _numbers(0.01, zero=True),
-    "weight_decay": _numbers(5e-4, 0.0, zero=True), "classes": _counts(2, 3), "num_classes": _counts(3, 2),
-    "block_size": _counts(3, 65536), "x": free,
-    "model": lambda d: options(d, "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "nn.Identity()", wrong=NOT_A_MODULE),
-    "act": _texts("relu", "elu", "gelu"), "coupling": coupling, "device": device, "diffusivity": diffusivity,
-    "dtype": dtype, "generator": generator, "batch": lambda d: edges(d)["batch"], "ptr": ptr, "seed": seed,
+    "hidden_channels": counts(4, 6), "out_channels": counts(3, 1, 4), "encoder_channels": counts(5),
+    "head_channels": counts(3), "mlp_channels": counts(5), "heads": lambda d: count(d, d.heads), "K": counts(2, 1),
+    "k": counts(5, 2), "steps": counts(1, 3), "max_iter": counts(1000), "max_steps": counts(30),
+    "memory": counts(10, 0, zero=True), "points": counts(2, 1), "draws": counts(1, 2), "num_features": counts(8, 5),
+    "num_samples": counts(2, 0, zero=True), "per_class": counts(5, 2), "num_neighbors": counts(5, 1),
+    "num_parts": counts(1), "num_val": counts(500, 10, zero=True), "num_test": counts(5, 10),
+    "batch_size": counts(4), "windows": counts(4, 3), "lags": counts(4), "num_images": counts(9),
+    "num_words": counts(9), "max_length": counts(9), "num": counts(2, 3), "size": counts(32, 24),
+    "num_nodes": counts(4, 7), "rows": counts(4, 7), "columns": counts(4, 7), "tau": numbers(0.5, 0.25),
+    "t": numbers(0.5, 1.0, 0.1), "tol": numbers(1e-2, 1e-3), "gamma": numbers(1.0, 0.5), "alpha": numbers(0.1, 0.2),
+    "beta": numbers(0.0, 0.5, zero=True, negative=True), "leak": numbers(0.0, 0.2, zero=True),
+    "lam": numbers(1.0, 0.0, 0.1, zero=True), "mu": numbers(2.0, 20.0), "radius": numbers(1.0, 0.5),
+    "bandwidth": numbers(0.5, 0.25), "initial": numbers(1.0, 0.01), "step": numbers(0.5, 1.0),
+    "shrink": numbers(0.5, below="1.0"), "theta": numbers(0.5, 0.25), "threshold": numbers(1e-8),
+    "negative_slope": numbers(0.2, 0.0, negative=True), "edge_regularization": numbers(0.5, 0.0, zero=True),
+    "stabilizer": numbers(0.0, 1e-6, zero=True),
+    "graph_weight": numbers(0.3, 0.0, 1.0, zero=True, below="1.5"),
+    "budget": numbers(0.5, 0.25, "None", none=True), "sharpness": numbers(4.0, 0.5), "lr": numbers(0.01, zero=True),
+    "weight_decay": numbers(5e-4, 0.0, zero=True), "classes": counts(2, 3), "num_classes": counts(3, 2),
+    "block_size": counts(3, 65536), "x": free, "train": numbers(0.5, 0.25, below="1.5"),
+    "val": numbers(0.1, 0.0, zero=True, below="1.5"), "split": seed,
+    "model": lambda d: options(d, *MODELS, wrong=NOT_A_MODULE),
+    "act": texts("relu", "elu", "gelu"), "coupling": coupling, "device": device, "diffusivity": diffusivity,
+    "dtype": dtype, "generator": lambda d: generator(d, optional=False), "root": absent,
+    "batch": lambda d: edges(d)["batch"], "ptr": ptr, "seed": seed,
     "strides": strides, "update": update,
 }  # fmt: skip
+
+
+#: What is never passed: it would download, print, or write where nobody looks.
+LEFT_OUT = {"download", "progress", "cache", "groups", "log"}
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
@@ -118,29 +116,35 @@ def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def arguments(
-    d: Draw, name: str, /, *, leave: str = "", more: str = "", of: Callable[..., Any] | None = None, **own: Arg
+    d: Draw, name: str, /, leave: str = "", more: str = "", of: Any = None, always: str = "", **own: Make | Arg
 ) -> dict[str, Arg]:
-    """The arguments of a public name: those given, and every other of its signature but for those to ``leave``.
+    """The arguments of a public name: its own, as a table has them, and every other but for those to ``leave``.
 
-    ``more`` are parameters of another callable ``of``, to which ``**options`` are passed on.
+    ``more`` are parameters of another callable ``of``, to which ``**options`` are passed on. What a function makes may
+    be left out where the signature has a default, but for what is to be passed ``always``.
     """
-    found = dict(parameters(name))
-    found |= {key: _signature(of)[key] for key in more.split() if of is not None}
-    for key in leave.split():
-        found.pop(key)
-    return {key: own[key] if key in own else _fitting(d, name, p) for key, p in found.items()} | own
+    found = parameters(name) | {key: _signature(of)[key] for key in more.split()}
+    kept = {key: parameter for key, parameter in found.items() if key in own or key not in LEFT_OUT | {*leave.split()}}
+    given = {key: _fitting(d, name, p, own.get(key), key in always.split()) for key, p in kept.items()}
+    return given | {key: arg if isinstance(arg, Arg) else given.get(key) or arg(d) for key, arg in own.items()}
 
 
-def construct(d: Draw, result: str, name: str, after: str = "", /, **options: Any) -> None:
-    """Call a public name with `arguments`; ``after`` follows the call in the program."""
-    d.call(result, f"{address(name)}({{args}}){after}", **arguments(d, name, **options))
+def construct(d: Draw, result: str, name: str, after: str = "", /, **options: Any) -> dict[str, Arg]:
+    """Call a public name with `arguments`, which are returned; ``after`` follows the call in the program."""
+    given = arguments(d, name, **options)
+    d.call(result, f"{address(name)}({{args}}){after}", **given)
+    return given
 
 
-def _fitting(d: Draw, name: str, parameter: inspect.Parameter) -> Arg:
-    """The argument by annotation, or else by name; it may be left out where it has a default."""
+def _fitting(d: Draw, name: str, parameter: inspect.Parameter, own: Make | Arg | None, always: bool) -> Arg:
+    """The argument that a table has, or else by annotation or by name."""
+    if isinstance(own, Arg):
+        return own
     kinds = list(_members(parameter.annotation))
     words = [word for word in kinds if isinstance(word, str)]
-    if words:
+    if own is not None:
+        arg = own(d)
+    elif words:
         arg = choice(d, *words, *([None] if type(None) in kinds else []), optional=False)
     elif bool in kinds:
         arg = flag(d, optional=False)
@@ -150,7 +154,7 @@ def _fitting(d: Draw, name: str, parameter: inspect.Parameter) -> Arg:
         raise KeyError(f"{name}: what is right for {parameter.name}? Say so in PARAMETERS or in the table")
     if type(None) in kinds:
         arg = arg.without("None")
-    if parameter.default is inspect.Parameter.empty or arg.right is None:
+    if always or arg.optional or arg.right is None or parameter.default is inspect.Parameter.empty:
         return arg
     return replace(arg, optional=True, right=arg.right if d.maybe(0.5) else None)
 
@@ -166,27 +170,11 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def made(d: Draw, make: dict[str, Make | Arg]) -> dict[str, Arg]:
-    """Arguments that a table describes, some of them always alike."""
-    return {name: arg if isinstance(arg, Arg) else arg(d) for name, arg in make.items()}
-
-
-def calls(
-    name: str,
-    use: str = "",
-    /,
-    *,
-    finite: bool = True,
-    leave: str = "",
-    more: str = "",
-    of: Callable[..., Any] | None = None,
-    **make: Make | Arg,
-) -> Strategy:
+def calls(name: str, use: str = "", /, *, finite: bool = True, **options: Any) -> Strategy:
     """A call with arguments as of `arguments`, and a ``use`` of what it ``made``."""
 
     def strategy(d: Draw) -> None:
-        given = arguments(d, name, leave=leave, more=more, of=of, **made(d, make))
-        d.call("made" if use else "out", f"{address(name)}({{args}})", finite=finite, **given)
+        d.call("made" if use else "out", f"{address(name)}({{args}})", finite=finite, **arguments(d, name, **options))
         if use:
             d.call("out", use)
 

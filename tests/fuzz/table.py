@@ -34,12 +34,22 @@ WEIGHTS: dict[str, float] = {
     **dict.fromkeys([*LAYERS, *MODELS, *COUPLINGS], 2.0),
     **dict.fromkeys([*TESTING, "diagnose", "perturbation_bound", "sequences.Pathfinder"], 0.3),
     **dict.fromkeys(["graphs.SBMDataset", "diagnostics.plot_attention"], 0.2),
-    **dict.fromkeys([f"testing.{name}" for name in ("check_update", "assert_energy_descent", "exact_problems")], 0.1),
-    **dict.fromkeys([f"diagnostics.{name}" for name in ("Commutator", "Perturbation", "PlacementReport")], 0.1),
     **dict.fromkeys(
-        ["testing.order_of_convergence", "graphs.load_digits", "train.DigitsDataModule", "Certificate"], 0.1
+        [
+            "testing.check_update",
+            "testing.assert_energy_descent",
+            "testing.exact_problems",
+            "diagnostics.Commutator",
+            "diagnostics.Perturbation",
+            "diagnostics.PlacementReport",
+            "testing.order_of_convergence",
+            "graphs.load_digits",
+            "train.DigitsDataModule",
+            "Certificate",
+            "testing.Tolerance",
+        ],
+        0.1,
     ),
-    "testing.Tolerance": 0.05,
     **dict.fromkeys([f"testing.check_{name}" for name in ("coupling", "diffusivity", "layer")], 0.03),
 }
 

@@ -5,21 +5,13 @@ from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import arguments, calls, construct, device
+from .signatures import arguments, calls, construct, counts, device, numbers, texts
 
-NOT_A_PATH = bad(
-    "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
-    "too long: 'x' * 5000",
-)
 NOT_DATA = bad(
     "None | a string | a tensor | a list | a dict | empty: Data() | with edges of letters: "
     "Data(edge_index='abc', num_nodes=3)",
     "with edges beyond N: Data(edge_index=torch.tensor([[0], [9]]), num_nodes=3)",
 )
-
-
-def absent(d: Draw) -> Arg:
-    return Arg("'absent'", NOT_A_PATH, valid=None)
 
 
 def written(path: str, *own: str) -> Arg:
@@ -149,33 +141,24 @@ def pathfinder(d: Draw) -> None:
 
 
 def sequence_dataset(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (sequences.SequenceDataset,), dict(__len__=lambda s: 3, item=lambda s, i: (torch.arange(i), 0)))",
-    )
+    body = "{'__len__': lambda s: 3, 'item': lambda s, i: (torch.arange(i), 0)}"
+    d.call("Own", f"type('Own', (sequences.SequenceDataset,), {body})")
     d.call("tasks", "Own()")
     _items(d, 3)
 
 
 def sbm(d: Draw) -> None:
-    given = {
-        "root": written("sbm").without("empty"),
-        "name": Arg("'PATTERN'", choice(d, "PATTERN").wrong),
-        "num_graphs": Arg("1", count(d).without("None").wrong),
-        "seed": never([w for w in seed(d).wrong if w.valid is False]),
-        "pattern_sizes": never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')")),
-        "log": Arg("False"),
-    }
-    construct(d, "tasks", "graphs.SBMDataset", **given)
+    sizes = never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')"))
+    construct(
+        d, "tasks", "graphs.SBMDataset", root=written("sbm").without("empty"), pattern_sizes=sizes, log=Arg("False"),
+        name=Arg("'PATTERN'", choice(d, "PATTERN").wrong), num_graphs=Arg("1", count(d).without("None").wrong),
+        seed=never([w for w in seed(d).wrong if w.valid is False]),
+    )  # fmt: skip
     d.call("out", "[tasks[0].x, tasks[0].y]")
 
 
 def _name(d: Draw) -> Arg:
     return replace(choice(d, "nobody", optional=False).without("another string"), valid=None)
-
-
-def named(*names: str) -> Make:
-    return lambda d: choice(d, *names, optional=False)
 
 
 def points(d: Draw) -> Arg:
@@ -220,38 +203,31 @@ def forecast(d: Draw) -> None:
 
 
 DATA: dict[str, Strategy] = {
-    "data.random_split": calls("data.random_split", y=labels, train=lambda d: number(d, 0.5, 0.25, below="1.5"),
-        val=lambda d: number(d, 0.1, 0.0, zero=True, below="1.5"), generator=lambda d: generator(d, optional=False)),
-    "data.random_split_per_class": calls("data.random_split_per_class", y=labels,
-        num_val=lambda d: count(d, 4, 0, zero=True), num_test=lambda d: Arg(d.pick(["None", "5"]),
-        count(d, zero=True, none=True).wrong), generator=lambda d: generator(d, optional=False)),
+    "data.random_split": calls("data.random_split", y=labels),
+    "data.random_split_per_class": calls("data.random_split_per_class", y=labels, num_val=counts(4, 0, zero=True),
+        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong)),
     "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
     "KNNGraph": knn_transform, "knn_graph": calls("knn_graph", x=points), "data.Split": split,
     "data.pad": pad, "data.AddLaplacianPE": add_laplacian_pe, "data.ToDiffusionGraph": to_diffusion_graph,
     "data.PartOf": part_of, "data.RandomPartitionLoader": loader, "data.find_clusters": find_clusters,
     "sequences.ListOps": list_ops, "sequences.Pathfinder": pathfinder, "sequences.SequenceDataset": sequence_dataset,
     "sequences.IMDb": calls("sequences.IMDb", path=absent), "graphs.SBMDataset": sbm,
-    "graphs.synthetic_pokec": calls("graphs.synthetic_pokec", num_nodes=lambda d: count(d, 50, 20),
-        num_edges=lambda d: count(d, 100, 40), num_features=lambda d: count(d, 4, 2),
-        homophily=lambda d: number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
-        signal=lambda d: number(d, 0.3, 0.0, optional=True, zero=True),
-        spread=lambda d: number(d, 1.5, optional=True, zero=True),
-        unlabelled=lambda d: number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
+    "graphs.synthetic_pokec": calls("graphs.synthetic_pokec", always="num_nodes num_edges num_features",
+        num_nodes=counts(50, 20), num_edges=counts(100, 40), num_features=counts(4, 2),
+        homophily=numbers(0.444, 0.6, zero=True, below="1.5"), signal=numbers(0.3, 0.0, zero=True),
+        spread=numbers(1.5, zero=True), unlabelled=numbers(1e-4, 0.1, zero=True, below="1.5"),
         cache=never(NOT_A_PATH).without("None", "empty")),
     "graphs.load_digits": calls("graphs.load_digits", "made.x"), "graphs.SumEdgeFeatures": edge_sums,
     "graphs.fit_forecast": forecast,
-    "graphs.load_ogb": calls("graphs.load_ogb", root=absent, leave="cache progress", name=named("ogbn-arxiv")),
-    "graphs.load_mnist": calls("graphs.load_mnist", root=absent),
-    "graphs.load_newsgroups": calls("graphs.load_newsgroups", root=absent, leave="groups"),
-    "graphs.load_snapshots": calls("graphs.load_snapshots", root=absent, name=named("chickenpox", "england_covid")),
-    "graphs.load_synmol": calls("graphs.load_synmol", root=absent, split=named("train")),
-    "graphs.load_planetoid": calls("graphs.load_planetoid", root=absent, leave="download", name=named("Cora")),
-    "graphs.load_pokec": calls("graphs.load_pokec", root=absent, leave="cache progress"),
     "graphs.PeptidesFunctional": calls("graphs.PeptidesFunctional", source=absent,
-        root=Arg("'peptides'", NOT_A_PATH[:4]), num_graphs=lambda d: count(d, 2, optional=True, none=True),
-        log=Arg("False")),
+        root=Arg("'peptides'", NOT_A_PATH[:4]), num_graphs=counts(2, none=True), log=Arg("False")),
+    "graphs.load_planetoid": calls("graphs.load_planetoid", name=texts("Cora")),
     **{
-        f"graphs.load_{name}": calls(f"graphs.load_{name}", root=absent, name=_name)
+        f"graphs.load_{name}": calls(f"graphs.load_{name}")
+        for name in ("ogb", "mnist", "newsgroups", "snapshots", "synmol", "pokec")
+    },
+    **{
+        f"graphs.load_{name}": calls(f"graphs.load_{name}", name=_name)
         for name in ("facebook", "heterophilous", "tu")
     },
 }  # fmt: skip
@@ -281,10 +257,10 @@ def batch_learner(name: str, output: int, *metrics: str, **attributes: str) -> S
     return strategy
 
 
-def score(d: Draw) -> None:
+def task_metric(d: Draw) -> None:
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mrr", "mse", "mae"])
     given = "torch.randn(6), torch.randn(6)" if name in ("mse", "mae") else "torch.randn(6, 2), torch.arange(6) % 2"
-    d.call("metric", "train.Score({args})", metric=Arg(repr(name), choice(d, name).wrong))
+    d.call("metric", "train.TaskMetric({args})", metric=Arg(repr(name), choice(d, name).wrong))
     d.call("out", f"metric({given})")
 
 
@@ -347,7 +323,7 @@ TRAIN: dict[str, Strategy] = {
     "train.NodeClassifier": node_classifier,
     "train.SequenceClassifier": calls("train.SequenceClassifier", "made(torch.ones(2, 5, 3))",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
-        warmup=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0")),
+        warmup=numbers(0.1, 0.0, zero=True, below="1.0")),
     "train.node_cross_entropy": node_cross_entropy,
     "train.mean_squared_error": mean_squared_error,
     "train.weighted_accuracy": calls("train.weighted_accuracy",
@@ -356,21 +332,12 @@ TRAIN: dict[str, Strategy] = {
     "train.multi_label_loss": multi_label_loss,
     "train.GraphClassifier": batch_learner("GraphClassifier", 2, "acc", "roc_auc"),
     "train.Forecaster": batch_learner("Forecaster", 1, "mse", "mae", base="torch.zeros({n})"),
-    "train.Score": score,
-    "train.HeterophilousDataModule": calls("train.HeterophilousDataModule", "made.num_features", root=absent,
-        split=seed, name=_name),
-    "train.FacebookDataModule": calls("train.FacebookDataModule", "made.num_features", root=absent, split=seed,
-        leave="train val", name=_name),
-    "train.OgbDataModule": calls("train.OgbDataModule", "made.num_features", root=absent, split=seed, leave="cache",
-        name=named("ogbn-arxiv", "ogbn-proteins")),
-    "train.KNNDataModule": calls("train.KNNDataModule", "made.num_features", root=absent, split=seed,
-        name=named("MNIST", "20Newsgroups")),
-    "train.TUDataModule": calls("train.TUDataModule", "made.num_features", root=absent, split=seed, leave="train val",
-        name=_name),
-    "train.SynMolDataModule": calls("train.SynMolDataModule", "made.num_features", root=absent, split=seed,
-        leave="val"),
-    "train.SnapshotDataModule": calls("train.SnapshotDataModule", "made.num_features", root=absent, split=seed,
-        leave="train val", name=named("chickenpox", "england_covid"), base=lambda d: choice(d, "zero", "ridge")),
+    "train.TaskMetric": task_metric,
+    **{
+        f"train.{name}DataModule": calls(f"train.{name}DataModule", "made.num_features", leave="train val", **own)
+        for names, own in (("Heterophilous Facebook TU", {"name": _name}), ("Ogb KNN SynMol Snapshot", {}))
+        for name in names.split()
+    },
     "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
 }  # fmt: skip
@@ -391,15 +358,12 @@ def sharded_graph(d: Draw) -> None:
         f"not from zero: [1, {n}] | a fraction: [0.5, {n}]",
     )
     d.call("ranks", ONE_RANK)
+    listed = replace(given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what])
     d.call(
-        "graph",
-        "distributed.ShardedGraph({args})",
-        edge_index=replace(given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what]),
-        num_nodes=fixed(n, *count(d, zero=True).wrong),
-        edge_weight=given["edge_weight"],
-        bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
+        "graph", "distributed.ShardedGraph({args})", edge_index=listed, edge_weight=given["edge_weight"],
+        num_nodes=fixed(n, *count(d, zero=True).wrong), bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
         device=replace(device(d).without("a list"), optional=True),
-    )
+    )  # fmt: skip
     d.call("out", "[graph.degree(), graph.rows, graph.total(torch.ones(2))]")
 
 

@@ -2,26 +2,25 @@
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
 from dataclasses import replace
+from typing import Any
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, calls, construct, dtype, made
+from .signatures import arguments, calls, construct, counts, dtype, numbers, texts
 from .table_models import masks
 from .table_operators import FALLING, MIXTURE, NOT_FALLING
 
 FREE = ("a longer last dimension", "another dtype")  # where the channels may be any
 
 
-def penalty(name: str, **make: Make) -> Strategy:
+def penalty(name: str, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "penalty", name, **made(d, make))
+        construct(d, "penalty", name, **options)
         asked = d.pick(["delta", "f", "conjugate", "total", "coupling"])
         if asked in ("delta", "f", "conjugate"):
             argument = "omega" if asked == "conjugate" else "z2"
-            wrong = (
-                f"a list | an array | a string | None | a dict | complex: torch.ones({d.nodes}, dtype=torch.complex64)"
-            )
-            given = {argument: Arg(f"torch.rand({d.nodes}{kind(d)})", bad(wrong))}
+            wrong = bad(f"a list | an array | a string | None | a dict | complex: torch.ones({d.nodes}).cfloat()")
+            given = {argument: Arg(f"torch.rand({d.nodes}{kind(d)})", wrong)}
             d.call("out", f"penalty.{asked}({{{argument}}})", finite=asked != "conjugate", **given)
         elif asked == "total":
             d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
@@ -32,14 +31,8 @@ def penalty(name: str, **make: Make) -> Strategy:
     return strategy
 
 
-def function_penalty(d: Draw) -> None:
-    ends = bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)")
-    penalty(
-        "FunctionPenalty",
-        f=lambda d: options(d, *FALLING, wrong=NOT_FALLING + bad("None")),
-        delta=lambda d: never([]),
-        domain=lambda d: options(d, "(0.0, math.inf)", wrong=ends, optional=True),
-    )(d)
+def domain(d: Draw) -> Arg:
+    return options(d, "(0.0, math.inf)", wrong=bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)"))
 
 
 def own_penalty(d: Draw) -> None:
@@ -60,20 +53,16 @@ def energy(d: Draw) -> None:
     relu = choice(d, "relu", None)
     metric = tensor(d, d.nodes, optional=True, positive=True)
     source = tensor(d, *like, optional=True)
-    given = arguments(
-        d, "Energy", leave="laplacian", penalty=options(d, *right, wrong=NOT_A_PENALTY),
+    construct(
+        d, "energy", "Energy", leave="laplacian", penalty=options(d, *right, wrong=NOT_A_PENALTY),
         lam=number(d, 1.0, 0.3, optional=True),
         coupling=Arg(of.right if over else None, of.without("None").wrong, True), source=source,
         beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True), metric=metric.without("a higher rank"),
         graph_term=coupling(d, symmetric=True, optional=True), activation=relu, version=choice(d, "falling"),
         ptr=never(ptr(d).wrong) if over else ptr(d),
     )  # fmt: skip
-    d.call("energy", "mp.Energy({args})", **given)
-    x = (
-        free(d)
-        if source.right is None and metric.right is None
-        else state(d, parameters=False).without("a higher rank")
-    )
+    unweighted = source.right is None and metric.right is None
+    x = free(d) if unweighted else state(d, parameters=False).without("a higher rank")
     finite = relu.right in (None, "None")
     if d.maybe(0.2):
         at = replace(state(d, parameters=False), optional=False)
@@ -103,11 +92,8 @@ def certify_step(d: Draw) -> None:
     of = coupling(d, symmetric=True, optional=True)
     joint = Arg("energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()"))
     d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
-    d.call(
-        "out", "mp.energies.certify_step({args})", finite=False,
-        energy=joint, coupling=Arg(of.right or "None", of.wrong),
-        x=free(d),
-    )  # fmt: skip
+    given = {"energy": joint, "coupling": Arg(of.right or "None", of.wrong), "x": free(d)}
+    d.call("out", "mp.energies.certify_step({args})", finite=False, **given)
 
 
 def energy_trace(d: Draw) -> None:
@@ -124,20 +110,14 @@ def energy_trace(d: Draw) -> None:
 def joint_energy(d: Draw) -> None:
     source = tensor(d, d.nodes, d.channels, optional=True, positive=True)
     metric = tensor(d, d.nodes, optional=True, positive=True)
-    weight = [w for w in number(d, zero=True).wrong if w.valid is False]
+    wrong = [w for w in number(d, zero=True).wrong if w.valid is False]
     right = "'simple'", "'gaussian'", "None", "mp.SigmoidPenalty()"
-    given = {
-        "penalty": options(d, *right, wrong=NOT_A_PENALTY).without("None"),
-        **{
-            name: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=weight, optional=True)
-            for name in ("lam", "mu", "beta")
-        },
-        "graph_term": coupling(d, symmetric=True, optional=True),
-        "source": source,
-        "metric": metric.without("a higher rank"),
-        "constraint": choice(d, None, "nonnegative", "ball", "sphere"),
-    }
-    construct(d, "energy", "JointEnergy", leave="projection", **given)
+    weights = dict.fromkeys(("lam", "mu", "beta"), lambda d: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=wrong))
+    construct(
+        d, "energy", "JointEnergy", leave="projection", graph_term=coupling(d, symmetric=True, optional=True),
+        penalty=options(d, *right, wrong=NOT_A_PENALTY).without("None"), source=source,
+        metric=metric.without("a higher rank"), constraint=texts(None, "nonnegative", "ball", "sphere"), **weights,
+    )  # fmt: skip
     d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False)
 
 
@@ -156,11 +136,11 @@ def record(source: str) -> Strategy:
 
 ENERGIES: dict[str, Strategy] = {
     "JointEnergy": joint_energy, "Penalty": own_penalty,
-    **{
-        name: penalty(name)
-        for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty", "GaussianPenalty")
-    },
-    "FunctionPenalty": function_penalty, "MixturePenalty": penalty("MixturePenalty", **MIXTURE), "Energy": energy,
+    **{name: penalty(name) for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty")},
+    "GaussianPenalty": penalty("GaussianPenalty"),
+    "FunctionPenalty": penalty("FunctionPenalty", always="f", domain=domain, delta=never([]),
+        f=lambda d: options(d, *FALLING, wrong=NOT_FALLING + bad("None"))),
+    "MixturePenalty": penalty("MixturePenalty", **MIXTURE), "Energy": energy,
     "EnergyTrace": energy_trace,
     "Certificate": record("mp.energies.Certificate(theorem='T1', holds=True, tau=0.5, reason='Here.').__str__()"),
     "certify": certify, "certify_step": certify_step,
@@ -174,13 +154,8 @@ def full_graph_inference(d: Draw) -> None:
     right = [f"mp.{name}({d.channels}, 4, 3)" for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")]
     given = edges(d)
     given.pop("batch")
-    given |= {
-        "model": options(d, *right, wrong=NOT_A_MODULE),
-        "x": state(d, dtype="float32"),
-        "block_size": count(d, 3, 65536, optional=True),
-        "progress": Arg("False"),
-    }
-    construct(d, "out", "full_graph_inference", **given)
+    own = {"model": options(d, *right, wrong=NOT_A_MODULE), "x": state(d, dtype="float32"), "progress": Arg("False")}
+    construct(d, "out", "full_graph_inference", **given, **own)
 
 
 def released_state_dict(d: Draw) -> None:
@@ -210,7 +185,6 @@ NOT_A_NUMBER_OF = bad("gives a string?: lambda x: 'x' | gives nothing?: lambda x
 
 
 def _refusing(arg: Arg, *which: str) -> Arg:
-    """The argument where these have to be refused."""
     return replace(arg, wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong])
 
 
@@ -218,15 +192,12 @@ def fixed_point(d: Draw) -> None:
     size = d.pick([4, 1, 0])
     x0 = tensor(d, size).unsure(*FREE, "a lower rank", "a higher rank")
     wrong = NOT_A_FUNCTION + NOT_A_STATE + (OTHER_STATES if size else [])
-    given = {
-        "step": options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=wrong),
-        "x0": _refusing(x0, "NaN", "infinite") if size else x0,
-        "energy": options(d, "lambda x: -x.sum()", wrong=NOT_A_FUNCTION + NOT_A_NUMBER_OF, optional=True).without(
-            "None"
-        ),
-        "total": options(d, "lambda x: x", wrong=NOT_A_FUNCTION, optional=True).without("None"),
-    }
-    construct(d, "out", "fixed_point", leave="what", **given)
+    construct(
+        d, "out", "fixed_point", leave="what", step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=wrong),
+        x0=_refusing(x0, "NaN", "infinite") if size else x0,
+        energy=lambda d: options(d, "lambda x: -x.sum()", wrong=NOT_A_FUNCTION + NOT_A_NUMBER_OF).without("None"),
+        total=lambda d: options(d, "lambda x: x", wrong=NOT_A_FUNCTION).without("None"),
+    )  # fmt: skip
 
 
 def sequences(d: Draw, channels: int, dtype: str = "float64") -> dict[str, Arg]:
@@ -249,15 +220,9 @@ PLACED = "mp.PDETransformer(3, 4, 2, 1, 2, max_length=9, placement='P1').double(
 
 
 def commutator(d: Draw) -> None:
-    smoothing = Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))
-    attention = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
-    d.call(
-        "out",
-        "mp.diagnostics.commutator({args})",
-        diffusion=smoothing,
-        attention=attention,
-        **sequences(d, 4, "float32"),
-    )
+    given = {"diffusion": Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))}
+    given["attention"] = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
+    d.call("out", "mp.diagnostics.commutator({args})", **given, **sequences(d, 4, "float32"))
 
 
 def _placed(d: Draw) -> dict[str, Arg]:
@@ -269,13 +234,8 @@ def _placed(d: Draw) -> dict[str, Arg]:
 def perturbation_bound(d: Draw) -> None:
     site = Arg("model.after_embedding", bad("None | a string: 'site' | a module of another: nn.Linear(2, 2)"))
     smoothing = options(d, "mp.PDEDiffusion1d(4).double()", wrong=SMOOTHING, optional=True)
-    d.call(
-        "out",
-        "mp.diagnostics.perturbation_bound({model}, {site}, {x}, {args})",
-        site=site,
-        diffusion=smoothing,
-        **_placed(d),
-    )
+    target = "mp.diagnostics.perturbation_bound({model}, {site}, {x}, {args})"
+    d.call("out", target, site=site, diffusion=smoothing, **_placed(d))
 
 
 def diagnose(d: Draw) -> None:
@@ -283,10 +243,8 @@ def diagnose(d: Draw) -> None:
     sites = options(d, "['after_embedding']", wrong=wrong, optional=True)
     smoothing = Arg("mp.PDEDiffusion1d(4).double()" if sites.right else None, SMOOTHING, not sites.right)
     d.call("report", "mp.diagnose({model}, {x}, {args})", sites=sites, diffusion=smoothing, **_placed(d))
-    quantity = options(
-        d, "'commutator'", "'estimate'", wrong=bad("no column: 'nonsense' | None | a number"), optional=True
-    )
-    d.call("out", "report.plot({args})", quantity=quantity)
+    wrong = bad("no column: 'nonsense' | None | a number")
+    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'estimate'", wrong=wrong, optional=True))
 
 
 def random_features(d: Draw) -> Arg:
@@ -312,12 +270,8 @@ def stable(d: Draw) -> Arg:
     return options(d, *right, wrong=wrong)
 
 
-MODEL: Make = lambda d: options(  # noqa: E731
-    d, "mp.NodeFormer(4, 4, 2)", "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "nn.Identity()", wrong=NOT_A_MODULE
-)
-WEIGHT: Make = lambda d: number(d, 1.0, 0.5, optional=True, negative=True, zero=True)  # noqa: E731
 FUNCTIONS: dict[str, Strategy] = {
-    "auxiliary_loss": calls("auxiliary_loss", model=MODEL), "cite": calls("cite", model=MODEL),
+    "auxiliary_loss": calls("auxiliary_loss"), "cite": calls("cite"),
     "edge_loss": calls("edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed),
     "fixed_point": fixed_point, "full_graph_inference": full_graph_inference,
     "kernel_error": calls("kernel_error", diffusivity=random_features, x=state, num_features=feature_counts,
@@ -326,12 +280,12 @@ FUNCTIONS: dict[str, Strategy] = {
         wrong=NOT_A_FUNCTION + NOT_A_STATE), x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank",
         "a higher rank")),
     "released_state_dict": released_state_dict, "roughness": roughness,
-    "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free, beta=WEIGHT),
-    "posterior_variance": calls("posterior_variance", coupling=stable, leak=lambda d: number(d, 0.5, 0.1)),
+    "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free),
+    "posterior_variance": calls("posterior_variance", coupling=stable, leak=numbers(0.5, 0.1)),
     "commutator": commutator, "perturbation_bound": perturbation_bound, "diagnose": diagnose,
     "diagnostics.plot_attention": calls("diagnostics.plot_attention", coupling=any_symmetric,
         ax=never(bad("a string: 'ax' | a number")), head=lambda d: options(d, 0,
-        wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True)),
+        wrong=NOT_A_NUMBER + bad("negative | beyond"))),
     "diagnostics.SmoothingFloor": record("diagnostics.SmoothingFloor(1.0, 2.0, 0.0, 1.0).floor"),
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
     "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
@@ -341,14 +295,10 @@ FUNCTIONS: dict[str, Strategy] = {
 
 def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy:
     def strategy(d: Draw) -> None:
-        given = {"subject": Arg(right, wrong), **made(d, make), "seed": seed(d)}
+        given = {"subject": Arg(right, wrong), **{key: arg(d) for key, arg in make.items()}, "seed": seed(d)}
         d.call("out", f"testing.{name}({{subject}}, {{args}})", **given)
 
     return strategy
-
-
-def level(d: Draw) -> Arg:
-    return choice(d, "core", "strict")
 
 
 def _inert(wrong: list[Wrong]) -> list[Wrong]:
@@ -359,17 +309,15 @@ def _inert(wrong: list[Wrong]) -> list[Wrong]:
 def problem(name: str) -> Strategy:
     def strategy(d: Draw) -> None:
         construct(d, "problem", f"testing.{name}")
-        asked = d.pick(["coupling", "heat", "implicit", "steady"])
-        if asked == "coupling":
-            d.call("out", "problem.coupling.degree()")
-        elif asked == "heat":
-            d.call("out", "problem.heat({args})", t=number(d, 0.5, 1.0, zero=True))
-        elif asked == "implicit":
-            leak = number(d, 0.1, optional=True, zero=True)
-            d.call("out", "problem.implicit_step({args})", tau=number(d, 0.5, 1.0, zero=True), leak=leak)
-        else:
-            source = Arg("torch.ones_like(problem.state)", NOT_A_TENSOR + bad("None"))
-            d.call("out", "problem.steady_state({args})", source=source, leak=number(d, 0.5, zero=True))
+        leak, tau = number(d, 0.1, optional=True, zero=True), number(d, 0.5, 1.0, zero=True)
+        source = Arg("torch.ones_like(problem.state)", NOT_A_TENSOR + bad("None"))
+        uses: list[tuple[str, dict[str, Arg]]] = [
+            ("coupling.degree()", {}), ("heat({args})", {"t": tau}),
+            ("implicit_step({args})", {"tau": tau, "leak": leak}),
+            ("steady_state({args})", {"source": source, "leak": number(d, 0.5, zero=True)}),
+        ]  # fmt: skip
+        use, given = d.pick(uses)
+        d.call("out", f"problem.{use}", **given)
 
     return strategy
 
@@ -383,29 +331,28 @@ def adjacency(d: Draw) -> Arg:
     return Arg("torch.ones(3, 3) - torch.eye(3)", wrong)
 
 
+LEVEL = texts("core", "strict")
 UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked("check_coupling", UNIFORM, _inert(NOT_A_COUPLING)),
     "testing.check_diffusivity": checked("check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY),
-        level=level),
-    "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=level),
+        level=LEVEL),
+    "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=LEVEL),
     "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
     "testing.assert_energy_descent": checked("assert_energy_descent", "mp.ExplicitEuler(0.5)", NOT_A_MODULE,
-        instances=lambda d: count(d, 1, 2), steps=lambda d: count(d, 1, 2), num_nodes=lambda d: count(d, 4, 6),
-        channels=lambda d: count(d, 2, 3), energy=lambda d: never(NOT_A_FUNCTION).without("None")),
-    **{
-        f"testing.{name}": problem(name)
-        for name in ("path_problem", "cycle_problem", "complete_problem", "grid_problem", "random_problem")
-    },
+        instances=counts(1, 2), steps=counts(1, 2), num_nodes=counts(4, 6), channels=counts(2, 3),
+        energy=lambda d: never(NOT_A_FUNCTION).without("None")),
+    **{f"testing.{of}_problem": problem(f"{of}_problem") for of in ("path", "cycle", "complete", "grid", "random")},
     "testing.problem_on_graph": calls("testing.problem_on_graph", "made.heat(0.5)",
         name=Arg("'mine'", bad("a number?")), adjacency=adjacency),
     "testing.Problem": record("testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"),
     "testing.exact_problems": record("len(testing.exact_problems())"),
-    "testing.cosine_mode": calls("testing.cosine_mode", k=lambda d: count(d, 1, 2, zero=True)),
+    "testing.cosine_mode": calls("testing.cosine_mode", k=counts(1, 2, zero=True)),
     "testing.order_of_convergence": calls("testing.order_of_convergence", step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
         problem=Arg("testing.path_problem(4)", bad("None | a string: 'path' | a tensor")),
-        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string"))),
-    "testing.tolerance": calls("testing.tolerance", operation=lambda d: choice(d, "product", "degree", "gradient",
-        optional=False), dtype=lambda d: dtype(d).without("a number", "complex")),
+        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")),
+        always="counts"),
+    "testing.tolerance": calls("testing.tolerance", operation=texts("product", "degree", "gradient"),
+        dtype=lambda d: dtype(d).without("a number", "complex")),
     "testing.Tolerance": record("testing.Tolerance(1e-3, 1e-3)"),
 }  # fmt: skip

@@ -8,34 +8,22 @@ from diffusion_mp import DiffusionConv, KernelizedSoftmaxDiffusivity, SparseFlow
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import address, arguments, construct, made
+from .signatures import construct, counts, numbers, texts
 
 
-def called(
-    d: Draw, *, needed: bool, source: bool = True, features: Arg | None = None, x: Arg | None = None, **more: Arg
-) -> None:
-    rest = {"return_coupling": flag(d), **more} | ({} if features is None else {"features": features})
+def called(d: Draw, *, needed: bool, source: bool = True, x: Arg | None = None, **more: Arg) -> None:
+    rest = {"return_coupling": flag(d), **more}
     if source:
         wrong = tensor(d, d.nodes, d.channels, optional=True).wrong
         rest["source"] = never(wrong if d.nodes else [])
     d.call("out", "layer({args})", x=state(d) if x is None else x, **edges(d, needed=needed), **rest)
 
 
-def layer(
-    name: str,
-    *,
-    needed: bool = False,
-    source: bool = True,
-    leave: str = "",
-    more: str = "",
-    of: Any = None,
-    **make: Make,
-) -> Strategy:
+def layer(name: str, *, needed: bool = False, source: bool = True, **options: Any) -> Strategy:
     """A layer called as ``layer(x, edge_index, …)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
-        given = arguments(d, name, leave=leave, more=more, of=of, **made(d, make))
-        d.call("layer", f"{address(name)}({{args}}){cast(d)}", **given)
+        construct(d, "layer", name, cast(d), **options)
         called(d, needed=needed, source=source)
 
     return strategy
@@ -45,12 +33,9 @@ def same(d: Draw) -> Arg:
     return count(d, d.channels)
 
 
-def rows_or_frobenius(d: Draw) -> Arg:
-    return choice(d, "row", "frobenius", None)
-
-
-def alpha(d: Draw) -> Arg:
-    return number(d, 0.1, 1.0, "math.inf", optional=True, infinite=True)
+rows_or_frobenius = texts("row", "frobenius", None)
+alpha = numbers(0.1, 1.0, "math.inf", infinite=True)
+SHARE = numbers(0.1, 0.0, zero=True, below="1.0")
 
 
 def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
@@ -61,44 +46,34 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
         "penalty": choice(d, *(["simple"] if near else []), "gaussian", "softmax", "quadratic", None, optional=near),
         "constraint": choice(d, constraint, optional=constraint == "ball").without("None"),
         "heads": count(d, *([d.heads] if channels else [1, 2]), optional=True),
-        "projection": choice(d, "tied", None),
-        "lam": number(d, 0.5, 1e-3, optional=True),
-        "graph": flag(d),
-    }
+        "projection": choice(d, "tied", None), "lam": number(d, 0.5, 1e-3, optional=True), "graph": flag(d),
+    }  # fmt: skip
 
 
 def certified_conv(d: Draw) -> None:
-    given = arguments(d, "CertifiedConv", beta=number(d, 1.0, 0.1, optional=True), **certified(d, channels=True))
-    d.call("layer", f"mp.CertifiedConv({{args}}){cast(d)}", **given)
+    construct(d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), **certified(d, channels=True))
     called(d, needed=False)
 
 
 def diffusion_conv(d: Draw) -> None:
-    own = {"reads": choice(d, "state", "values", "features"), "heads": count(d, 1, 2, optional=True)}
-    given = arguments(
-        d, "DiffusionConv", leave="concat transform value_bias", out_channels=same(d), diffusivity=diffusivity(d), **own
-    )
-    d.call("layer", f"mp.DiffusionConv({{args}}){cast(d)}", **given)
+    reads = choice(d, "state", "values", "features")
+    own = {"out_channels": same, "heads": counts(1, 2), "reads": reads}
+    construct(d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own)
     unread = never([Wrong(real(d, d.nodes, 3), "features nobody reads")])
-    called(d, needed=True, features=state(d) if own["reads"].right == "'features'" else unread)
+    called(d, needed=True, features=state(d) if reads.right == "'features'" else unread)
 
 
 def gcnii(d: Draw) -> None:
     both = d.maybe(0.5)
-    given = arguments(
-        d,
-        "GCNIIConv",
-        alpha=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
-        theta=Arg("0.5" if both else None, number(d, none=True).wrong if both else [], False),
-        layer=Arg("2" if both else None, count(d, none=True).wrong if both else [], False),
-    )
-    d.call("layer", f"mp.GCNIIConv({{args}}){cast(d)}", **given)
+    theta = Arg("0.5" if both else None, number(d, none=True).wrong if both else [])
+    layer = Arg("2" if both else None, count(d, none=True).wrong if both else [])
+    construct(d, "layer", "GCNIIConv", cast(d), alpha=SHARE, theta=theta, layer=layer)
     called(d, needed=True)
 
 
 def gat(d: Draw) -> None:
     featured = d.maybe(0.4)
-    wide = Arg(str(d.channels) if featured else None, count(d, none=True).wrong if featured else [], False)
+    wide = Arg(str(d.channels) if featured else None, count(d, none=True).wrong if featured else [])
     construct(d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
     if featured:
         given = with_edge_attr(d, optional=False)
@@ -113,9 +88,9 @@ def with_edge_attr(d: Draw, *, optional: bool = True) -> dict[str, Arg]:
     return {"x": state(d), **given, "edge_attr": tensor(d, len(d.edges), d.channels, optional=optional)}
 
 
-def with_edges(name: str, **make: Make) -> Strategy:
+def with_edges(name: str, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "layer", name, cast(d), **made(d, make))
+        construct(d, "layer", name, cast(d), **options)
         d.call("out", "layer({args})", **with_edge_attr(d), return_coupling=flag(d))
 
     return strategy
@@ -137,14 +112,11 @@ def appnp(d: Draw) -> None:
     forever = d.maybe(0.2)
     steps = count(d, 10, 1, optional=True, none=True)
     spread = diffusivity(d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))").without("None")
-    given = arguments(
-        d,
-        "APPNPConv",
-        K=replace(steps, right="None") if forever else steps,
-        alpha=number(d, 0.1, *([] if forever else [0.0]), optional=True, zero=not forever, below="1.0"),
+    construct(
+        d, "layer", "APPNPConv", cast(d), K=replace(steps, right="None") if forever else steps,
+        alpha=numbers(0.1, *([] if forever else [0.0]), zero=not forever, below="1.0"),
         diffusivity=replace(spread, optional=True, right=spread.right if forever or d.maybe(0.5) else None),
-    )
-    d.call("layer", f"mp.APPNPConv({{args}}){cast(d)}", **given)
+    )  # fmt: skip
     called(d, needed=True)
 
 
@@ -159,20 +131,19 @@ LAYERS: dict[str, Strategy] = {
     "MLPConv": layer("MLPConv"), "GCNConv": layer("GCNConv", needed=True), "SGConv": layer("SGConv", needed=True),
     "GATConv": gat, "CertifiedConv": certified_conv,
     "DIFFormerConv": layer("DIFFormerConv", leave="update transform keep bias concat", more="dropout",
-        of=DiffusionConv, out_channels=same, normalize=lambda d: choice(d, "row", None)),
+        of=DiffusionConv, out_channels=same, normalize=texts("row", None)),
     "NodeFormerConv": layer("NodeFormerConv", leave="projection",
         more="num_features edge_regularization generator stabilizer", of=KernelizedSoftmaxDiffusivity,
         normalize=rows_or_frobenius),
     "SFiConv": layer("SFiConv", leave="hops", more="lam alpha lam_scale friction", of=SparseFlowDiffusivity,
         out_channels=same, alpha=alpha, normalize=rows_or_frobenius),
-    "SGFormerConv": layer("SGFormerConv", leave="transform", out_channels=same,
-        beta=lambda d: number(d, 0.5, 1.0, optional=True)),
+    "SGFormerConv": layer("SGFormerConv", leave="transform", out_channels=same, beta=numbers(0.5, 1.0)),
     "DiffusionConv": diffusion_conv,
-    "GINConv": layer("GINConv", needed=True, mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
-        eps=lambda d: number(d, 0.0, 0.2, optional=True, negative=True)),
+    "GINConv": layer("GINConv", needed=True, always="mlp", mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
+        eps=numbers(0.0, 0.2, negative=True)),
     "MultiHeadConv": layer("MultiHeadConv", needed=True, source=False, out_channels=same),
     "APPNPConv": appnp, "GCNIIConv": gcnii,
-    "GatedGCNConv": with_edges("GatedGCNConv", eps=lambda d: number(d, 1e-6, 0.1, optional=True)),
+    "GatedGCNConv": with_edges("GatedGCNConv", eps=numbers(1e-6, 0.1)),
     "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
     "from_pyg": weights_of_pyg,
 }  # fmt: skip

@@ -10,8 +10,8 @@ from diffusion_mp.layers import DIFFormerConv, SGFormerConv
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import address, arguments, construct, made
-from .table_layers import called, certified
+from .signatures import construct, counts, numbers, texts
+from .table_layers import SHARE, called, certified
 
 NOT_OPTIONS = bad("a string | a number | a list | a module")
 
@@ -32,13 +32,10 @@ def tasks(d: Draw) -> tuple[Arg, dict[str, Arg]]:
     return Arg(repr(task), choice(d, "node").wrong), {"edge_label_index": pairs(d) if task == "link" else unasked}
 
 
-def model(
-    name: str, *, needed: bool = False, leave: str = "", more: str = "", of: Any = None, **make: Make
-) -> Strategy:
+def model(name: str, *, needed: bool = False, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
         task, scored = tasks(d)
-        given = arguments(d, name, leave=leave, more=more, of=of, task=task, **made(d, make))
-        d.call("layer", f"{address(name)}({{args}}){cast(d)}", **given)
+        construct(d, "layer", name, cast(d), task=task, **options)
         called(d, needed=needed, source=False, x=sparse_too(d, state(d)), **scored)
 
     return strategy
@@ -46,19 +43,11 @@ def model(
 
 def gnn(d: Draw) -> None:
     conv = d.pick(["gcn", "mlp", "sgc", "gin", "gat", "appnp", "gcnii"])
-    model(
-        "DiffusionGNN",
-        needed=True,
-        leave="edge_dim" if conv in ("mlp", "gcn", "gin", "gat") else "edge_dim norm jk",
-        conv=lambda d: choice(d, conv, optional=False),
-        heads=heads,
-        alpha=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
-    )(d)
+    leave = "edge_dim" if conv in ("mlp", "gcn", "gin", "gat") else "edge_dim norm jk"
+    model("DiffusionGNN", needed=True, leave=leave, always="conv", conv=texts(conv), heads=heads, alpha=SHARE)(d)
 
 
-def heads(d: Draw) -> Arg:
-    """Heads that divide 4 and 6."""
-    return count(d, 1, 2, optional=True)
+heads = counts(1, 2)  # which divide 4 and 6
 
 
 def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
@@ -72,7 +61,7 @@ def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
         f"on the meta device: torch.zeros({rows}, 2, dtype=torch.long, device='meta')",
         f"beyond the table: torch.full(({rows}, 2), 9) | negative: torch.full(({rows}, 2), -1)" if rows else "",
     )
-    return Arg("[5, 3]", wrong_sizes), replace(features, wrong=wrong)
+    return Arg("[5, 3]", wrong_sizes).without("negative"), replace(features, wrong=wrong)
 
 
 def encodings(d: Draw) -> Arg:
@@ -86,7 +75,7 @@ def encodings(d: Draw) -> Arg:
     return options(d, vectors, f"({vectors}, {vectors}, torch.ones({n}, 3, dtype=torch.bool))", wrong=wrong)
 
 
-def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
+def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
     def strategy(d: Draw) -> None:
         edge_count = len(d.edges)
         channels, x = categories(d, d.channels, d.nodes)
@@ -101,8 +90,7 @@ def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
         if d.maybe(0.3):
             sizes["pe_channels"] = Arg("2", count(d, zero=True).without("None").wrong)
             call["pe"] = encodings(d)
-        given = arguments(d, name, more=more, of=GPS, **sizes, **made(d, make))
-        d.call("layer", f"{address(name)}({{args}}){cast(d)}", **given)
+        construct(d, "layer", name, cast(d), always="heads", more=more, of=GPS, **sizes, **own)
         d.call("out", "layer({args})", **call, return_coupling=flag(d))
 
     return strategy
@@ -110,19 +98,11 @@ def stack(name: str, *, more: str = "", **make: Make) -> Strategy:
 
 def attention_options(d: Draw) -> Arg:
     wrong = NOT_OPTIONS + bad("a negative leak: {'alpha': -1.0} | a leak of letters: {'alpha': 'a'}")
-    return options(d, "{'alpha': 0.5}", "{'friction': 'constant'}", "None", wrong=wrong, optional=True)
+    return options(d, "{'alpha': 0.5}", "{'friction': 'constant'}", "None", wrong=wrong)
 
 
-def heads_of_blocks(d: Draw) -> Arg:
-    """Heads that divide 4 and 6, where the default does not."""
-    return count(d, 2, 1)
-
-
-OF_GPS: dict[str, Any] = {
-    "more": "heads attention norm dropout attention_dropout",
-    "heads": heads_of_blocks,
-    "attention": attention_options,
-}
+BLOCKS: dict[str, Any] = {"heads": counts(2, 1), "attention": attention_options}
+OF_GPS = BLOCKS | {"more": "heads attention norm dropout attention_dropout"}
 
 
 def from_dfi(d: Draw) -> None:
@@ -141,18 +121,12 @@ def label_propagation(d: Draw) -> None:
     undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
     attention = "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
     observed = undirected if forever else "mp.AdjacencyDiffusivity('row')"
-    d.call(
-        "layer",
-        "mp.LabelPropagation({args})",
-        num_layers=replace(steps, right="None") if forever else steps,
+    spread = bad("a string: 'sym' | a number | a module")
+    construct(
+        d, "layer", "LabelPropagation", num_layers=replace(steps, right="None") if forever else steps,
         alpha=number(d, 0.9, *([] if forever else [1.0]), optional=True, below="1.5"),
-        diffusivity=options(
-            d,
-            attention if reads else observed,
-            wrong=bad("a string: 'sym' | a number | a module"),
-            optional=not (reads or forever),
-        ),
-    )
+        diffusivity=options(d, attention if reads else observed, wrong=spread, optional=not (reads or forever)),
+    )  # fmt: skip
     wrong = not_integers(
         str(n),
         f"None | a list?: [0] * {n} | an array?: np.zeros({n}, dtype=np.int64) | of rank three: torch.zeros({n}, 2, 2)",
@@ -178,16 +152,10 @@ def label_propagation(d: Draw) -> None:
 def laplacian_encoder(d: Draw) -> None:
     n, k = d.nodes, d.pick([3, 1, 0])
     construct(d, "layer", "LaplacianEncoder", cast(d))
-    values = Arg(
-        f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None, wrong_tensors(n, k, none=True), True
-    )
-    d.call(
-        "out",
-        "layer({args})",
-        eigenvectors=tensor(d, n, k).unsure("a longer last dimension"),
-        eigenvalues=tensor(d, n, k, optional=True),
-        mask=values.without("bools", "NaN", "infinite", "huge", "another dtype"),
-    )
+    known = f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None
+    mask = Arg(known, wrong_tensors(n, k, none=True), True).without("bools", "NaN", "infinite", "huge", "another dtype")
+    given = {"eigenvectors": tensor(d, n, k).unsure("a longer last dimension"), "mask": mask}
+    d.call("out", "layer({args})", eigenvalues=tensor(d, n, k, optional=True), **given)
 
 
 def masks(d: Draw, size: int, length: int) -> Arg:
@@ -209,8 +177,9 @@ def pde_diffusion(d: Draw) -> None:
     step = options(d, "mp.ExplicitEuler(0.5)", wrong=bad("a string: 'euler' | a number: 0.5"), optional=True)
     first = fixed(not turned, *bad("a string: 'yes' | None"))
     stencil = "strides boundary alpha budget"
-    given = arguments(d, "PDEDiffusion1d", more=stencil, of=NeumannDiffusivity, update=step, batch_first=first)
-    d.call("layer", f"mp.PDEDiffusion1d({{args}}){cast(d)}", **given)
+    construct(
+        d, "layer", "PDEDiffusion1d", cast(d), more=stencil, of=NeumannDiffusivity, update=step, batch_first=first
+    )
     if d.maybe(0.4):
         rows = state(d).unsure("a higher rank")  # of three dimensions it is a stack of sequences
         d.call("out", "layer({args})", x=rows, batch=edges(d)["batch"], return_coupling=flag(d))
@@ -228,13 +197,12 @@ def pde_transformer(d: Draw) -> None:
     placement = d.pick([None, "P1", "P2", "P3", "P4", "P5", "P6", "P7"])
     sizes = bad(f"a string | None | a list{'?' if tokens else ''} | empty | zero")  # another vocabulary may do
     smoothing = ["None"] if placement is None else ["None", "{'alpha': 0.2}"]
-    given = arguments(
-        d, "PDETransformer", in_channels=Arg("[7]" if tokens else "3", sizes), hidden_channels=count(d, 4, 8),
-        heads=heads_of_blocks(d), max_length=count(d, 12), placement=Arg(repr(placement), choice(d, None).wrong),
+    construct(
+        d, "layer", "PDETransformer", cast(d), in_channels=Arg("[7]" if tokens else "3", sizes), always="heads",
+        hidden_channels=counts(4, 8), heads=BLOCKS["heads"], max_length=counts(12), causal=never(flag(d).wrong),
+        placement=Arg(repr(placement), choice(d, None).wrong), task=Arg(repr(task), choice(d, "classify").wrong),
         diffusion=options(d, *smoothing, wrong=NOT_OPTIONS, optional=True),
-        task=Arg(repr(task), choice(d, "classify").wrong), causal=never(flag(d).wrong),
     )  # fmt: skip
-    d.call("layer", f"mp.PDETransformer({{args}}){cast(d)}", **given)
 
     def sequences() -> Arg:
         if not tokens:
@@ -252,8 +220,7 @@ def pde_transformer(d: Draw) -> None:
 
 
 def certified_difformer(d: Draw) -> None:
-    given = arguments(d, "CertifiedDIFFormer", leave="inputs task", **certified(d, channels=False))
-    d.call("layer", f"mp.CertifiedDIFFormer({{args}}){cast(d)}", **given)
+    construct(d, "layer", "CertifiedDIFFormer", cast(d), leave="inputs task", **certified(d, channels=False))
     if d.maybe(0.5):
         called(d, needed=False, source=False, x=sparse_too(d, state(d)))
     else:
@@ -264,21 +231,13 @@ def certified_difformer(d: Draw) -> None:
 MODELS: dict[str, Strategy] = {
     "CertifiedDIFFormer": certified_difformer,
     "DIFFormer": model("DIFFormer", leave="update", more="heads kernel projection normalize graph self_loops leak",
-        of=DIFFormerConv, heads=heads, normalize=lambda d: choice(d, "row", None)),
+        of=DIFFormerConv, heads=heads, normalize=texts("row", None)),
     "NodeFormer": model("NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads),
-    "SGFormer": model(
-        "SGFormer",
-        leave="trans_num_heads",
-        more="heads beta normalize projection",
-        of=SGFormerConv,
-        heads=heads,
-        alpha=lambda d: number(d, 0.5, 0.8, optional=True, zero=True, below="1.5"),
-        beta=lambda d: number(d, 0.5, 1.0, optional=True),
-        gnn=lambda d: choice(d, "gcn", "gat", "sgc", "mlp", "residual"),
-        aggregate=lambda d: choice(d, "add"),  # "cat" needs edges
-    ),
+    "SGFormer": model("SGFormer", leave="trans_num_heads", more="heads beta normalize projection", of=SGFormerConv,
+        heads=heads, alpha=numbers(0.5, 0.8, zero=True, below="1.5"), beta=numbers(0.5, 1.0),
+        gnn=texts("gcn", "gat", "sgc", "mlp", "residual"), aggregate=texts("add")),  # "cat" needs edges
     "DiffusionGNN": gnn, "GatedGCN": stack("GatedGCN"),
-    "GPS": stack("GPS", heads=heads_of_blocks, attention=attention_options),
-    "DFiFormer": stack("DFiFormer", **OF_GPS), "SFiFormer": from_dfi, "LabelPropagation": label_propagation,
-    "LaplacianEncoder": laplacian_encoder, "PDEDiffusion1d": pde_diffusion, "PDETransformer": pde_transformer,
+    "GPS": stack("GPS", **BLOCKS), "DFiFormer": stack("DFiFormer", **OF_GPS), "SFiFormer": from_dfi,
+    "LabelPropagation": label_propagation, "LaplacianEncoder": laplacian_encoder, "PDEDiffusion1d": pde_diffusion,
+    "PDETransformer": pde_transformer,
 }  # fmt: skip

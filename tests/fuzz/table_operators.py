@@ -12,7 +12,7 @@ from diffusion_mp.updates.implicit import SolvedUpdate
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import address, arguments, construct, device, dtype, made, parameters
+from .signatures import address, arguments, construct, device, dtype, numbers, parameters, texts
 from .table_layers import alpha, rows_or_frobenius
 
 
@@ -32,12 +32,8 @@ def graphs(d: Draw) -> None:
         given["full_degree"] = Arg(full, wrong_tensors(d.nodes, 2, none=True), True)
         d.call("graph", "mp.Graph({args})", **given)
     elif maker == "from_edge_index":
-        d.call(
-            "graph",
-            "mp.Graph.from_edge_index({args})",
-            **given,
-            num_nodes=node_count(d, beyond_memory=True).without("None"),
-        )
+        given["num_nodes"] = node_count(d, beyond_memory=True).without("None")
+        d.call("graph", "mp.Graph.from_edge_index({args})", **given)
     elif maker == "from_sparse":
         matrix = f"torch.sparse_coo_tensor({edge_list(d)}, torch.ones({len(d.edges)}), ({d.nodes}, {d.nodes}))"
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]
@@ -54,22 +50,18 @@ def graphs(d: Draw) -> None:
         refused = ("a list", "an array", "a string", "a number", "a dict", "a module", "None")  # only its rows count
         x = replace(x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong])
         d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
-    asked = d.pick(["degree", "with_self_loops", "within", "to_undirected", "reverse", "prepare", "weights", "parts"])
-    if asked == "degree":
-        of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
-        d.call("out", "graph.degree({args})", direction=choice(d, "in", "out"), dtype=of)
-    elif asked == "with_self_loops":
-        policy = choice(d, "keep", "add", "remove", "remaining")
-        d.call("out", "graph.with_self_loops({args}).degree()", policy=policy)
-    elif asked == "within":
-        d.call("out", "graph.within({args}).edges", hops=count(d, 1, 2, 3))
-    elif asked == "weights":
-        like = fixed(real(d, d.nodes), *bad("a list | a string | a number | a module | None"))
-        d.call("out", "graph.weights({args})", like=like)
-    elif asked == "parts":
-        d.call("out", "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]")
-    else:
-        d.call("out", f"graph.{asked}().degree()")
+    like = fixed(real(d, d.nodes), *bad("a list | a string | a number | a module | None"))
+    of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
+    uses: list[tuple[str, dict[str, Arg]]] = [
+        ("graph.degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
+        ("graph.with_self_loops({args}).degree()", {"policy": choice(d, "keep", "add", "remove", "remaining")}),
+        ("graph.within({args}).edges", {"hops": count(d, 1, 2, 3)}),
+        ("graph.weights({args})", {"like": like}),
+        ("[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]", {}),
+        *((f"graph.{asked}().degree()", {}) for asked in ("to_undirected", "reverse", "prepare")),
+    ]
+    use, given = d.pick(uses)
+    d.call("out", use, **given)
 
 
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
@@ -121,7 +113,7 @@ def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
 UNKEPT = {"symmetric", "row_stochastic", "positive_semidefinite", "reversible", "metric", "positive"}
 
 
-def built(d: Draw, name: str, *, pooled: bool = False, **own: Arg) -> None:
+def built(d: Draw, name: str, *, pooled: bool = False, **own: Make | Arg) -> None:
     """A coupling of its own arguments, the promise `nonnegative` only ever of a wrong kind, and a use of it."""
     known = parameters(name)
     if "nonnegative" in known:
@@ -131,11 +123,11 @@ def built(d: Draw, name: str, *, pooled: bool = False, **own: Arg) -> None:
     used(d, pooled=pooled)
 
 
-def by_features(name: str, *, positive: bool = False, pooled: bool = False, **make: Make) -> Strategy:
+def by_features(name: str, *, positive: bool = False, pooled: bool = False, **more: Make) -> Strategy:
     def strategy(d: Draw) -> None:
         bounds = never(wrong_ptr(d)) if pooled and d.maybe(0.3) else ptr(d)
-        own = features(d, positive=positive) | {"ptr": bounds} | made(d, make)
-        built(d, name, pooled=pooled and bounds.right is None, **own)
+        own = features(d, positive=positive) | {"ptr": bounds}
+        built(d, name, pooled=pooled and bounds.right is None, **own, **more)
 
     return strategy
 
@@ -149,13 +141,13 @@ def log_low_rank(d: Draw) -> None:
 
 def sparse_flow(d: Draw) -> None:
     h, f = d.pick([1, 2]), d.pick([3, 1])
-    names = ["query", "key"] + (["friction_query", "friction_key"] if d.maybe(0.5) else [])
-    parts = {name: tensor(d, d.nodes, h, f) for name in names}
+    parts = {name: tensor(d, d.nodes, h, f) for name in ("query", "key", "friction_query", "friction_key")}
+    if not d.maybe(0.5):
+        parts |= dict.fromkeys(("friction_query", "friction_key"), Arg(None))
     alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")  # which may be one per head
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind(d)})"]), alone.wrong)
     leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
-    d.call("coupling", "mp.couplings.SparseFlowCoupling({args})", **parts, ptr=ptr(d), lam=strength, alpha=leak)
-    used(d)
+    built(d, "SparseFlowCoupling", **parts, ptr=ptr(d), lam=strength, alpha=leak)
 
 
 FALLING = ["lambda z2: 1 / (1 + z2)", "lambda z2: torch.exp(-z2)"]
@@ -206,8 +198,7 @@ def projected(d: Draw) -> None:
 def scaled(d: Draw) -> None:
     wrong = NOT_A_SCALE + bad("array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)")
     scale = options(d, 0.5, -2, "torch.tensor(0.5)", "torch.ones(1)", wrong=wrong)
-    d.call("coupling", "mp.couplings.ScaledCoupling({args})", scale=scale, coupling=coupling(d, other_size=None))
-    used(d)
+    built(d, "ScaledCoupling", scale=scale, coupling=coupling(d, other_size=None))
 
 
 def summed(d: Draw) -> None:
@@ -217,10 +208,7 @@ def summed(d: Draw) -> None:
         f"empty | None | a string | a number | numbers: [1, 2] | a tensor | a term that is none: [{one}, None]",
         f"terms of two sizes: [{sizes}] | a coupling: {one}",
     )
-    d.call(
-        "coupling", "mp.couplings.SumCoupling({args})", terms=options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong)
-    )
-    used(d)
+    built(d, "SumCoupling", terms=options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong))
 
 
 def abstract(name: str) -> Strategy:
@@ -239,18 +227,14 @@ def abstract(name: str) -> Strategy:
     return strategy
 
 
-def _constant(d: Draw) -> Arg:
-    return number(d, 0.0, 1.0, optional=True, zero=True, negative=True)
-
-
+_constant = numbers(0.0, 1.0, zero=True, negative=True)
 COUPLINGS: dict[str, Strategy] = {
     "Graph": graphs, "Coupling": abstract("Coupling"), "PooledCoupling": abstract("PooledCoupling"),
     "IdentityCoupling": lambda d: built(d, "IdentityCoupling", num_nodes=node_count(d, beyond_memory=True)),
     "UniformCoupling": lambda d: built(d, "UniformCoupling", num_nodes=node_count(d)),
     "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
-    "LinearAttentionCoupling": by_features(
-        "LinearAttentionCoupling", positive=True, pooled=True, constant=_constant, own=_constant
-    ),
+    "LinearAttentionCoupling": by_features("LinearAttentionCoupling", positive=True, pooled=True, constant=_constant,
+        own=_constant),
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
     "LogLowRankCoupling": log_low_rank, "SparseFlowCoupling": sparse_flow, "DenseCoupling": dense,
     "DistanceCoupling": of_distance, "SparseCoupling": sparse, "NeumannCoupling": neumann,
@@ -259,13 +243,11 @@ COUPLINGS: dict[str, Strategy] = {
 }  # fmt: skip
 
 
-def of_state(
-    name: str, *, needed: bool = False, leave: str = "", more: str = "", of: Any = None, **make: Make
-) -> Strategy:
+def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
     """A diffusivity called as ``diffusivity(x, graph)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
-        own = arguments(d, name, leave=leave, more=more, of=of, **made(d, make))
+        own = arguments(d, name, **options)
         channels = own.get("channels")
         told = channels is not None and not channels.optional
         if channels is not None and channels.optional and "projection" in own:
@@ -297,13 +279,8 @@ def _used_by(d: Draw, *, finite: bool = True) -> None:
     d.call("out", target, finite=finite, **given)
 
 
-def head_channels(d: Draw) -> Arg:
-    return never([w for w in count(d, none=True).wrong if w.valid is False])
-
-
 QUERY_KEY: dict[str, Make] = {
-    "heads": lambda d: count(d, d.heads, optional=True),
-    "head_channels": head_channels,
+    "head_channels": lambda d: never([w for w in count(d, none=True).wrong if w.valid is False]),
     "normalize": rows_or_frobenius,
 }
 LOOSE = "projection row_stochastic"
@@ -319,9 +296,9 @@ def own_penalties(d: Draw) -> Arg:
     return options(d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong)
 
 
-def composed(name: str, **make: Make) -> Strategy:
+def composed(name: str, **options: Make) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "diffusivity", name, **made(d, make))
+        construct(d, "diffusivity", name, **options)
         d.call("coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d, needed=True))
         _used_by(d)
 
@@ -339,11 +316,8 @@ def unnormalised(d: Draw) -> Arg:
 
 
 def own_diffusivity(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.Diffusivity,), "
-        "dict(couple=lambda s, x, graph: mp.couplings.IdentityCoupling(len(x), dtype=x.dtype)))",
-    )
+    body = "lambda s, x, graph: mp.couplings.IdentityCoupling(len(x), dtype=x.dtype)"
+    d.call("Own", f"type('Own', (mp.Diffusivity,), {{'couple': {body}}})")
     asked = d.pick(["alone", "scaled", "added"])
     if asked == "alone":
         d.call("diffusivity", "Own()")
@@ -357,9 +331,10 @@ def own_diffusivity(d: Draw) -> None:
 
 
 NOT_WIDTHS = bad("empty | zero: [0.0] | negative: [-1.0] | a string | a number | not a number: [math.nan]")
-MIXTURE: dict[str, Make] = {
+MIXTURE: dict[str, Any] = {
+    "always": "widths",  # of which there are as many as weights
     "widths": lambda d: options(d, "[0.3, 1.0]", "(2.0, 0.5)", wrong=NOT_WIDTHS),
-    "weights": lambda d: options(d, "[1.0, 0.2]", wrong=NOT_WIDTHS + bad("too few: [1.0]"), optional=True),
+    "weights": lambda d: options(d, "[1.0, 0.2]", wrong=NOT_WIDTHS + bad("too few: [1.0]")),
 }
 
 
@@ -391,7 +366,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     "KernelizedSoftmaxDiffusivity": of_state("KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity,
         **QUERY_KEY),
     "SGFormerDiffusivity": of_state("SGFormerDiffusivity", more="projection", of=QueryKeyDiffusivity,
-        **QUERY_KEY | {"normalize": lambda d: choice(d, "row", "frobenius")}),
+        **QUERY_KEY | {"normalize": texts("row", "frobenius")}),
     "NeumannDiffusivity": of_state("NeumannDiffusivity"),
     "RelationalBias": of_state("RelationalBias", needed=True, more="self_loops direction", of=AdjacencyDiffusivity),
     "SymmetricDiffusivity": composed("SymmetricDiffusivity", diffusivity=unnormalised),
@@ -400,16 +375,13 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     "GraphAugmentedDiffusivity": composed("GraphAugmentedDiffusivity",
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
         graph_term=one_of("mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
-        mix=lambda d: choice(d, "sum", "mean")),
+        mix=texts("sum", "mean")),
 }  # fmt: skip
 
 
-def step(
-    name: str, *, symmetric: bool = False, source: bool = True, leave: str = "", more: str = "", **make: Make
-) -> Strategy:
+def step(name: str, *, symmetric: bool = False, source: bool = True, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        own = arguments(d, name, leave=leave, more=more, of=SolvedUpdate, **made(d, make))
-        d.call("update", f"{address(name)}({{args}})", **own)
+        own = construct(d, "update", name, of=SolvedUpdate, **options)
         weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
         if name in ("Equilibrium", "CertifiedStep"):  # whose sources weigh one by default
             weighs = own["beta"].right != "0.0"
@@ -428,41 +400,31 @@ def step(
 
 
 def own_update(d: Draw) -> None:
-    d.call(
-        "Own", "type('Own', (mp.StateUpdate,), dict(step=lambda s, x, c, v=None, h=None: c @ s.validate(x, c, v, h)))"
-    )
+    body = "lambda s, x, c, v=None, h=None: c @ s.validate(x, c, v, h)"
+    d.call("Own", f"type('Own', (mp.StateUpdate,), {{'step': {body}}})")
     d.call("update", "Own()")
     wide = d.nodes, 1, d.channels
     x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
     d.call("out", "update({args})", x=x.without("a lower rank", "a longer last dimension"), coupling=coupling(d))
 
 
-def _sphere(d: Draw) -> Arg:
-    return choice(d, None, "nonnegative", "ball", "sphere")
-
-
 def _weight(d: Draw) -> Arg:
     wrong = [w for w in number(d, zero=True).wrong if w.valid is False]
-    return options(d, 1.0, "mp.diffusivities.Positive(0.5)", wrong=wrong, optional=True)
+    return options(d, 1.0, "mp.diffusivities.Positive(0.5)", wrong=wrong)
 
 
-SOLVED = {"symmetric": True, "leave": "form", "more": "leak tol max_iter"}
+SOLVED: dict[str, Any] = {"symmetric": True, "leave": "form", "more": "beta leak tol max_iter"}
 UPDATES: dict[str, Strategy] = {
     "StateUpdate": own_update,
     "ExplicitEuler": step("ExplicitEuler"),
-    "MomentumStep": step("MomentumStep", momentum=lambda d: number(d, 0.5, 0.0, zero=True, below="1.0")),
-    "ImplicitEuler": step("ImplicitEuler", **SOLVED | {"more": "beta leak tol max_iter"}),  # type: ignore[arg-type]
-    "CrankNicolson": step("CrankNicolson", **SOLVED | {"more": "beta leak tol max_iter"}),  # type: ignore[arg-type]
+    "MomentumStep": step("MomentumStep", momentum=numbers(0.5, 0.0, zero=True, below="1.0")),
+    "ImplicitEuler": step("ImplicitEuler", **SOLVED), "CrankNicolson": step("CrankNicolson", **SOLVED),
     "HeatKernel": step("HeatKernel", symmetric=True, source=False, leave="form"),
-    "Equilibrium": step(
-        "Equilibrium",
-        **SOLVED,  # type: ignore[arg-type]
-        beta=lambda d: number(d, 1.0, 0.5, optional=True, negative=True, zero=True),
-        leak=lambda d: number(d, 0.5, 0.2, zero=True),
-    ),
-    "CertifiedStep": step("CertifiedStep", symmetric=True, beta=_weight, constraint=_sphere),
+    "Equilibrium": step("Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)),
+    "CertifiedStep": step("CertifiedStep", symmetric=True, beta=_weight,
+        constraint=texts(None, "nonnegative", "ball", "sphere")),
     "Backtracking": step("Backtracking", symmetric=True, source=False,
         penalty=lambda d: options(d, "mp.QuadraticPenalty()",
-        wrong=bad("None | a number | a list | a name: 'nonsense'")), form=lambda d: choice(d, "conservative"),
-        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'"), optional=True)),
+        wrong=bad("None | a number | a list | a name: 'nonsense'")), form=texts("conservative"),
+        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'"))),
 }  # fmt: skip

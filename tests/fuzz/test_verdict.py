@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from . import search as search_module
 from .pool import Worker
 from .program import Arg, Call, Program
 from .search import Kind, search, shorten
@@ -104,14 +103,13 @@ def test_a_bad_program_becomes_short(worker: Worker) -> None:
 
 @pytest.mark.exhaustive
 def test_the_search_groups_by_kind_and_prints_what_can_be_run(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault put into what is drawn is found again and again, as one kind, with a program that shows it."""
     name = "MLPConv"
     bad = {"verdict": "bad", "kind": "ValueError", "text": "", "where": "errors.py:check_counts", "step": 0}
 
-    def all_bad(seed: int, calls: int, *rest: Any) -> Iterator[dict[str, Any]]:
-        return ({"index": index, **bad} for index in range(calls) if drawn(seed, index, name).wrong == ((0, "bias"),))
+    def all_bad(self: Worker, seed: int, first: int, last: int, name: str) -> Iterator[dict[str, Any]]:
+        return ({"index": k, **bad} for k in range(first, last) if drawn(seed, k, name).wrong == ((0, "bias"),))
 
-    monkeypatch.setattr(search_module, "judge_all", all_bad)
+    monkeypatch.setattr(Worker, "judge_drawn", all_bad)
     result = search(0, 400, name)
     assert result.verdicts["bad"] > 1
     assert {found.kind for found in result.kinds} == {Kind(name, "bias", "ValueError", "errors.py:check_counts")}

@@ -4,6 +4,7 @@ Prints a line for every kernel: its name and the bytes of shared memory that a p
 """
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,20 +22,10 @@ from diffusion_mp.kernels.pairwise.scores import Weighting
 from diffusion_mp.kernels.sparse_flow import Features, RowTerms
 from diffusion_mp.kernels.sparse_flow import triton as sparse_flow
 
-
-class H100:
-    """What a driver has to say for a kernel to be compiled."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
+#: What a driver has to say for a kernel to be compiled.
+H100 = SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0, get_current_stream=lambda _: 0
+)
 compiled = JITFunction.run
 
 
@@ -45,7 +36,7 @@ def compile_only(self: JITFunction, *args: Any, **options: Any) -> None:
 
 
 def main(dtype: torch.dtype, width: int) -> None:
-    driver.set_active(H100())
+    driver.set_active(H100)
     JITFunction.run = compile_only
     n = 3000
     q, k, v = (torch.zeros(n, 2, width, dtype=dtype) for _ in range(3))

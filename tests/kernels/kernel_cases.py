@@ -1,12 +1,16 @@
 """What the tests of kernels share: shapes, inputs, and the comparison with a reference in double precision."""
 
+import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
+from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials, sparse_flow_product
 from diffusion_mp.testing import tolerance
 
@@ -31,7 +35,8 @@ BATCHES: dict[str, int | list[int]] = {
 CASES: dict[str, tuple[int | list[int], int, int, int]] = {
     "no node": (0, 1, 3, 3), "one node": (1, 2, 8, 8), "odd": (63, 2, 7, 33), "wide": (130, 1, 100, 70),
     "500": (500, 1, 16, 16), "1000": (1000, 1, 4, 3), "4097": (4097, 1, 2, 2), "ragged": (BATCHES["ragged"], 1, 5, 3),
-    "empty at both ends": (BATCHES["empty at both ends"], 1, 5, 3),
+    "empty at both ends": (BATCHES["empty at both ends"], 1, 5, 3), "one feature": (63, 2, 1, 33),
+    "one channel": (63, 2, 64, 1),
 }  # fmt: skip
 
 #: Of linear attention.
@@ -40,6 +45,38 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgformer": {"own": 1.0, "unit": True},
     "plain": {"constant": 9.0, "own": 0.25},
 }
+
+
+def by_shifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The product, and a gradient for both of its shifts; rows weigh about one."""
+    a, b = (t[:, :, 0].to(torch.promote_types(t.dtype, torch.float32)) / 4 for t in (q, v))
+    return pairwise_product(q, k, v, a - math.log(max(1, q.size(0))), b, **options)
+
+
+def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    lse = pairwise_logsumexp(q, k, **options)
+    return lse.masked_fill(lse == -torch.inf, 0.0).to(v.dtype) + 0 * v.sum()  # −∞ for a node that is alone
+
+
+PAIRWISE: dict[str, Callable[..., Tensor]] = {
+    "attention": pairwise_attention, "product": by_shifts, "product-no-loops": partial(by_shifts, loops=False),
+    "logsumexp": lse_of, "logsumexp-no-loops": partial(lse_of, loops=False),
+}  # fmt: skip
+
+#: Functions of q, k, v, ptr and backend.
+ATTENTION: dict[str, Callable[..., Tensor]] = {
+    **{name: partial(linear_attention, **options) for name, options in OPTIONS.items()},
+    "linear product": linear_product,
+    **{f"{score}-{name}": partial(run, score=score) for score in SCORES for name, run in PAIRWISE.items()},
+}
+
+
+def attention_inputs(case: str, generator: torch.Generator) -> tuple[list[Tensor], Tensor | None]:
+    """q, k and v, whose inner products are of order one, and ptr."""
+    sizes, heads, features, channels = CASES[case]
+    ptr, n = boundaries(sizes)
+    q, k, v = (torch.randn(n, heads, width, generator=generator) for width in (features, features, channels))
+    return [t.to(DEVICE) for t in (q / features**0.5, k, v)], ptr
 
 
 def boundaries(sizes: int | list[int]) -> tuple[Tensor | None, int]:

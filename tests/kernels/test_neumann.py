@@ -2,16 +2,14 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import pytest
-import scipy.fft
 import torch
 from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.kernels.neumann import _inner, neighbours, neumann_function, neumann_product, stencil
+from diffusion_mp.kernels.neumann import _inner, neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.stencil import Stencil, stencils
 
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
@@ -65,10 +63,7 @@ def test_the_reference_is_the_definition(boundary: str, batch: tuple[Tensor | No
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_products_equal_their_reference_and_the_matrices(
-    batch: tuple[Tensor | None, int], boundary: str, strides: Any, transpose: bool, generator: torch.Generator
-) -> None:
-    """Values and the gradients of values and weights."""
+def test_products_equal_their_reference_and_the_matrices(batch, boundary, strides, transpose, generator):
     ptr, n = batch
     v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator)
     matrices, weight = (
@@ -89,9 +84,7 @@ def test_products_equal_their_reference_and_the_matrices(
 @pytest.mark.parametrize("boundary", ["symmetric", "replicate", "causal"])
 @pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_products_differentiate_twice(
-    boundary: str, lengths: list[int], transpose: bool, generator: torch.Generator
-) -> None:
+def test_products_differentiate_twice(boundary, lengths, transpose, generator):
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     n, strides = int(ptr[-1]), (1, 3)
     v, alpha = randn(n, 2, 2, generator=generator), randn(2, 2, generator=generator)
@@ -136,26 +129,12 @@ def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
         assert (got - laplacian).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
-def test_transforms_are_orthonormal(n: int, generator: torch.Generator) -> None:
-    v = torch.randn(2, 3, n, 2, generator=generator, dtype=DOUBLE)
-    expected = torch.from_numpy(scipy.fft.dct(v.numpy(), type=2, norm="ortho", axis=2))
-    torch.testing.assert_close(stencil.dct(v), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(stencil.inverse_dct(stencil.dct(v)), v, rtol=1e-12, atol=1e-12)
-    identity = torch.eye(n, dtype=DOUBLE)[None, None]
-    basis = stencil.hartley(identity)[0, 0]
-    torch.testing.assert_close(basis @ basis, identity[0, 0], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(basis, basis.T, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize(
     "function", [lambda x: torch.exp(-x), lambda x: 1 / (1 + x), torch.sin], ids=["exp", "inverse", "sin"]
 )
-def test_functions_of_the_laplacian_equal_those_of_its_matrix(
-    batch: tuple[Tensor | None, int], periodic: bool, strides: tuple[int, ...], function, generator: torch.Generator
-) -> None:
+def test_functions_of_the_laplacian_equal_those_of_its_matrix(batch, periodic, strides, function, generator):
     ptr, n = batch
     v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator).detach().abs()
     matrices = stencils(n, strides, "periodic" if periodic else "symmetric", ptr, v.detach())
@@ -168,25 +147,12 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
 @pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
-def test_functions_differentiate_twice_in_values_and_weights(
-    periodic: bool, lengths: list[int], generator: torch.Generator
-) -> None:
+def test_functions_differentiate_twice_in_values_and_weights(periodic, lengths, generator):
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     v, alpha = randn(int(ptr[-1]), 2, 2, generator=generator), torch.rand(2, 2, generator=generator, dtype=DOUBLE)
     smooth = partial(neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic)
     assert gradcheck(smooth, (v, alpha.requires_grad_()))
     assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
-
-
-@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "periodic"])
-def test_a_product_adds_the_neighbours(
-    generator: torch.Generator, boundary: str, batch: tuple[Tensor | None, int]
-) -> None:
-    ptr, n = batch
-    v, alpha = randn(n, 1, 2, generator=generator), torch.ones(2, 1, dtype=torch.float64)
-    sides = neighbours(n, (1, 3), boundary, ptr, torch.device("cpu"))
-    expected = sum((v[side].sum(0) for side in sides), torch.zeros_like(v))
-    assert_close(neumann_product(v, alpha, (1, 3), boundary, ptr), expected, "product", DOUBLE)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from diffusion_mp.kernels.noise import RUN, STRIDE, dropout, gumbel, take_step
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-
 
 @pytest.fixture(autouse=True)
 def seeded():
@@ -35,7 +33,7 @@ def test_each_entry_is_dropped_with_the_rate_and_apart_from_the_others(rate):
     assert abs(thirds) < 5 * (rate * (1 - rate)) ** 1.5 / n**0.5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
     x = torch.randn(37, 5, dtype=dtype).requires_grad_()
     out = dropout(x, 0.25)
@@ -55,11 +53,8 @@ def test_the_seed_decides_and_nothing_is_dropped_without_training_or_rate():
     x = torch.randn(4, 3)
     assert dropout(x, 0.5, training=False) is x
     assert dropout(x, 0.0) is x
-
-
-@pytest.mark.parametrize("shape", [(0,), (1,), (3, 0), (2, 3, 5)])
-def test_any_shape(shape):
-    assert dropout(torch.ones(shape), 0.5).shape == shape
+    for shape in ((0,), (1,), (3, 0), (2, 3, 5)):
+        assert dropout(torch.ones(shape), 0.5).shape == shape
 
 
 @pytest.mark.parametrize("rate", [1e-7, 1 - 1e-7])
@@ -106,7 +101,6 @@ def test_the_distribution() -> None:
 
 
 def test_every_step_is_taken_once() -> None:
-    """Every step is handed out exactly once, whatever the threads."""
     state = STATE.clone()
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda _: take_step(state).tolist(), range(400)))

@@ -9,17 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.operation import (
-    VARIABLE,
-    Implementation,
-    Narrow,
-    Wide,
-    choose,
-    empty_like,
-    once_differentiable,
-    operation,
-    requested,
-)
+from diffusion_mp.kernels.operation import VARIABLE, Implementation, Narrow, Wide, choose, empty_like
+
+from diffusion_mp.kernels.operation import once_differentiable, operation, requested  # isort: skip
 
 
 def plain(x: Tensor, transpose: bool) -> Tensor:
@@ -79,12 +71,10 @@ def by_right(grad_out: Tensor, x: Tensor, scales: Scales) -> Tensor:
     return grad_out * x * scales.left
 
 
-scale.derivatives(
-    {
-        "x scales.left": lambda grad_out, x, scales, backend: backward(grad_out, x, *scales[:2], backend=backend),
-        "scales.right": by_right,
-    }
-)
+scale.derivatives({
+    "x scales.left": lambda grad_out, x, scales, backend: backward(grad_out, x, *scales[:2], backend=backend),
+    "scales.right": by_right,
+})  # fmt: skip
 
 
 def randn(*shape: int) -> Tensor:

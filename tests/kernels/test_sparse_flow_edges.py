@@ -72,41 +72,12 @@ def test_nodes_without_senders_have_zero_rows() -> None:
     assert none.flow.shape == (0, 2)
 
 
-@pytest.mark.parametrize("score", [-200.0, 200.0])
-def test_a_row_that_the_leak_empties_is_zero_at_any_score(score: float) -> None:
-    """A friction above the potential α that the leak allows: nothing flows, μ = α, and gradients are finite."""
-    s, u = (torch.full((1, 1), score, requires_grad=True) for _ in range(2))
-    one = torch.ones(1, 1)
-    flow, potential = sparse_flow_edges(s, u, one, 2 * one, 1.5 * one, torch.tensor([0]))
-    assert flow.item() == 0
-    assert potential.item() == pytest.approx(1 / 1.5)
-    assert all(grad.isfinite().all() for grad in torch.autograd.grad(flow.sum() + potential.sum(), (s, u)))
-
-
-def test_derivatives_of_first_and_second_order() -> None:
-    arguments = [t.requires_grad_() for t in inputs()]
-    arguments[2] = (arguments[2].detach() + 0.5).requires_grad_()  # a finite difference must not cross weight zero
-
-    def solve(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(sparse_flow_edges(*tensors, TARGET))
-
-    assert torch.autograd.gradcheck(solve, arguments)
-    assert torch.autograd.gradgradcheck(solve, arguments, fast_mode=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_low_precision_and_wild_scores(dtype: torch.dtype) -> None:
+def test_low_precision(dtype: torch.dtype) -> None:
     low = inputs(dtype)
-    got = sparse_flow_edges(*low, TARGET)
-    expected = sparse_flow_edges(*(t.double() for t in low), TARGET)
-    for ours, theirs in zip(got, expected, strict=True):
+    for ours, theirs in zip(*(sparse_flow_edges(*x, TARGET) for x in (low, [t.double() for t in low])), strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours.double(), theirs, **tolerance("product", torch.float32)._asdict())
-    s, u, *rest = inputs(torch.float32)
-    for flow, potential in (sparse_flow_edges(k * s, k * u, *rest, TARGET) for k in (30.0, 300.0)):
-        assert flow.isfinite().all()
-        assert flow.ge(0).all()
-        assert potential.isfinite().all()
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])

@@ -62,10 +62,8 @@ def all_pairs(backend: str):
 
 def edges(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
     """On the complete graph."""
-    n = len(s)
-    flow = sparse_flow_edges(
-        s.reshape(-1, 1), u.reshape(-1, 1), s.new_ones(n * n, 1), lam, leak, torch.arange(n).repeat_interleave(n)
-    )
+    n, target = len(s), torch.arange(len(s)).repeat_interleave(len(s))
+    flow = sparse_flow_edges(s.reshape(-1, 1), u.reshape(-1, 1), s.new_ones(n * n, 1), lam, leak, target)
     return flow.flow.view(n, n), flow.potential.log().squeeze(1)
 
 
@@ -75,13 +73,11 @@ def by_sort(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Te
     return z, mu.log()
 
 
+BOTH = torch.float32, DOUBLE
 SOLVERS = {
-    "tiled": (all_pairs("cpu"), (torch.float32, DOUBLE)),
-    "reference": (all_pairs("reference"), (torch.float32, DOUBLE)),
-    "edges": (edges, (torch.float32, DOUBLE)),
-    "sort": (by_sort, (DOUBLE,)),
-    "triton": (all_pairs("triton"), (torch.float32,)),
-}
+    "tiled": (all_pairs("cpu"), BOTH), "reference": (all_pairs("reference"), BOTH), "edges": (edges, BOTH),
+    "sort": (by_sort, (DOUBLE,)), "triton": (all_pairs("triton"), (torch.float32,)),
+}  # fmt: skip
 CASES = [(name, dtype) for name, (_, dtypes) in SOLVERS.items() for dtype in dtypes]
 
 

@@ -103,11 +103,16 @@ def one_by_one(graph: Graph, logits: Tensor, prior: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(("nodes", "count"), SIZES)
-def test_the_softmax_of_every_row(nodes: int, count: int, ordered: bool, generator: torch.Generator) -> None:
+def test_softmax_and_sums_of_every_row(nodes: int, count: int, ordered: bool, generator: torch.Generator) -> None:
     graph = edges(nodes, count, ordered, generator)
     logits = (100 * randn(count, 3, generator=generator)).detach().requires_grad_()
     ones = torch.ones(count, 1, dtype=torch.float64)
     some = torch.rand(count, 1, generator=generator, dtype=torch.float64) * (torch.arange(count) % 4 > 0).unsqueeze(1)
+    x, y = randn(count, 3, generator=generator), randn(nodes, 3, generator=generator)
+    for compressed, node in ((graph.csr, graph.edges[1]), (graph.csc, graph.edges[0])):
+        sums = torch.zeros(nodes, 3, dtype=torch.float64).index_add(0, node, x)
+        torch.testing.assert_close(row_sums(compressed, x), sums, rtol=0, atol=1e-12)
+        assert torch.equal(at_rows(compressed, y), y[node])
     weight = torch.randn(count, 3, generator=generator, dtype=torch.float64)
     for prior, given in ((ones, None), (ones, ones), (some, some)):
         got, expected = edge_softmax(graph.csr, logits, given), one_by_one(graph, logits, prior)
@@ -121,33 +126,19 @@ def test_the_gradient_of_weights_that_are_learned(generator: torch.Generator) ->
     prior = (torch.rand(20, 1, generator=generator, dtype=torch.float64) + 0.1).requires_grad_()
     weight = torch.randn(20, 2, generator=generator, dtype=torch.float64)
     for leaf in (logits, prior):
-        grads = [
-            torch.autograd.grad((out * weight).sum(), leaf)[0]
-            for out in (edge_softmax(graph.csr, logits, prior), one_by_one(graph, logits, prior))
-        ]
+        outs = edge_softmax(graph.csr, logits, prior), one_by_one(graph, logits, prior)
+        grads = [torch.autograd.grad((out * weight).sum(), leaf)[0] for out in outs]
         torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_second_derivatives(ordered: bool, generator: torch.Generator) -> None:
     graph = edges(4, 9, ordered, generator)
-    assert torch.autograd.gradgradcheck(
-        lambda logits: edge_softmax(graph.csr, logits), randn(9, 2, generator=generator)
-    )
+    assert torch.autograd.gradgradcheck(partial(edge_softmax, graph.csr), randn(9, 2, generator=generator))
     for take in (row_sums, at_rows):
         x = randn(9 if take is row_sums else 4, 2, generator=generator)
         assert torch.autograd.gradcheck(lambda x, take=take: take(graph.csr, x), x)
         assert torch.autograd.gradgradcheck(lambda x, take=take: take(graph.csr, x).pow(2), x)
-
-
-@pytest.mark.parametrize(("nodes", "count"), SIZES)
-def test_sums_along_rows_and_what_entries_get_of_them(nodes: int, count: int, generator: torch.Generator) -> None:
-    graph = edges(nodes, count, False, generator)
-    x, y = randn(count, 3, generator=generator), randn(nodes, 3, generator=generator)
-    for compressed, node in ((graph.csr, graph.edges[1]), (graph.csc, graph.edges[0])):
-        sums = torch.zeros(nodes, 3, dtype=torch.float64).index_add(0, node, x)
-        torch.testing.assert_close(row_sums(compressed, x), sums, rtol=0, atol=1e-12)
-        assert torch.equal(at_rows(compressed, y), y[node])
 
 
 def test_extreme_rows(generator: torch.Generator) -> None:

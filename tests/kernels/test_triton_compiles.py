@@ -11,17 +11,13 @@ import pytest
 LIMIT = 99 * 1024
 
 
-@pytest.mark.parametrize(
-    ("dtype", "width"),
-    [
-        pytest.param("bfloat16", 64, marks=pytest.mark.exhaustive),
-        pytest.param("float16", 256, marks=pytest.mark.slow),
-        pytest.param("bfloat16", 8, marks=pytest.mark.slow),
-        pytest.param("float32", 64, marks=pytest.mark.slow),
-        pytest.param("float32", 128, marks=pytest.mark.slow),
-        pytest.param("float32", 256, marks=pytest.mark.slow),
-    ],
-)
+SLOW = [("float16", 256), ("bfloat16", 8), ("float32", 64), ("float32", 128), ("float32", 256)]
+
+
+@pytest.mark.parametrize(("dtype", "width"), [
+    pytest.param("bfloat16", 64, marks=pytest.mark.exhaustive),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+])  # fmt: skip
 def test_every_kernel_compiles(dtype: str, width: int, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     result = subprocess.run(

@@ -1,12 +1,12 @@
 """The GPU kernels, run by Triton's interpreter, against the references in double precision."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import kernel_cases
 import pytest
 import torch
-from kernel_cases import CASES, DEVICE, OPTIONS, assert_close, assert_equals_reference, boundaries, everything
+from kernel_cases import ATTENTION, DEVICE, OPTIONS, assert_close, assert_equals_reference, attention_inputs, everything
 from torch import Tensor
 
 from diffusion_mp.errors import BackendError
@@ -14,16 +14,11 @@ from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linea
 from diffusion_mp.kernels.linear_attention import triton as linear_kernels
 from diffusion_mp.kernels.neumann import _inner, neumann_product
 from diffusion_mp.kernels.neumann.stencil import Stencil
-from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
+from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
 from diffusion_mp.testing import tolerance
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-
-ATTENTION: dict[str, Callable[..., Tensor]] = {
-    **{name: partial(linear_attention, **options) for name, options in OPTIONS.items()},
-    **{score: partial(pairwise_attention, score=score) for score in SCORES},
-}
 
 
 def randn(*shape: int, generator: torch.Generator) -> Tensor:
@@ -31,9 +26,7 @@ def randn(*shape: int, generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator).to(DEVICE)
 
 
-def flow_inputs(
-    n: int, heads: int, features: int, friction: int, channels: int, generator: torch.Generator
-) -> list[Tensor]:
+def flow_inputs(n, heads, features, friction, channels, generator):
     """q, k, q̃, k̃, λ, 1/α and v, with scores of unit variance or less."""
     widths = (features, features, friction, friction)
     scores = [randn(n, heads, width, generator=generator) / max(1, width) ** 0.25 for width in widths]
@@ -42,21 +35,21 @@ def flow_inputs(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("run", [*ATTENTION.values(), everything], ids=[*ATTENTION, "flow"])
-def test_half_precision(run: Any, dtype: torch.dtype, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("name", [*OPTIONS, *(f"{score}-attention" for score in SCORES), "flow"])
+def test_half_precision(name: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     """Of features and values; λ and α are numbers of rows, whose gradients are differences of large numbers."""
-    inputs = [randn(70, 1, width, generator=generator) for width in (9, 9, 20)]
-    if run is everything:
-        *features, lam, leak, v = flow_inputs(70, 1, 9, 5, 20, generator)
+    *features, lam, leak, v = flow_inputs(70, 1, 9, 5, 20, generator)
+    run, inputs = ATTENTION.get(name), [*features[:2], v]
+    if name == "flow":
+        inputs = [*features, v]
 
         def run(q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, backend: str) -> Tensor:
             return everything(q, k, fq, fk, lam, leak, v, backend=backend)
 
-        inputs = [*features, v]
     assert_equals_reference(run, inputs, generator, dtype)
 
 
-@pytest.mark.parametrize("name", ["plain", "sigmoid", "flow"])
+@pytest.mark.parametrize("name", ["plain", "sigmoid-attention", "flow"])
 def test_inputs_are_read_where_they_lie(name: str, generator: torch.Generator) -> None:
     """An expanded head axis, columns of a wider tensor, and rows that are not contiguous."""
     wide = 0.5 * randn(40, 2, 12, generator=generator)
@@ -71,36 +64,31 @@ def test_inputs_are_read_where_they_lie(name: str, generator: torch.Generator) -
     torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
 
 
+# A program meets all columns, 64 at a time or, in the wide case, 32: more blocks only take time.
+FEW = ("no node", "one node", "odd", "wide", "ragged")
+
+
+@pytest.mark.parametrize(("name", "case"), [
+    *((name, case) for name in ATTENTION if name != "linear product" for case in FEW),
+    *(("difformer", case) for case in ("500", "1000", "empty at both ends")),
+    pytest.param("difformer", "4097", marks=pytest.mark.exhaustive),
+])  # fmt: skip
+def test_attention(name: str, case: str, generator: torch.Generator) -> None:
+    inputs, ptr = attention_inputs(case, generator)
+    assert_equals_reference(partial(ATTENTION[name], ptr=ptr), inputs, generator)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [500, 1000, 4097])
 def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:
     inputs = [randn(n, 1, width, generator=generator) for width in (3, 3, 2)]
     for score in SCORES:
-        assert_equals_reference(ATTENTION[score], inputs, generator)
+        assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator)
     assert_equals_reference(everything, flow_inputs(n, 1, 3, 2, 2, generator), generator)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "heads", "features", "channels"),
-    [pytest.param(*case, id=name, marks=[pytest.mark.exhaustive] * (name == "4097")) for name, case in CASES.items()],
-)
-def test_linear_attention(sizes: Any, heads: int, features: int, channels: int, generator: torch.Generator) -> None:
-    ptr, n = boundaries(sizes)
-    inputs = [randn(n, heads, width, generator=generator) for width in (features, features, channels)]
-    assert_equals_reference(partial(ATTENTION["difformer"], ptr=ptr), inputs, generator)
-
-
-@pytest.mark.parametrize("options", ["sgformer", "plain"])
-def test_other_options(options: str, generator: torch.Generator) -> None:
-    """In a batch with an empty graph, and with several blocks of features and of channels."""
-    ptr, n = boundaries([20, 0, 45])
-    inputs = [randn(n, 1, width, generator=generator) for width in (70, 70, 40)]
-    assert_equals_reference(partial(ATTENTION[options], ptr=ptr), inputs, generator)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_pooling_and_reading(options: dict[str, Any], generator: torch.Generator) -> None:
-    """From two parts of the senders: values and all gradients."""
 
     def halves(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
         parts = zip(k.split(40), v.split(40), strict=True)
@@ -125,7 +113,6 @@ def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
 
 
 def test_zero_rows_and_zero_vectors(generator: torch.Generator) -> None:
-    """Rows whose sum is zero are zero, a zero vector stays zero; so are the gradients."""
     q, k, v = (randn(4, 1, 3, generator=generator) for _ in range(3))
     sparse = q * torch.tensor([1.0, 0, 1, 0], device=DEVICE)[:, None, None]
     for unit in (False, True):
@@ -154,33 +141,6 @@ def test_what_is_declined(generator: torch.Generator, monkeypatch: pytest.Monkey
         run(3, "triton")
 
 
-# A program meets all columns, 64 at a time or, in the wide case, 32: more blocks only take time.
-PAIRWISE = {name: CASES[name] for name in ("no node", "one node", "odd", "wide")} | {
-    "ragged": ([0, 3, 1, 0, 70, 0], 1, 5, 3)
-}
-
-
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize(("sizes", "heads", "features", "channels"), PAIRWISE.values(), ids=PAIRWISE)
-def test_pairwise(sizes: Any, heads: int, features: int, channels: int, score: str, generator: torch.Generator) -> None:
-    ptr, n = boundaries(sizes)
-    q, k, v = (randn(n, heads, width, generator=generator) for width in (features, features, channels))
-    inputs = [features**-0.25 * q, features**-0.25 * k, v]
-    assert_equals_reference(partial(pairwise_attention, ptr=ptr, score=score), inputs, generator)
-    shifts = [randn(n, heads, generator=generator) - 2 for _ in range(2)]
-    for loops in (True, False):
-        product = partial(pairwise_product, ptr=ptr, score=score, loops=loops)
-        assert_equals_reference(product, [*inputs, *shifts], generator)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_the_normaliser(score: str, generator: torch.Generator) -> None:
-    ptr, n = boundaries([40, 0, 65])
-    inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)]
-    for loops in (True, False):
-        assert_equals_reference(partial(pairwise_logsumexp, ptr=ptr, score=score, loops=loops), inputs, generator)
-
-
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("shift", [-300.0, 300.0])
 def test_scores_far_from_zero(shift: float, score: str, generator: torch.Generator) -> None:
@@ -206,10 +166,8 @@ FLOWS: dict[str, tuple[int | list[int], int, int, int, int]] = {
 
 
 @pytest.mark.parametrize(("sizes", "heads", "features", "friction", "channels"), FLOWS.values(), ids=FLOWS)
-def test_sparse_flow(
-    sizes: Any, heads: int, features: int, friction: int, channels: int, generator: torch.Generator
-) -> None:
-    ptr, n = boundaries(sizes)
+def test_sparse_flow(sizes, heads, features, friction, channels, generator):
+    ptr, n = kernel_cases.boundaries(sizes)
     inputs = flow_inputs(n, heads, features, friction, channels, generator)
     assert_equals_reference(partial(everything, ptr=ptr), inputs, generator)
     ours, truth = (
@@ -232,20 +190,16 @@ def test_without_friction_it_is_softmax_and_with_too_much_nothing_flows(generato
 
 # Lengths of the sequences, heads, channels, strides: shorter and longer than a run of rows and than the sequence.
 SEQUENCES: dict[str, tuple[int | list[int], int, int, tuple[int, ...]]] = {
-    "one row": (1, 1, 2, (1, 3)),
-    "two runs": (130, 2, 3, (1, 70, 500)),
+    "one row": (1, 1, 2, (1, 3)), "two runs": (130, 2, 3, (1, 70, 500)),
     "ragged": ([3, 1, 0, 12, 70], 1, 20, (2, 2, 37)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("boundary", ["symmetric", "replicate", "drop", "periodic", "causal"])
 @pytest.mark.parametrize(("sizes", "heads", "channels", "strides"), SEQUENCES.values(), ids=SEQUENCES)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_stencils(
-    sizes: Any, heads: int, channels: int, strides: Any, boundary: str, transpose: bool, generator: torch.Generator
-) -> None:
-    """Values and the gradients of values and weights."""
-    ptr, n = boundaries(sizes)
+def test_stencils(sizes, heads, channels, strides, boundary, transpose, generator):
+    ptr, n = kernel_cases.boundaries(sizes)
     inputs = [randn(n, heads, channels, generator=generator), randn(len(strides), heads, generator=generator)]
     run = partial(neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose)
     assert_equals_reference(run, inputs, generator)

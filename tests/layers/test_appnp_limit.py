@@ -1,20 +1,17 @@
 """APPNP without end: a readout that spreads what any model says, and the model is trained through it."""
 
-import pytest
 import torch
-from torch import Tensor
 
 from diffusion_mp import APPNPConv, CouplingMismatchError, GaussianDiffusivity
 from diffusion_mp.diffusivities import SymmetricDiffusivity
+from helpers import refuses
 
-
-def undirected(generator: torch.Generator, nodes: int = 30) -> Tensor:
-    edge_index = torch.randint(nodes, (2, 2 * nodes), generator=generator)
-    return torch.cat([edge_index, edge_index.flip(0)], dim=1)
+EDGES = torch.tensor([[0, 1], [1, 2]])
 
 
 def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(generator: torch.Generator) -> None:
-    edge_index = undirected(generator)
+    one_way = torch.randint(30, (2, 60), generator=generator)
+    edge_index = torch.cat([one_way, one_way.flip(0)], dim=1)
     x, weight = torch.randn(2, 30, 4, generator=generator, dtype=torch.float64)
     x.requires_grad_()
     limit = APPNPConv(4, K=None, alpha=0.05)
@@ -29,9 +26,8 @@ def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(generator
 def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
     x, hidden = torch.randn(2, 12, 3, generator=generator, dtype=torch.float64)
     kernel = GaussianDiffusivity(bandwidth=0.7, normalize=None, measure="distance", row_stochastic=False)
-    readout = APPNPConv(
-        3, K=None, alpha=0.1, diffusivity=SymmetricDiffusivity(kernel, diagonal=False), reads="features"
-    )
+    attention = SymmetricDiffusivity(kernel, diagonal=False)
+    readout = APPNPConv(3, K=None, alpha=0.1, diffusivity=attention, reads="features")
     weights = torch.exp(-torch.cdist(x, x).square() / (2 * 0.7**2)).fill_diagonal_(0)
     root = weights.sum(1).rsqrt()
     dense = root[:, None] * weights * root[None, :]
@@ -39,10 +35,8 @@ def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
     torch.testing.assert_close(readout(hidden, features=x), expected, rtol=1e-9, atol=1e-10)
 
 
-def test_what_has_no_limit_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match="alpha must be finite and > 0; got 0"):
-        APPNPConv(3, K=None, alpha=0.0)
-    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\)"):
-        APPNPConv(3, K=None, alpha=1.0)
-    with pytest.raises(CouplingMismatchError, match="undirected graph"):
-        APPNPConv(3, K=None)(torch.rand(3, 3), torch.tensor([[0, 1], [1, 2]]))
+test_what_has_no_limit_is_refused_with_the_way_out = refuses(
+    (lambda: APPNPConv(3, K=None, alpha=0.0), ValueError, "alpha must be finite and > 0; got 0"),
+    (lambda: APPNPConv(3, K=None, alpha=1.0), ValueError, r"alpha must lie in \[0, 1\)"),
+    (lambda: APPNPConv(3, K=None)(torch.rand(3, 3), EDGES), CouplingMismatchError, "undirected graph"),
+)

@@ -1,9 +1,12 @@
 """What the generic layer lets its diffusivity read."""
 
-import pytest
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from diffusion_mp import DiffusionConv, ExplicitEuler, GaussianDiffusivity, Graph, MultiHeadConv, SimpleDiffusivity
+from helpers import refuses
 
 
 def test_with_features_the_coupling_is_that_of_the_features_at_every_step(generator: torch.Generator) -> None:
@@ -26,27 +29,22 @@ def test_layers_built_on_it_take_features_and_pass_gradients_to_them(generator: 
     assert features.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("reads", ["state", "values"])
-def test_features_come_if_and_only_if_they_are_read(reads: str) -> None:
-    x, diffusivity = torch.rand(4, 3), SimpleDiffusivity()
-    with pytest.raises(ValueError, match=r"features must come if and only if .* reads='features'; none came"):
-        DiffusionConv(3, 2, diffusivity, reads="features")(x)
-    with pytest.raises(ValueError, match=f"features must come .*; features came with reads='{reads}'"):
-        DiffusionConv(3, 2, diffusivity, reads=reads)(x, features=x)
+def of(features: object = None, reads: str = "features") -> Callable[[], Tensor]:
+    return lambda: DiffusionConv(3, 2, SimpleDiffusivity(), reads=reads)(torch.rand(4, 3), features=features)
 
 
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("features", "error", "sentence"), [
-    (torch.rand(5, 3), ValueError, r"features must have 4 rows, one per node, as the state has; got .*\[5, 3\]"),
-    (torch.ones(4, 3).long(), TypeError, "features must be floating point"),
-    (torch.rand(4), ValueError, r"features must have two dimensions"),
-    (torch.rand(4, 3).double(), TypeError, r"features must be float32, as the parameters of DiffusionConv are"),
-    (torch.rand(4, 3, device="meta"), ValueError, "features must be on the device of"),
-    ([[1.0]] * 4, TypeError, "features must be a tensor"),
-])  # fmt: skip
-def test_features_that_do_not_fit_are_refused(features: object, error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=sentence):
-        DiffusionConv(3, 2, SimpleDiffusivity(), reads="features")(torch.rand(4, 3), features=features)
+ONES = torch.ones(4, 3)
+test_features_come_if_and_only_if_they_are_read_and_fit = refuses(
+    (of(), ValueError, r"features must come if and only if .* reads='features'; none came"),
+    (of(ONES, "state"), ValueError, "features must come .*; features came with reads='state'"),
+    (of(ONES, "values"), ValueError, "features must come .*; features came with reads='values'"),
+    (of(torch.rand(5, 3)), ValueError, r"features must have 4 rows, one per node, as the state has; got .*\[5, 3\]"),
+    (of(ONES.long()), TypeError, "features must be floating point"),
+    (of(ONES[:, 0]), ValueError, r"features must have two dimensions"),
+    (of(ONES.double()), TypeError, r"features must be float32, as the parameters of DiffusionConv are"),
+    (of(ONES.to("meta")), ValueError, "features must be on the device of"),
+    (of([[1.0]] * 4), TypeError, "features must be a tensor"),
+)
 
 
 def test_dropout_acts_on_the_values_only(generator: torch.Generator) -> None:

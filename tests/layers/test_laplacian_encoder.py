@@ -8,14 +8,14 @@ from torch.nn.functional import silu
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
+from helpers import built, refuses
 
 RTOL, ATOL = tolerance("parity", torch.float64)
 
 
 @pytest.fixture
 def encoder() -> LaplacianEncoder:
-    with seeded(0):
-        return LaplacianEncoder(6).double()
+    return built(lambda: LaplacianEncoder(6)).double()
 
 
 def inputs(num_nodes: int = 7, count: int = 4) -> tuple[Tensor, Tensor]:
@@ -88,12 +88,10 @@ def test_it_compiles(encoder: LaplacianEncoder) -> None:
     torch.testing.assert_close(compiled(vectors, values, mask), encoder(vectors, values, mask), rtol=RTOL, atol=ATOL)
 
 
-@pytest.mark.usefixtures("no_typecheck")
-def test_refusals(encoder: LaplacianEncoder) -> None:
-    vectors, values = inputs()
-    with pytest.raises(ValueError, match=r"eigenvalues must have the shape \[7, 4\] of eigenvectors; got \[7, 3\]"):
-        encoder(vectors, values[:, 1:])
-    with pytest.raises(ValueError, match=r"mask must have the shape \[7, 4\]"):
-        encoder(vectors, values, torch.ones(4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="hidden_channels must be at least 1"):
-        LaplacianEncoder(3, 0)
+V, MASK = torch.ones(7, 4), torch.ones(4, dtype=torch.bool)
+SHAPE = r"eigenvalues must have the shape \[7, 4\] of eigenvectors; got \[7, 3\]"
+test_refusals = refuses(
+    (lambda: LaplacianEncoder(6)(V, V[:, 1:]), ValueError, SHAPE),
+    (lambda: LaplacianEncoder(6)(V, V, MASK), ValueError, r"mask must have the shape \[7, 4\]"),
+    (lambda: LaplacianEncoder(3, 0), ValueError, "hidden_channels must be at least 1"),
+)

@@ -4,28 +4,22 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SFiConv
-from diffusion_mp.testing.laws import seeded
+from helpers import built, randn, refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3, 0], [1, 0, 2, 1, 0, 3]])  # undirected; node 4 is isolated
 
 
 def build(*sizes: int, **options) -> SFiConv:
-    with seeded(0):
-        return SFiConv(*sizes, **options).double().eval()
-
-
-def state() -> Tensor:
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return built(lambda: SFiConv(*sizes, **options)).double().eval()
 
 
 @pytest.mark.parametrize("gamma", [0.2, 1.0, 5.0])
 @pytest.mark.parametrize("lam", [0.0, 2.0])
 def test_equation_11(gamma: float, lam: float) -> None:
-    conv, x = build(4, 4, 2, gamma=gamma, lam=lam), state()
+    conv, x = build(4, 4, 2, gamma=gamma, lam=lam), randn(5, 4, seed=1)
     looped = torch.eye(5, dtype=torch.float64).index_put((EDGES[1], EDGES[0]), torch.ones(6, dtype=torch.float64))
     degree = looped.sum(1)
     adjacency = looped / (degree[:, None] * degree[None, :]).sqrt()
@@ -48,7 +42,7 @@ def test_without_friction_and_adjacency_it_is_multi_head_attention() -> None:
         flow = conv.diffusivity
         theirs.in_proj_weight.copy_(torch.cat([flow.query.weight, flow.key.weight, conv.value.weight]))
         theirs.out_proj.weight.copy_(conv.mix.weight)
-    ours, other = state().requires_grad_(), state().requires_grad_()
+    ours, other = randn(5, 4, seed=1).requires_grad_(), randn(5, 4, seed=1).requires_grad_()
     out, expected = conv(ours, EDGES), theirs(other, other, other, need_weights=False)[0]
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
     out.square().sum().backward()
@@ -58,7 +52,7 @@ def test_without_friction_and_adjacency_it_is_multi_head_attention() -> None:
 
 
 def test_without_edges_the_attention_is_alone_and_an_empty_edge_list_is_a_graph() -> None:
-    conv, x = build(4, 4, 2), state()
+    conv, x = build(4, 4, 2), randn(5, 4, seed=1)
     nothing = torch.zeros(2, 0, dtype=torch.long)
     values = conv.value(x).unflatten(1, (2, -1))
     alone = conv.mix(conv.diffusivity.attention(x).matmul(values).flatten(1))
@@ -68,7 +62,7 @@ def test_without_edges_the_attention_is_alone_and_an_empty_edge_list_is_a_graph(
 
 
 def test_gamma_learns_and_stays_positive() -> None:
-    conv, x = build(4, 4, gamma=0.5), state()
+    conv, x = build(4, 4, gamma=0.5), randn(5, 4, seed=1)
     conv(x, EDGES).square().sum().backward()
     gamma = conv.diffusivity.log_gamma
     assert gamma.grad.abs() > 0
@@ -82,20 +76,20 @@ def test_gamma_learns_and_stays_positive() -> None:
 
 def test_the_flow_can_stay_near() -> None:
     """With one hop nothing reaches a node but from its neighbours and itself."""
-    near = build(4, 4, hops=1)(state(), EDGES, return_coupling=True)[1].to_dense()[0]
+    near = build(4, 4, hops=1)(randn(5, 4, seed=1), EDGES, return_coupling=True)[1].to_dense()[0]
     allowed = torch.eye(5, dtype=torch.bool).index_put((EDGES[1], EDGES[0]), torch.tensor(True))
     assert (near[~allowed] == 0).all()
-    with pytest.raises(ValueError, match="works on observed edges"):
-        build(4, 4, hops=1)(state())
 
 
-@pytest.mark.parametrize(("sizes", "options", "sentence"), [
-    ((4, 6, 4), {"residual": False}, "heads must divide out_channels; got 4 heads, 6 channels"),
-    ((4, 6), {}, "residual adds x to the output, so both must have the same channels; got 4 and 6"),
-    ((4, 4), {"gamma": 0.0}, "gamma must be finite and > 0; got 0.0"),
-    ((4, 4), {"gamma": math.inf}, "gamma must be finite"),
-    ((4, 4), {"lam": -1.0}, "lam must be"),
-])  # fmt: skip
-def test_options_that_do_not_fit(sizes: tuple[int, ...], options, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        SFiConv(*sizes, **options)
+test_options_that_do_not_fit = refuses(
+    (lambda: SFiConv(4, 6, 4, residual=False), ValueError, "heads must divide out_channels; got 4 heads, 6 channels"),
+    (
+        lambda: SFiConv(4, 6),
+        ValueError,
+        "residual adds x to the output, so both must have the same.*; got 4 and 6",
+    ),
+    (lambda: SFiConv(4, 4, gamma=0.0), ValueError, "gamma must be finite and > 0; got 0.0"),
+    (lambda: SFiConv(4, 4, gamma=math.inf), ValueError, "gamma must be finite"),
+    (lambda: SFiConv(4, 4, lam=-1.0), ValueError, "lam must be"),
+    (lambda: build(4, 4, hops=1)(randn(5, 4, seed=1)), ValueError, "works on observed edges"),
+)

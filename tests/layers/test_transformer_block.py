@@ -5,23 +5,18 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.layers.sequences import SelfAttention, TransformerBlock
-from diffusion_mp.testing.laws import seeded
+from helpers import built, refuses
+from helpers import randn as state
 
 MASK = torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
 
-def state(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def attention(**options: object) -> SelfAttention:
-    with seeded(0):
-        return SelfAttention(6, 3, **options).double().eval()
+    return built(lambda: SelfAttention(6, 3, **options)).double().eval()
 
 
 def block(**options: object) -> TransformerBlock:
-    with seeded(0):
-        return TransformerBlock(6, 3, mlp_channels=8, **options).double().eval()
+    return built(lambda: TransformerBlock(6, 3, mlp_channels=8, **options)).double().eval()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -92,19 +87,14 @@ def test_every_site_is_called_once_and_in_order() -> None:
     module(state(3, 5, 6), MASK)
     sites = [(site, 6, [3, 5, 6], True) for site in ("norm", "values", "attention", "norm", "mlp", "block")]
     assert seen == [*sites[:2], ("heads", 2, [15, 3, 2], False), *sites[2:]]
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_it_says_what_it_needs() -> None:
-    module, x = attention(), state(3, 5, 6)
-    with pytest.raises(ValueError, match="heads must divide the channels; got 4 heads and 6 channels"):
-        SelfAttention(6, 4)
-    with pytest.raises(ValueError, match=r"x must be \[batch, length, 6\]; got a float64 tensor of shape \[3, 5, 4\]"):
-        module(x[..., :4])
-    with pytest.raises(TypeError, match="x must be floating point"):
-        module(x.long())
-    with pytest.raises(TypeError, match="mask must be a bool tensor"):
-        module(x, MASK.long())
-    with pytest.raises(ValueError, match=r"mask must be \[3, 5\]"):
-        module(x, MASK[:2])
     assert "heads=3" in repr(module)
+
+
+X = state(3, 5, 6)
+test_it_says_what_it_needs = refuses(
+    (lambda: SelfAttention(6, 4), ValueError, "heads must divide the channels; got 4 heads and 6 channels"),
+    (lambda: attention()(X[..., :4]), ValueError, r"x must be \[batch, length, 6\]; got a float64 .* \[3, 5, 4\]"),
+    (lambda: attention()(X.long()), TypeError, "x must be floating point"),
+    (lambda: attention()(X, MASK.long()), TypeError, "mask must be a bool tensor"),
+    (lambda: attention()(X, MASK[:2]), ValueError, r"mask must be \[3, 5\]"),
+)

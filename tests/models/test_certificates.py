@@ -6,13 +6,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import diffusion_mp as dm
+from helpers import randn
 
 EDGES = torch.tensor([[0, 1, 1, 2, 4], [1, 0, 2, 1, 3]])
 BARE = {"transform": False, "bias": False}
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:

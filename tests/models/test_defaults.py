@@ -14,6 +14,7 @@ from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import load_planetoid
+from helpers import built
 
 
 def communities(num_nodes: int = 120, channels: int = 24) -> tuple[Tensor, Tensor]:
@@ -42,8 +43,7 @@ def test_depth_leaves_the_state_alone(kind: type[nn.Module], edges: bool) -> Non
     x, edge_index = communities()
 
     def measured(num_layers: int, **options: object) -> tuple[float, float]:
-        with seeded(0):
-            model = kind(24, 32, 4, num_layers, **options)
+        model = built(lambda: kind(24, 32, 4, num_layers, **options))
         return spread(model, x, edge_index if edges else None)
 
     shares, norms = zip(*(measured(num_layers) for num_layers in (2, 4, 8, 16)), strict=True)
@@ -99,8 +99,7 @@ def test_the_relative_edge_loss_of_uniform_attention_is_one(sizes: list[int]) ->
 @pytest.mark.parametrize("num_nodes", [40, 400])
 def test_the_edge_loss_of_nodeformer_is_small_beside_that_of_the_task(num_nodes: int) -> None:
     x, edge_index = communities(num_nodes)
-    with seeded(0):
-        model = NodeFormer(24, 64, 4).train()
+    model = built(lambda: NodeFormer(24, 64, 4)).train()
     task = cross_entropy(model(x, edge_index), torch.arange(num_nodes) % 4)
     assert 0 < auxiliary_loss(model) < 0.2 * task
 

@@ -8,23 +8,19 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import diffusion_mp as dm
+import model_cases
 from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.models.inference import Blocks
 from diffusion_mp.testing import tolerance
-from diffusion_mp.testing.laws import seeded
+from helpers import built
 from reading_features import ReadsInputs
 
-NODES, FEATURES = 57, 5
+NODES, FEATURES = 57, 8
 
-MODELS = {
-    "DIFFormer-s": lambda: dm.DIFFormer(FEATURES, 8, 3, 3),
-    "DIFFormer-s, projections, W_V, two heads": lambda: dm.DIFFormer(
-        FEATURES, 8, 3, heads=2, projection="separate", transform=True, source=True, leak=0.1
-    ),
-    "DIFFormer-s, Eq. 24": lambda: dm.DIFFormer(FEATURES, 8, 3, graph="mean"),
+MODELS = {name: case.build for name, case in model_cases.MODELS.items() if {"x", "edge_index"} == set(case.names)} | {
+    "difformer-options": model_cases.MODELS["difformer-options"].build,
+    "difformer-sigmoid": model_cases.MODELS["difformer-sigmoid"].build,
     "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
-    "DIFFormer-a": lambda: dm.DIFFormer(FEATURES, 8, 3, kernel="sigmoid"),
-    "certified": lambda: dm.CertifiedDIFFormer(FEATURES, 8, 3, 3, heads=2, constraint="sphere"),
     "certified, projections, inputs": lambda: dm.CertifiedDIFFormer(
         FEATURES, 8, 3, 2, projection="tied", centre=True, inputs=dm.SimpleDiffusivity(row_stochastic=False)
     ),
@@ -32,10 +28,6 @@ MODELS = {
     "SGFormer": lambda: dm.SGFormer(FEATURES, 8, 3, gnn="appnp"),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, 3),
     "NodeFormer": lambda: dm.NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
-    **{
-        name: lambda name=name: dm.DiffusionGNN(FEATURES, 8, 3, conv=name)
-        for name in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")
-    },
 }
 
 
@@ -49,8 +41,7 @@ def data(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> tupl
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator) -> None:
     x, edge_index, weight = data(generator)
-    with seeded(0):
-        model = make().double()
+    model = built(make).double()
     before = copy.deepcopy(model.state_dict())
     got = dm.full_graph_inference(model, x, edge_index, weight, block_size=block_size, progress=False)
     assert model.training

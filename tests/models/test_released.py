@@ -1,8 +1,7 @@
 """The released forms of DIFFormer, NodeFormer and SGFormer: textbook formulas of named tensors, and PyG's own class."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch_geometric.nn.models.sgformer import SGFormer as PyGSGFormer
 from diffusion_mp import DIFFormer, NodeFormer, SGFormer
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.models import DiffusionGNN, released_state_dict
-from pages.blocks import blocks
+from helpers import randn, refuses
 
 DOUBLE = torch.float64
 NODES, CHANNELS, HIDDEN, CLASSES = 13, 5, 6, 3
@@ -23,21 +22,17 @@ WIDE = 22  # so that dropout leaves no row of zeros, for which PyG puts a direct
 Tensors = dict[str, Tensor]
 
 
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-
-
 def linears(names: dict[str, tuple[int, int]]) -> Tensors:
     made: Tensors = {}
     for seed, (name, (wide, narrow)) in enumerate(names.items()):
-        made[f"{name}.weight"] = random(wide, narrow, seed=seed) / narrow**0.5
-        made[f"{name}.bias"] = 0.3 * random(wide, seed=100 + seed)
+        made[f"{name}.weight"] = randn(wide, narrow, seed=seed) / narrow**0.5
+        made[f"{name}.bias"] = 0.3 * randn(wide, seed=100 + seed)
     return made
 
 
 def norms(*names: str) -> Tensors:
     parts = {(name, part): seed for seed, (name, part) in enumerate((n, p) for n in names for p in ("weight", "bias"))}
-    return {f"{name}.{part}": 1 + 0.2 * random(HIDDEN, seed=200 + seed) for (name, part), seed in parts.items()}
+    return {f"{name}.{part}": 1 + 0.2 * randn(HIDDEN, seed=200 + seed) for (name, part), seed in parts.items()}
 
 
 def directed_edges(*, loops: bool) -> Tensor:
@@ -82,7 +77,7 @@ def normed(p: Tensors, name: str, x: Tensor) -> Tensor:
 
 
 def gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    loss = (out * random(*out.shape, seed=999)).sum()
+    loss = (out * randn(*out.shape, seed=999)).sum()
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
 
 
@@ -166,7 +161,7 @@ def test_difformer(options) -> None:
         return difformer(p, x, graph, layers=2, drop=lambda z: dropout(z, rate), **known)
 
     parts = {"use_weight": options.get("transform", True), "use_bn": options.get("layer_norm", True)}
-    inputs = {"x": random(NODES, CHANNELS, seed=1), "weight": random(EDGES.size(1), seed=2).abs() + 0.1}
+    inputs = {"x": randn(NODES, CHANNELS, seed=1), "weight": randn(EDGES.size(1), seed=2).abs() + 0.1}
     tensors = difformer_tensors(2, options["heads"], **parts)
     assert_same(model, tensors, inputs, lambda x, weight: (x, EDGES, weight), expected)
 
@@ -208,7 +203,7 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
         names |= {f"convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN) for letter in "qkv"}
         names[f"convs.{k}.Wo"] = (HIDDEN, heads * HIDDEN)
     tensors = linears(names) | norms("bns.0", "bns.1", "bns.2")
-    tensors |= {f"convs.{k}.b": random(order, heads, seed=60 + k) for k in range(layers if order else 0)}
+    tensors |= {f"convs.{k}.b": randn(order, heads, seed=60 + k) for k in range(layers if order else 0)}
     options = {"heads": heads, "tau": tau, "num_features": 7, "powers": "reach", "stabilizer": 1e-6}
     options |= {"relational_bias": "sym" if order else None, "hops": order or 1, "jump": "cat" if jk else None}
     options |= {"gate": None if gate == "identity" else "sigmoid", "qkv_bias": True, "projection": "separate"}
@@ -222,7 +217,7 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     def expected(p: Tensors, x: Tensor) -> Tensor:
         return nodeformer(p, x, directions, hops[:order], heads=heads, tau=tau, gate=gate, jk=jk)
 
-    inputs = {"x": random(NODES, CHANNELS, seed=1)}
+    inputs = {"x": randn(NODES, CHANNELS, seed=1)}
     assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
 
 
@@ -232,17 +227,9 @@ PYG |= {"layer_norm": True, "beta": 0.5, "projection": "separate", "transform": 
 
 def statistics(tensors: Tensors) -> Tensors:
     return {
-        name: random(*tensor.shape, seed=seed).abs() + 0.5 if "running" in name else tensor
+        name: randn(*tensor.shape, seed=seed).abs() + 0.5 if "running" in name else tensor
         for seed, (name, tensor) in enumerate(tensors.items())
     }
-
-
-@pytest.fixture
-def in_double() -> Iterator[None]:
-    """PyG's attention makes ones of the default dtype."""
-    torch.set_default_dtype(DOUBLE)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.usefixtures("in_double")
@@ -251,7 +238,7 @@ def in_double() -> Iterator[None]:
     ("layers", "heads", "gnn_layers", "aggregate", "weight"), [(1, 1, 3, "add", 0.8), (3, 2, 1, "cat", 0.5)]
 )
 def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training, monkeypatch) -> None:
-    """PyG's class itself by PyG's names of arguments; in training with torch's dropout, which draws other numbers."""
+    """PyG's class itself, whose attention makes ones of the default dtype; in training with the dropout of torch."""
     for module in ("sgformer", "gnn"):
         monkeypatch.setattr(f"diffusion_mp.models.{module}.dropout", torch_dropout)
     options = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}
@@ -269,7 +256,7 @@ def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training,
     tensors = statistics(theirs.state_dict())
     leaves = {name: t.clone().requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
     given = {name: t.detach() if "running" in name else t for name, t in (tensors | leaves).items()}
-    leaves["x"] = random(NODES, CHANNELS, seed=1).requires_grad_()
+    leaves["x"] = randn(NODES, CHANNELS, seed=1).requires_grad_()
     model.double()
     answers = []
     for compute in (ours, expected):
@@ -293,8 +280,8 @@ def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> Non
     names["fc"] = (CLASSES, HIDDEN * (2 if aggregate == "cat" else 1))
     tensors = linears(names) | norms(*(f"{part}_conv.bns.{k}" for part in ("trans", "graph") for k in range(3)))
     for k, bns in enumerate(f"graph_conv.bns.{k}" for k in range(3)):
-        tensors |= {f"{bns}.running_mean": random(HIDDEN, seed=300 + k), f"{bns}.num_batches_tracked": torch.tensor(1)}
-        tensors[f"{bns}.running_var"] = random(HIDDEN, seed=310 + k).abs() + 0.5
+        tensors |= {f"{bns}.running_mean": randn(HIDDEN, seed=300 + k), f"{bns}.num_batches_tracked": torch.tensor(1)}
+        tensors[f"{bns}.running_var"] = randn(HIDDEN, seed=310 + k).abs() + 0.5
     received = matrix(LOOPED).sum(1)
     adjacency = over_roots(matrix(LOOPED), received, received)
 
@@ -315,14 +302,14 @@ def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> Non
             h = h + first
         return linear(p, "fc", torch.cat([z, h], 1) if aggregate == "cat" else 0.7 * h + 0.3 * z)
 
-    inputs = {"x": random(NODES, CHANNELS, seed=1)}
+    inputs = {"x": randn(NODES, CHANNELS, seed=1)}
     assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
 
 
 def test_states_side_by_side_need_edges() -> None:
     model = SGFormer(CHANNELS, HIDDEN, CLASSES, aggregate="cat").double()
     with pytest.raises(ValueError, match=r"aggregate='cat' .* got a graph without any\. Pass edge_index"):
-        model(random(NODES, CHANNELS, seed=1))
+        model(randn(NODES, CHANNELS, seed=1))
 
 
 def small(**options) -> DIFFormer:
@@ -352,22 +339,16 @@ def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, sentence: 
 
 STATE = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2).state_dict()
 SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in STATE.items()}
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("model", "released", "sentence"), [
-    (DIFFormer, difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}, r"'gate\.weight', which no .* Leave"),
-    (SGFormer, STATE, r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"),
-    (SGFormer, SMALL_GRAPHS, r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"),
-    (DiffusionGNN, {}, r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
-    (DIFFormer, "model.pkl", r"released must be a dict of tensors, as torch\.load"),
-    (DIFFormer, {"epoch": 3}, r"released\['epoch'\] must be a tensor; got 3"),
-])  # fmt: skip
-def test_other_names_models_and_files_are_refused(model, released, sentence: str) -> None:
-    options = {"trans_num_layers": 1, "gnn": "gcn"} if model is SGFormer else {}
-    built = small() if model is DIFFormer else model(CHANNELS, HIDDEN, CLASSES, **options)
-    with pytest.raises((TypeError, ValueError), match=sentence):
-        released_state_dict(built, released)
+GATED = difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}
+GCN, OTHER = SGFormer(CHANNELS, HIDDEN, CLASSES, gnn="gcn"), DiffusionGNN(CHANNELS, HIDDEN, CLASSES)
+test_other_names_models_and_files_are_refused = refuses(
+    (lambda: released_state_dict(small(), GATED), r"'gate\.weight', which no .* Leave"),
+    (lambda: released_state_dict(GCN, STATE), r"has 'graph_conv\.fcs\.0\.weight', .* with gnn='residual'"),
+    (lambda: released_state_dict(GCN, SMALL_GRAPHS), r"released has 'gnn\.convs\.0\.bias', which no released SG"),
+    (lambda: released_state_dict(OTHER, {}), r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
+    (lambda: released_state_dict(small(), "model.pkl"), r"released must be a dict of tensors, as torch\.load"),
+    (lambda: released_state_dict(small(), {"epoch": 3}), r"released\['epoch'\] must be a tensor; got 3"),
+)
 
 
 def test_the_noise_of_nodeformer_stays_that_of_the_model() -> None:
@@ -384,13 +365,3 @@ def test_the_noise_of_nodeformer_stays_that_of_the_model() -> None:
     assert torch.equal(mapped[directions], ours[directions])
     assert model.load_state_dict(mapped) == ([], [])
     assert torch.equal(model.convs[0].mix.weight, released["convs.0.Wo.weight"])
-
-
-def test_the_page_on_released_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "released.md"
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    scope = {}
-    for block in blocks(page):
-        exec(compile(block, str(page), "exec"), scope)
-    assert float(scope["difference"].detach().abs().max()) < 1e-5

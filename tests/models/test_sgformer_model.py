@@ -2,28 +2,23 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
+from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.models import DIFFormer, SGFormer
-from diffusion_mp.testing.laws import seeded
+from helpers import built, randn
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])  # node 4 is isolated
 
 
 def build(**options) -> SGFormer:
-    with seeded(0):
-        return SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options).double().eval()
-
-
-def state() -> Tensor:
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return built(lambda: SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options)).double().eval()
 
 
 @pytest.mark.parametrize("shared_encoder", [True, False])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_equation_of_the_slides(alpha: float, shared_encoder: bool) -> None:
-    model, x = build(alpha=alpha, beta=0.2, shared_encoder=shared_encoder, layer_norm=False), state()
+    model, x = build(alpha=alpha, beta=0.2, shared_encoder=shared_encoder, layer_norm=False), randn(5, 4, seed=1)
     initial = relu(model.encoder[0](x))
     read = initial if shared_encoder else relu(model.gnn_encoder[0](x))
     attention = model.conv(initial)
@@ -34,7 +29,7 @@ def test_the_equation_of_the_slides(alpha: float, shared_encoder: bool) -> None:
 
 
 def test_norms_stand_after_the_encoder_and_the_attention_and_an_empty_edge_list_is_a_graph() -> None:
-    model, x = build(), state()
+    model, x = build(), randn(5, 4, seed=1)
     initial = relu(layer_norm(model.encoder[0](x), [6]))
     expected = model.decoder(layer_norm(model.conv(initial), [6]))
     torch.testing.assert_close(model(x), expected, rtol=1e-10, atol=1e-10)
@@ -45,6 +40,15 @@ def test_the_dropouts_are_separate_and_one_stands_for_both() -> None:
     assert build(dropout=0.3).gnn.dropout == 0.3
     model = build(dropout=0.3, gnn_dropout=0.1)
     assert (model.conv.dropout, model.dropout, model.gnn.dropout) == (0.3, 0.3, 0.1)
+
+
+def test_the_layer_mixes_what_it_heard_with_the_source() -> None:
+    """The source is the state itself where none is passed."""
+    conv, x, source = SGFormerConv(4, 4, 2, beta=0.4).double(), randn(5, 4, seed=1), randn(5, 4, seed=1).cos()
+    for given in ({}, {"source": source}):
+        out, coupling = conv(x, **given, return_coupling=True)
+        heard = (coupling @ conv.value(x).unflatten(1, (2, 4))).mean(1)
+        torch.testing.assert_close(out, 0.4 * heard + 0.6 * given.get("source", x), rtol=1e-10, atol=1e-10)
 
 
 def test_the_source_of_difformer_has_weight_one(generator: torch.Generator) -> None:

@@ -11,7 +11,7 @@ from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import GPS, CertifiedDIFFormer, DIFFormer, DiffusionGNN
-from diffusion_mp.testing.laws import seeded as fixed
+from helpers import built
 
 # What reads the features itself, or moves them; and layers by themselves.
 DENSE = {
@@ -38,21 +38,16 @@ def edges(n: int = 17) -> torch.Tensor:
     return torch.randint(n, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
-def seeded(make) -> nn.Module:
-    with fixed(0):
-        return make().double().eval()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("x", [features(1), torch.zeros(4, 13, dtype=torch.float64), features()[:0]])
 def test_few_rows_and_no_entries(x, layout):
-    linear = seeded(lambda: FeatureLinear(13, 3))
+    linear = built(lambda: FeatureLinear(13, 3)).double()
     for a, b in zip(results(linear, {"x": LAYOUTS[layout](x)}), results(linear, {"x": x}), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_the_linear_map_is_differentiated_twice():
-    x, linear = features().to_sparse_csr(), seeded(lambda: FeatureLinear(13, 3))
+    x, linear = features().to_sparse_csr(), built(lambda: FeatureLinear(13, 3)).double()
     call = lambda *parameters: torch.func.functional_call(linear, dict(zip(("weight", "bias"), parameters)), (x,))  # noqa: E731, B905
     assert torch.autograd.gradcheck(call, tuple(linear.parameters()))
     assert torch.autograd.gradgradcheck(lambda *p: call(*p).square(), tuple(linear.parameters()))
@@ -62,13 +57,12 @@ def test_the_linear_map_is_differentiated_twice():
 @pytest.mark.parametrize("name", DENSE)
 def test_what_reads_the_features_itself_says_that_they_must_be_dense(name, layout, no_typecheck):
     with pytest.raises(TypeError, match=r"x must be a dense tensor.*sparse_.*x\.to_dense"):
-        seeded(DENSE[name])(LAYOUTS[layout](features()), edges())
+        built(DENSE[name]).double()(LAYOUTS[layout](features()), edges())
 
 
 def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
     x = (torch.rand(400, 300, generator=torch.Generator().manual_seed(0)) < 0.1).double()
-    with fixed(0):
-        found = dropout(x.to_sparse_csr(), 0.25)
+    found = built(lambda: dropout(x.to_sparse_csr(), 0.25))
     assert found.layout is torch.sparse_csr
     found = found.to_dense()
     assert torch.equal(found[x == 0], x[x == 0])
@@ -87,7 +81,7 @@ def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
 @pytest.mark.parametrize("cls", [DIFFormer, DiffusionGNN, CertifiedDIFFormer, GPS])
 def test_features_that_do_not_fit_are_refused_in_a_sentence(cls, x, error, sentence):
     with pytest.raises(error, match=sentence):
-        seeded(lambda: cls(13, 8, 3))(x(features()), edges())
+        built(lambda: cls(13, 8, 3)).double()(x(features()), edges())
 
 
 def test_where_features_stand_is_found_once_for_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import diffusion_mp as dm
 from diffusion_mp.testing.laws import seeded
+from helpers import built
 
 MODELS = {
     "DIFFormer": lambda **o: dm.DIFFormer(5, 8, 3, 2, graph="sum", **o),
@@ -23,11 +24,7 @@ SIZES = (4, 1, 7)
 
 @pytest.fixture(params=MODELS)
 def make(request):
-    def made(task):
-        with seeded(0):
-            return MODELS[request.param](task=task).double().eval()
-
-    return made
+    return lambda task: built(lambda: MODELS[request.param](task=task)).double().eval()
 
 
 def molecules(generator) -> list[tuple[Tensor, Tensor]]:
@@ -95,8 +92,7 @@ def test_tasks_for_nodes_take_no_pairs_and_those_of_links_need_them(make, genera
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_drawn_anew_in_the_order_of_the_constructor(name):
-    with seeded(0):
-        model = MODELS[name](task="graph")
+    model = built(lambda: MODELS[name](task="graph"))
     before = {key: value.clone() for key, value in model.head.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():

@@ -18,8 +18,10 @@ from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models import LabelPropagation, PDETransformer
+from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import expect, expect_close
 from diffusion_mp.updates import Backtracking, CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
+from helpers import built
 from test_conformance import DIFFUSIVITIES, LAYERS
 
 #: What is special about a state or its edges.
@@ -65,10 +67,7 @@ class Case:
 
     def module(self, dtype: torch.dtype) -> nn.Module:
         """The same parameters whatever the type, but for their rounding."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            module = self.build()
-        return module.to(dtype).eval()
+        return built(self.build).to(dtype).eval()
 
 
 def diffusivity(module: Any, state: State) -> dict[str, Tensor]:
@@ -118,7 +117,7 @@ CASES: dict[str, Case] = {
         f"transformer-{placement}-{pooling}": Case(
             partial(PDETransformer, 4, 8, 3, 1, 2, max_length=20, placement=placement, pooling=pooling), sequence
         )
-        for placement, pooling in ((None, "first"), ("P1", "mean"), ("P4", "mean"), ("P5", "last"), ("P6", "mean"))
+        for placement, pooling in zip((None, *SITES), 2 * ("first", "mean", "last", "mean"), strict=True)
     },
 }
 

@@ -1,28 +1,25 @@
-"""Numbers at the ends of the range: norms, distances and sums that over- or underflow if computed plainly."""
+"""Numbers at the ends of the range: norms, distances and sums that over- or underflow if computed plainly.
+
+And no node, no edge, no position, no feature: defined, or refused in a sentence.
+"""
 
 # ruff: noqa: F403, F405 (everything public)
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import (
-    LowRankCoupling,
-    PairwiseCoupling,
-    SparseCoupling,
-    UniformCoupling,
-    distance_features,
-    row_normalized,
-)
+from diffusion_mp.couplings import *
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
 from diffusion_mp.testing import tolerance
-from diffusion_mp.testing.laws import seeded
+from helpers import built
 from test_conformance import LAYERS
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -287,8 +284,7 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
         edges = pairs[:, (pairs < len(state)).all(0)]
         edges = edges[:, member[edges[0]] == member[edges[1]]] if options.get("edges", True) else None
         for scale in (1e-30, 1e-10, 30.0, 1e4, 1e8):
-            with seeded(0):
-                layer = build().eval()
+            layer = built(build).eval()
             x = (scale * state).requires_grad_()
             out = layer(x, edges, batch=member, **options.get("extra", lambda x: {})(x))
             (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
@@ -301,8 +297,7 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
 @pytest.mark.parametrize("options", [{}, {"friction": "constant"}, {"hops": 1}, {"lam": 0.0}], ids=str)
 def test_equal_rows_flow_equally_at_any_size(projection: Any, options: Any, generator: torch.Generator) -> None:
     """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
-    with seeded(0):
-        layer = SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options)
+    layer = built(lambda: SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options))
     pairs = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
     edges = pairs[:, MEMBER[pairs[0]] == MEMBER[pairs[1]]]
     for scale in (1.0, 1e3, 1e5, 1e8):
@@ -384,3 +379,51 @@ def test_a_sparse_coupling_in_single_precision_keeps_constants(generator: torch.
     coupling = SparseCoupling(Graph(30, edges, weight), symmetric=True, nonnegative=True)
     ones = torch.ones(30, 1, 1)
     torch.testing.assert_close(ImplicitEuler(1e8)(ones, coupling), ones, rtol=0, atol=1e-6)
+
+
+NOTHING = torch.zeros(2, 0, dtype=torch.long)
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_label_propagation(nodes: int) -> None:
+    known = torch.zeros(nodes, dtype=torch.long)
+    assert LabelPropagation()(known, NOTHING).shape == (nodes, 1)
+    assert LabelPropagation()(known - 1, NOTHING).tolist() == [[0.0]] * nodes  # no label is known
+    assert LabelPropagation()(torch.zeros(nodes, 3), NOTHING).shape == (nodes, 3)
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_linear_operators(nodes: int) -> None:
+    one = torch.ones(nodes, 1, 2)
+    for coupling in (
+        IdentityCoupling(nodes),
+        UniformCoupling(nodes),
+        SparseCoupling(Graph(nodes, NOTHING)),
+        LowRankCoupling(one, one),
+    ):
+        operator = coupling.as_linear_operator()
+        assert operator.matvec(np.ones(nodes)).shape == operator.rmatvec(np.ones(nodes)).shape == (nodes,)
+        assert operator.matmat(np.ones((nodes, 3))).shape == (nodes, 3)
+        assert operator.rmatmat(np.ones((nodes, 0))).shape == (nodes, 0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("placement", [None, "P1", "P5"])
+def test_sequences_without_positions_or_tokens_count_as_zero(pooling: Any, causal: bool, placement: Any) -> None:
+    model = PDETransformer([5], 8, 3, 1, 2, max_length=6, pooling=pooling, causal=causal, placement=placement).eval()
+    nothing = model.head(torch.zeros(1, 8))
+    torch.testing.assert_close(model(torch.zeros(2, 0, dtype=torch.long)), nothing.expand(2, -1))
+    assert model(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3)
+    tokens, mask = torch.tensor([[1, 2, 3], [1, 2, 3]]), torch.tensor([[False] * 3, [False, True, True]])
+    out = model(tokens, mask)
+    torch.testing.assert_close(out[:1], nothing)
+    torch.testing.assert_close(out[1:], model(tokens[1:, 1:]))
+
+
+def test_log_features_are_needed() -> None:
+    for nodes in (0, 3):
+        none = torch.zeros(nodes, 1, 0)
+        with pytest.raises(ValueError, match=r"log_query and log_key must have a feature at least.*\[\d, 1, 0\]"):
+            LogLowRankCoupling(none, none)
+    assert (LogLowRankCoupling(*[torch.zeros(0, 1, 2)] * 2) @ torch.zeros(0, 1, 3)).shape == (0, 1, 3)

@@ -1,7 +1,5 @@
 """The conformance suites name the law that a broken class breaks, and pass a user's sound one in three lines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

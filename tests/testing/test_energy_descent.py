@@ -1,7 +1,5 @@
 """`assert_energy_descent` accepts what theory covers, and can fail."""
 
-from __future__ import annotations
-
 import pytest
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, SigmoidDiffusivity, SimpleDiffusivity
@@ -69,16 +67,13 @@ def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
     assert_energy_descent(LAYERS[name])
 
 
-@pytest.mark.parametrize(
-    ("module", "reason"),
-    [
-        (layer(SimpleDiffusivity(4), ExplicitEuler(0.5)), "not symmetric"),
-        (layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)), "not symmetric"),
-        (layer(SimpleDiffusivity(4, heads=2, normalize=None, measure="distance"), ExplicitEuler(0.5)), "several heads"),
-        (layer(AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)), "pass assert_energy_descent"),
-        (layer(AdjacencyDiffusivity("row"), ExplicitEuler(0.5)), "not symmetric"),
-    ],
-)
+@pytest.mark.parametrize(("module", "reason"), [
+    (layer(SimpleDiffusivity(4), ExplicitEuler(0.5)), "not symmetric"),
+    (layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)), "not symmetric"),
+    (layer(SimpleDiffusivity(4, heads=2, normalize=None, measure="distance"), ExplicitEuler(0.5)), "several heads"),
+    (layer(AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)), "pass assert_energy_descent"),
+    (layer(AdjacencyDiffusivity("row"), ExplicitEuler(0.5)), "not symmetric"),
+])  # fmt: skip
 def test_what_no_theorem_covers_is_refused_with_the_reason(module: DiffusionConv, reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
         assert_energy_descent(module)

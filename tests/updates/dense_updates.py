@@ -1,5 +1,7 @@
 """Every update by matrices of the coupling's entries, and the random states that tests of updates share."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import torch
 from scipy.linalg import expm
@@ -17,6 +19,20 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def source_for(update: StateUpdate, x: Tensor) -> Tensor | None:
     return x.cos() if getattr(update, "beta", 0.0) else None
+
+
+def both(update: StateUpdate, coupling: Coupling, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The next state, and the same by dense algebra."""
+    source = source_for(update, x)
+    return update(x, coupling, source=source), dense_update(update, coupling, x, source)
+
+
+def gradients(outs: Iterable[Tensor], leaves: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Of a weighted sum of each result, with respect to every leaf."""
+    outs = list(outs)
+    weight = random(*outs[0].shape, seed=9)
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    return [torch.autograd.grad((out * weight).sum(), leaves, **options) for out in outs]
 
 
 def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor | None = None) -> Tensor:

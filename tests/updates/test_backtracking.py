@@ -10,7 +10,7 @@ import diffusion_mp as dm
 from diffusion_mp.couplings import row_normalized
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.problems import complete_problem, path_problem, random_problem
+from diffusion_mp.testing.problems import complete_problem, random_problem
 from diffusion_mp.updates import Backtracking, ExplicitEuler
 from diffusion_mp.updates.explicit import first_minimum
 
@@ -21,14 +21,6 @@ def ball(num_nodes: int, heads: int = 1, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_nodes, heads, 4, dtype=torch.float64, generator=generator)
     return x / (1 + x.norm(dim=-1, keepdim=True))
-
-
-def test_keeps_a_step_that_already_goes_down() -> None:
-    problem = path_problem()
-    update = Backtracking(dm.QuadraticPenalty(), tau=0.4)
-    expected = ExplicitEuler(0.4)(problem.state, problem.coupling)
-    torch.testing.assert_close(update(problem.state, problem.coupling), expected)
-    assert update.last_tau == 0.4
 
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
@@ -62,10 +54,8 @@ def test_ragged_batch_measures_pairs_of_the_same_graph_only() -> None:
     penalty, ptr = dm.SigmoidPenalty(), torch.tensor([0, 7, 20])
     x = ball(20)
     coupling = penalty.coupling(x, ptr)
-    update, edge = (
-        Backtracking(penalty, tau=4.0),
-        dm.couplings.SparseCoupling(Graph(20, torch.tensor([[0], [1]]), ptr=ptr)),
-    )
+    update = Backtracking(penalty, tau=4.0)
+    edge = dm.couplings.SparseCoupling(Graph(20, torch.tensor([[0], [1]]), ptr=ptr))
     weight = x.new_full((20, 1), 0.5)
     made_of_it = [coupling, coupling.T, coupling + 0.5 * coupling, edge + 0.5 * edge, row_normalized(coupling)]
     made_of_it.append(dm.couplings.ReweightedCoupling(coupling + edge, weight, weight))
@@ -92,9 +82,8 @@ def batched(kind: str):
             return penalty.coupling(x[rows], ptr)
         part = weight[rows, rows]
         sender, receiver = part.nonzero(as_tuple=True)
-        return dm.couplings.SparseCoupling(
-            Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr)
-        )
+        graph = Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr)
+        return dm.couplings.SparseCoupling(graph)
 
     return Backtracking(penalty, 0.9, form=form, exact=kind == "exact"), couple
 
@@ -172,12 +161,6 @@ def test_the_first_minimum(p: list[float], tau: float | None) -> None:
     assert first_minimum(np.array(p, dtype=float)) == (tau if tau is None else pytest.approx(tau, rel=1e-12, abs=0))
 
 
-def test_the_exact_step_knows_one_energy() -> None:
-    problem = random_problem()
-    with pytest.raises(CouplingMismatchError, match="knows the energy of all pairs; got SparseCoupling"):
-        Backtracking(dm.SimplePenalty(), exact=True)(problem.state, problem.coupling)
-
-
 def test_sparse_coupling_measures_its_edges() -> None:
     """The energy-based extension of Example 5: f over the observed edges."""
     penalty, x = dm.SigmoidPenalty(), ball(40)
@@ -207,13 +190,16 @@ def test_near_consensus_a_step_is_as_long_as_anywhere_else() -> None:
     assert update.last_tau == tau
 
 
-def test_the_accepted_step_is_differentiated_with_tau_held_constant() -> None:
+@pytest.mark.parametrize("tau", [0.05, 2.0])
+def test_the_accepted_step_is_an_explicit_one_and_differentiated_with_tau_held_constant(tau: float) -> None:
     problem = random_problem(12)
     x = problem.state[:, :1].clone().requires_grad_()
-    update = Backtracking(dm.QuadraticPenalty(), tau=2.0)
-    (got,) = torch.autograd.grad(update(x, problem.coupling).square().sum(), x)
-    (expected,) = torch.autograd.grad(ExplicitEuler(update.last_tau)(x, problem.coupling).square().sum(), x)
+    update = Backtracking(dm.QuadraticPenalty(), tau=tau)
+    got = update(x, problem.coupling)
+    expected = ExplicitEuler(update.last_tau)(x, problem.coupling)
     torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x) for out in (got, expected)))
+    assert (update.last_tau == tau) == (tau < 1)  # a step that goes down already is kept
 
 
 def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
@@ -225,6 +211,8 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
     level = Backtracking(lambda x: x.new_zeros(()), tau=0.1)
     level(problem.state, problem.coupling)
     assert level.last_tau == 0.1  # an energy that stays is none that rises
+    with pytest.raises(CouplingMismatchError, match="knows the energy of all pairs; got SparseCoupling"):
+        Backtracking(dm.SimplePenalty(), exact=True)(problem.state, problem.coupling)
     broken = problem.state.clone()
     broken[0, 0, 0] = float("nan")
     with pytest.raises(ConvergenceError, match="finite"):

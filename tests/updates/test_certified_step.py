@@ -44,12 +44,10 @@ def leaves(heads: int, constraint: str | None, nodes: int = 11) -> dict[str, Ten
     """State within the constraint and the ball, source, metric, edge weights, β, λ, μ."""
     x = PROJECT["ball"](0.6 * random(nodes, heads, 3))
     numbers = {
-        "x": PROJECT[constraint](x),
-        "h": random(nodes, heads, 3, seed=1),
-        "m": random(nodes, heads, seed=2).exp(),
-        "a": random(nodes, seed=3).exp(),
-        **{name: random(seed=seed).exp() for seed, name in enumerate(("beta", "lam", "mu"))},
-    }
+        "x": PROJECT[constraint](x), "h": random(nodes, heads, 3, seed=1), "m": random(nodes, heads, seed=2).exp(),
+        "a": random(nodes, seed=3).exp(), "beta": random().exp(), "lam": random(seed=1).exp(),
+        "mu": random(seed=2).exp(),
+    }  # fmt: skip
     return {name: number.requires_grad_() for name, number in numbers.items()}
 
 
@@ -188,9 +186,6 @@ def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
         (lambda: CertifiedStep(Positive(2.0))(x, good), r"beta=Positive\(initial=2\) weighs a source, but none came"),
         (lambda: step(x, good, source=x, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
         (lambda: step(x, good, source=x, metric=torch.ones(5, 3)), r"metric must be \[5\] or \[5, heads\]"),
-        (lambda: CertifiedStep(-1.0), r"beta must be finite and >= 0; got -1"),
-        (lambda: CertifiedStep(constraint="cube"), "constraint must be one of None, 'nonnegative', 'ball', 'sphere'"),
-        (lambda: CertifiedStep(constraint="ball", radius=0.0), "radius must be finite and > 0"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             call()

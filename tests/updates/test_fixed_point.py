@@ -45,16 +45,6 @@ def test_values_and_gradients_are_those_of_ten_thousand_steps() -> None:
     torch.testing.assert_close(wanted, gradients, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("rectified", [False, True])
-def test_gradcheck(rectified: bool) -> None:
-    step = Averages(9)
-
-    def solved(h: Tensor, mu: Tensor) -> Tensor:
-        return fixed_point(lambda z: step.average(z, h, mu).relu() if rectified else step.average(z, h, mu), h)
-
-    assert torch.autograd.gradcheck(solved, (step.h, step.mu))
-
-
 def test_memory_of_the_backward_pass_does_not_grow_with_the_steps() -> None:
     def saved(mu: float) -> tuple[int, int]:
         step, kept = Averages(mu=mu), [0]
@@ -203,12 +193,3 @@ def test_no_limit_is_an_error_that_says_how_far_it_came() -> None:
     limit = fixed_point(step, fixed_point(step, step.h).detach(), max_iter=2)
     with pytest.raises(ConvergenceError, match="the gradient of the fixed point was not reached"):
         limit.square().sum().backward()
-
-
-def test_what_does_not_fit_is_refused(no_typecheck: None) -> None:
-    with pytest.raises(TypeError, match="step must be a function"):
-        fixed_point(None, torch.ones(3))
-    with pytest.raises(TypeError, match="x0 must be a tensor"):
-        fixed_point(torch.cos, [1.0])
-    with pytest.raises(ValueError, match="tol must be finite and > 0"):
-        fixed_point(torch.cos, torch.ones(3), tol=0.0)

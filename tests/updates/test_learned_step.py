@@ -50,16 +50,6 @@ def test_it_is_saved_moved_reset_and_named() -> None:
     assert_energy_descent(dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), instances=1, steps=2)
 
 
-@pytest.mark.parametrize(("tau", "error", "sentence"), [
-    (torch.tensor(-0.5), ValueError, "tau must be finite and > 0"),
-    (torch.tensor([0.5]), ValueError, "tau must be one number"),
-    (torch.tensor(1), TypeError, "tau must be floating point"),
-])  # fmt: skip
-def test_what_is_no_step_size_is_refused(tau, error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=sentence):
-        dm.ExplicitEuler(tau)
-
-
 def test_a_layer_of_many_steps_tells_the_state_before() -> None:
     x, graph = random(6, 4), dm.Graph(6, EDGES).to_undirected()
     adjacency = dm.AdjacencyDiffusivity("sum")

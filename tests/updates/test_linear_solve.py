@@ -6,7 +6,7 @@ from dense_updates import DOUBLE, random
 from torch import Tensor
 
 from diffusion_mp.errors import ConvergenceError
-from diffusion_mp.updates.linear_solve import conjugate_gradients, solve
+from diffusion_mp.updates.linear_solve import conjugate_gradients
 
 
 def system(num_nodes: int = 30, condition: float = 100.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,17 +62,3 @@ def test_a_metric_over_four_decades() -> None:
         conjugate_gradients(apply(matrix), b)
     got = conjugate_gradients(apply(matrix), b, metric=metric, preconditioner=exact, max_iter=3)
     torch.testing.assert_close(got, exact(b), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("metric", [None, torch.logspace(-2, 2, 5, dtype=DOUBLE).unsqueeze(1)], ids=["one", "metric"])
-def test_the_implicit_gradient_of_matrix_and_right_hand_side(metric: Tensor | None) -> None:
-    scale = torch.ones(5, 1, 1) if metric is None else metric.unsqueeze(2)
-
-    def function(root: Tensor, b: Tensor) -> Tensor:
-        return solve(lambda v: apply(root @ root.T)(v) / scale, b, metric=metric)
-
-    root = torch.linalg.cholesky(random(5, 5) @ random(5, 5).T + torch.eye(5, dtype=DOUBLE)).requires_grad_()
-    assert torch.autograd.gradcheck(function, (root, random(5, 2, 3, seed=1).requires_grad_()))
-    assert not function(root.detach(), random(5, 2, 3)).requires_grad
-    with torch.no_grad():
-        assert not function(root, random(5, 2, 3)).requires_grad

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dense_updates import DOUBLE, dense_update, random, source_for
+from dense_updates import DOUBLE, both, dense_update, gradients, random
 from torch import Tensor
 
 import diffusion_mp as dm
@@ -37,9 +37,8 @@ def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> 
 
 def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **more: bool) -> dm.couplings.PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
-    return dm.couplings.PairwiseCoupling(
-        query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **more
-    )
+    promises = {"symmetric": not normalize, "reversible": True}
+    return dm.couplings.PairwiseCoupling(query, key, ptr, normalize=normalize, **promises, **more)
 
 
 KINDS = {
@@ -73,9 +72,7 @@ def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
     assert not coupling.symmetric
     if kind == "rescaled" and update.form == "residual":
         return  # its row sums are far above one
-    source = X if isinstance(update, Equilibrium) and update.beta == 1 else source_for(update, X)
-    expected = dense_update(update, coupling, X, source)
-    torch.testing.assert_close(update(X, coupling, source=source), expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*both(update, coupling, X), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,22 +86,17 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
     graph, size = edges(), (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()
     x, source = X.clone().requires_grad_(), X.cos().requires_grad_()
-    sparse = dm.couplings.SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
+    known = {"symmetric": True, "nonnegative": True}
+    sparse = dm.couplings.SparseCoupling(graph, weight.repeat(2), **known)
     pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
-        "both": lambda: row_normalized(
-            dm.couplings.LowRankCoupling(size, size, symmetric=True, nonnegative=True) + sparse
-        ),
+        "both": lambda: row_normalized(dm.couplings.LowRankCoupling(size, size, **known) + sparse),
         "gaussian": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), reversible=True),
         "label-spreading": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), **pairs),
     }[kind]()
-    got = update(x, coupling, source=source if update.beta else None)
-    expected = dense_update(update, coupling, x, source)
-    cotangent, leaves = random(*got.shape, seed=9), (x, source, weight, feature)
-    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    mine, theirs = (torch.autograd.grad((out * cotangent).sum(), leaves, **options) for out in (got, expected))
-    torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+    outs = update(x, coupling, source=source if update.beta else None), dense_update(update, coupling, x, source)
+    torch.testing.assert_close(*gradients(outs, (x, source, weight, feature)), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
@@ -143,13 +135,11 @@ def test_attention_is_reversible_where_queries_are_keys(kind: type, measure: str
 
 
 def test_nothing_is_promised_that_may_be_false() -> None:
-    rows, query = row_normalized(symmetric_graph()), random(N, 1, 3)
+    rows, query, one_way = row_normalized(symmetric_graph()), random(N, 1, 3), Graph(3, torch.tensor([[0, 1], [1, 2]]))
     for coupling in (
         dm.couplings.LinearAttentionCoupling(query, query),  # row sums may be negative
         dm.couplings.LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
-        row_normalized(
-            dm.couplings.SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2), nonnegative=True)
-        ),
+        row_normalized(dm.couplings.SparseCoupling(one_way, torch.ones(2), nonnegative=True)),
         row_normalized(dm.couplings.LowRankCoupling(query, query, symmetric=True)),
         dm.couplings.SumCoupling([rows, symmetric_graph()]),
         dm.couplings.SumCoupling([rows, row_normalized(attention(heads=1))]),
@@ -214,10 +204,9 @@ def test_features_beside_edges_are_the_preconditioner(update, normalize, share, 
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     size = 500
     feature = random(size, 1, 8, seed=5).abs() * (2 * random(size, 1, 1, seed=6)).exp()
-    both = 0.05 * dm.couplings.LowRankCoupling(feature, feature, symmetric=True, nonnegative=True) + symmetric_graph(
-        size
-    )
-    coupling = row_normalized(both) if normalize else both
+    pairs = dm.couplings.LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
+    coupling = 0.05 * pairs + symmetric_graph(size)
+    coupling = row_normalized(coupling) if normalize else coupling
     with_it, without = products(update, coupling, random(size, 1, 3), monkeypatch)
     assert with_it <= share * without
 

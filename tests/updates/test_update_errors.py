@@ -9,49 +9,23 @@ from diffusion_mp.energies import QuadraticPenalty, SigmoidPenalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import path_problem
-from diffusion_mp.updates import (
-    Backtracking,
-    CrankNicolson,
-    Equilibrium,
-    ExplicitEuler,
-    HeatKernel,
-    ImplicitEuler,
-    MomentumStep,
-    StateUpdate,
-)
+from diffusion_mp.updates import Backtracking, CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
 
-NAN, INF = float("nan"), float("inf")
-
+from diffusion_mp.updates import MomentumStep, StateUpdate  # isort: skip
 
 SOLVERS = [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0), Equilibrium(leak=0.1)]
 solvers = pytest.mark.parametrize("update", SOLVERS, ids=lambda update: type(update).__name__)
 
 
-@pytest.mark.parametrize("tau", [0.0, -1.0, NAN, INF])
-@pytest.mark.parametrize(
-    "build", [ExplicitEuler, ImplicitEuler, CrankNicolson, HeatKernel, lambda t: Backtracking(QuadraticPenalty(), t)]
-)
-def test_step_out_of_range(build, tau: float) -> None:
-    with pytest.raises(ValueError, match=rf"^t(au)? must be finite and > 0; got {tau}"):
-        build(tau)
-
-
 @pytest.mark.parametrize(("build", "error", "sentence"), [
     (lambda: ExplicitEuler("large"), TypeError, "tau must be a number"),
     (lambda: ExplicitEuler(1.0, "laplacian"), ValueError, "form must be one of 'conservative', 'residual'"),
-    (lambda: ExplicitEuler(1.0, leak=-0.1), ValueError, "leak must be finite and >= 0; got -0.1"),
-    (lambda: ExplicitEuler(1.0, beta=NAN), ValueError, "beta must be a finite number; got nan"),
-    (lambda: Equilibrium(leak=INF), ValueError, "leak must be finite"),
-    (lambda: Equilibrium(leak=0.1, tol=0.0), ValueError, "tol must be finite and > 0"),
-    (lambda: ImplicitEuler(1.0, max_iter=0), ValueError, "max_iter must be at least 1"),
-    (lambda: ImplicitEuler(1.0, max_iter=2.5), TypeError, "max_iter must be an integer"),
-    (lambda: HeatKernel(1.0, tol=NAN), ValueError, "tol must be finite and > 0"),
+    (lambda: HeatKernel(1.0, tol=float("nan")), ValueError, "tol must be finite and > 0"),
+    (lambda: ExplicitEuler(torch.tensor(-0.5)), ValueError, "tau must be finite and > 0"),
+    (lambda: ExplicitEuler(torch.tensor([0.5])), ValueError, "tau must be one number"),
+    (lambda: ExplicitEuler(torch.tensor(1)), TypeError, "tau must be floating point"),
     (lambda: MomentumStep(0.1, 1.0), ValueError, r"momentum must lie in \[0, 1\).*got 1"),
-    (lambda: MomentumStep(0.1, -0.1), ValueError, "momentum must be finite and >= 0"),
-    (lambda: MomentumStep(0.1, 0.5, 0), ValueError, "steps must be at least 1"),
     (lambda: Backtracking(QuadraticPenalty(), shrink=1.0), ValueError, r"shrink must lie in \(0, 1\).*got 1.0"),
-    (lambda: Backtracking(QuadraticPenalty(), shrink=0.0), ValueError, "shrink must be finite and > 0"),
-    (lambda: Backtracking(QuadraticPenalty(), max_steps=0), ValueError, "max_steps must be at least 1"),
     (lambda: Backtracking("quadratic"), TypeError, "penalty must be a Penalty or a function of the state"),
     (lambda: Backtracking(SigmoidPenalty(), exact=True), ValueError, r"exact=True needs Simple.*got Sigmoid"),
 ])  # fmt: skip
@@ -97,14 +71,10 @@ def test_a_weight_and_a_source_come_together() -> None:
 @pytest.mark.parametrize("update", [ExplicitEuler(0.1, beta=1.0), Equilibrium(leak=0.1)], ids=repr)
 @pytest.mark.parametrize(("change", "error", "sentence"), [
     ({"x": torch.zeros(12)}, ValueError, "x must have three dimensions"),
-    ({"x": torch.zeros(12, 2, 3, dtype=torch.long)}, TypeError, "x must be floating point"),
     ({"x": torch.zeros(11, 2, 3)}, ValueError, "x must have 12 rows"),
-    ({"x": None}, TypeError, "x must be a tensor"),
     ({"values": torch.zeros(12, 2, 4)}, ValueError, r"values must match the state x of shape \[12, 2, 3\]"),
     ({"values": torch.zeros(12, 3, 3)}, ValueError, r"values must match .*got shape \[12, 3, 3\]"),
     ({"source": torch.zeros(12, 2, 4)}, ValueError, "source must match the state"),
-    ({"source": torch.zeros(10, 2, 3)}, ValueError, "source must have 12 rows"),
-    ({"source": torch.zeros(12, 2)}, ValueError, "source must have three dimensions"),
 ])  # fmt: skip
 def test_shapes(update: StateUpdate, change: dict[str, object], error: type[Exception], sentence: str) -> None:
     problem = path_problem()

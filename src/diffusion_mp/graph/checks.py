@@ -55,14 +55,15 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
 def _refuse_place(value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None) -> None:
     """Raise for a mask, or for a batch instead of weights: PyG's functions have other orders of arguments."""
     vector = errors.as_tensor(value, name, what)
-    if vector.dim() != 1 or not vector.numel():
+    if vector.dim() != 1:
         return
-    if vector.dtype == torch.bool:
+    # Types first: torch.export may not know yet whether there is an edge.
+    if vector.dtype == torch.bool and vector.numel():
         raise TypeError(
             f"{name} got {errors.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "
             f"takes one (LabelPropagation); elsewhere select rows of the result, out[mask]."
         )
-    if name == "edge_weight" and vector.dtype in errors.INTEGERS and vector.numel() == num_nodes != num_edges:
+    if name == "edge_weight" and vector.dtype in errors.INTEGERS and 0 < vector.numel() == num_nodes != num_edges:
         raise TypeError(
             f"{name} got {errors.describe(vector)}, an integer for every node, which looks like a batch. Pass it by "
             f"name, batch=…; weights are floating point, one for each of the {num_edges} edges."

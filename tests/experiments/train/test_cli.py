@@ -4,7 +4,6 @@ import csv
 import operator
 import re
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import fsspec
@@ -12,10 +11,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from torch import nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 import diffusion_mp
+from diffusion_mp_experiments.reproduce.training import made
 from diffusion_mp_experiments.train import DigitsDataModule
 from diffusion_mp_experiments.train.cli import main
 
@@ -57,18 +58,6 @@ def fit(tmp_path, monkeypatch):
     return run
 
 
-def built(value):
-    """An object where a configuration names a class, built with what it gives; any other value as it is."""
-    if not isinstance(value, dict) or "class_path" not in value:
-        return value
-    module, name = value["class_path"].rsplit(".", 1)
-    return getattr(import_module(module), name)(**{key: built(each) for key, each in value["init_args"].items()})
-
-
-def test_configurations_were_found():
-    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
@@ -80,7 +69,7 @@ def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
     model = printed["model"]["model"]
     model["init_args"] |= {"in_channels": 5, "out_channels": 3}
     ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
-    assert built(model)(torch.ones(9, 5), ring).shape == (9, 3)
+    assert made(nn.Module, model)(torch.ones(9, 5), ring).shape == (9, 3)
 
 
 def test_fit_leaves_checkpoint_logs_and_configuration(fit, capsys):
@@ -149,6 +138,7 @@ def test_help_version_and_unknown_subcommand(capsys):
     assert capsys.readouterr().out == f"diffusion-mp {diffusion_mp.__version__}\n"
     assert main(["train"]) == 2
     assert "no subcommand 'train'" in capsys.readouterr().err
+    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])

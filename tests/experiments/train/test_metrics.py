@@ -1,24 +1,41 @@
-"""Scores against their formulas, however the examples are cut into batches."""
+"""Losses and scores against their formulas, however the examples are cut into batches."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from diffusion_mp_experiments.train import TaskMetric, weighted_accuracy
+from diffusion_mp_experiments import train
+
+WRONG_SHAPES = [
+    ((5, 1), (5,), "one column, so every node is class 0"),
+    ((5, 3), (5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
+    ((5, 3), (4,), r"got \[5, 3\] and \[4\]"),
+    ((5,), (5,), r"got \[5\] and \[5\]"),
+    ((0, 3), (0,), "mask that selected them is empty"),
+]
 
 
-def test_classes_weigh_the_same_however_many_nodes_they_have():
+def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     target = torch.tensor([0] * 90 + [1] * 10)
-    assert weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(0.5)  # 0.9 by plain accuracy
+    assert train.weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(0.5)  # 0.9 by plain accuracy
     target, classes = torch.tensor([0, 0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 2, 2])
     logits = torch.nn.functional.one_hot(classes, 3).float()
-    assert weighted_accuracy(3)(logits, target) == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
-    score = weighted_accuracy(2)
+    assert train.weighted_accuracy(3)(logits, target) == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
+    score = train.weighted_accuracy(2)
     score.update(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]))
     score.update(torch.tensor([1]), torch.tensor([1]))
     assert score.compute() == pytest.approx((1 + 1 / 2) / 2)  # the mean of the batches would be (1/2 + 1)/2
-    for count in (0, 1):
-        with pytest.raises(ValueError, match="num_classes must be at least"):
-            weighted_accuracy(count)
+    logits, labels = torch.randn(40, 4, generator=generator), torch.randint(2, (40, 4), generator=generator)
+    labels[:, 1], labels[:, 2] = 0, 1
+    expected = (curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])) / 2
+    assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(expected)
+    assert train.TaskMetric("ap")(logits, labels) < 1
+    with pytest.raises(ValueError, match="only positive or only negative examples"):
+        train.TaskMetric("roc_auc")(logits, torch.ones_like(labels))
+    logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
+    assert train.TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
+    scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
+    assert train.TaskMetric("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx((1 + 1 / 3 + 1 / 2) / 3)
 
 
 def curve(scores, truth):
@@ -30,39 +47,19 @@ def curve(scores, truth):
 def test_accuracy_f1_and_errors(generator):
     logits, labels = torch.randn(50, 3, generator=generator), torch.randint(3, (50,), generator=generator)
     guess = logits.argmax(1)
-    assert TaskMetric("acc")(logits, labels) == pytest.approx(float((guess == labels).double().mean()))
+    assert train.TaskMetric("acc")(logits, labels) == pytest.approx(float((guess == labels).double().mean()))
     f1 = [2 * ((guess == c) & (labels == c)).sum() / ((guess == c).sum() + (labels == c).sum()) for c in range(3)]
-    assert TaskMetric("macro_f1")(logits, labels) == pytest.approx(float(torch.stack(f1).mean()))
+    assert train.TaskMetric("macro_f1")(logits, labels) == pytest.approx(float(torch.stack(f1).mean()))
     x, y = logits[:, 0], logits[:, 1]
-    assert TaskMetric("mse")(x, y) == pytest.approx(float((x - y).square().mean()))
-    assert TaskMetric("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
-
-
-def test_the_curve_of_two_classes(generator):
+    assert train.TaskMetric("mse")(x, y) == pytest.approx(float((x - y).square().mean()))
+    assert train.TaskMetric("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
     logits, labels = torch.randn(60, 2, generator=generator), torch.randint(2, (60,), generator=generator)
-    assert TaskMetric("roc_auc")(logits, labels) == pytest.approx(curve(logits[:, 1] - logits[:, 0], labels))
+    assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(curve(logits[:, 1] - logits[:, 0], labels))
     small = logits.sigmoid() * torch.tensor([0.5, 1.0])  # logits that could be taken for probabilities
-    assert TaskMetric("roc_auc")(small, labels) == pytest.approx(curve(small[:, 1] - small[:, 0], labels))
+    assert train.TaskMetric("roc_auc")(small, labels) == pytest.approx(curve(small[:, 1] - small[:, 0], labels))
     # Confident answers do not tie.
     logits = torch.tensor([[0.0, 20.0], [0.0, 21.0], [0.0, 22.0], [0.0, 23.0]])
-    assert TaskMetric("roc_auc")(logits, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.75)
-
-
-def test_a_task_with_one_answer_only_does_not_count(generator):
-    logits, labels = torch.randn(40, 4, generator=generator), torch.randint(2, (40, 4), generator=generator)
-    labels[:, 1], labels[:, 2] = 0, 1
-    expected = (curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])) / 2
-    assert TaskMetric("roc_auc")(logits, labels) == pytest.approx(expected)
-    assert TaskMetric("ap")(logits, labels) < 1
-    with pytest.raises(ValueError, match="only positive or only negative examples"):
-        TaskMetric("roc_auc")(logits, torch.ones_like(labels))
-
-
-def test_average_precision_and_ranks_of_the_right_candidate():
-    logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
-    assert TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
-    scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
-    assert TaskMetric("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx((1 + 1 / 3 + 1 / 2) / 3)
+    assert train.TaskMetric("roc_auc")(logits, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("name", ["acc", "macro_f1", "roc_auc", "ap", "mse", "mae"])
@@ -71,7 +68,7 @@ def test_however_it_is_cut(name, generator):
     numbers = name in ("mse", "mae")
     outputs = torch.randn(30, generator=generator) if numbers else torch.randn(30, 3, generator=generator)
     targets = torch.randn(30, generator=generator) if numbers else torch.randint(3, (30,), generator=generator)
-    score = TaskMetric(name)
+    score = train.TaskMetric(name)
     together = score(outputs, targets)
     score.reset()
     for part in (slice(0, 7), slice(7, 30)):
@@ -80,5 +77,34 @@ def test_however_it_is_cut(name, generator):
     perfect = targets if numbers else 9.0 * torch.nn.functional.one_hot(targets, 3)
     score.reset()
     assert (score(perfect, targets) > together) == score.higher_is_better
-    with pytest.raises(ValueError, match="metric must be one of 'acc', 'macro_f1'"):
-        TaskMetric("accuracy")
+
+
+@pytest.mark.parametrize(("logits", "target", "message"), WRONG_SHAPES)
+def test_cross_entropy_refuses(logits, target, message):
+    with pytest.raises(ValueError, match=message):
+        train.node_cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"0\.\.2 for 3 logits, got -1\.\.3"):
+        train.node_cross_entropy(torch.zeros(2, 3), torch.tensor([-1, 3]))
+
+
+def test_values_of_the_losses(generator):
+    logits = torch.randn(7, 3, dtype=torch.float64, generator=generator)
+    target = torch.randint(2, (7, 3), generator=generator)
+    share = logits.sigmoid()
+    expected = -(target * share.log() + (1 - target) * (1 - share).log()).mean()
+    torch.testing.assert_close(train.multi_label_loss(logits, target), expected)
+    for wrong in (target[:, :2], target[:, 0], torch.ones(0, 3)):
+        with pytest.raises(ValueError, match=r"Expected logits and target \[N, T\] of one shape"):
+            train.multi_label_loss(logits, wrong)
+    with pytest.raises(ValueError, match="target must hold 0 and 1 only"):
+        train.multi_label_loss(logits, target * 2)
+    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    assert train.node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
+    guess = torch.randn(7, 1, generator=generator)
+    assert torch.isclose(train.mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
+    y = torch.linspace(-1, 1, 50)
+    assert ((y[:, None] - y) ** 2).mean() > ((y.mean() - y) ** 2).mean()
+    with pytest.raises(ValueError, match=r"\[50, 1\] and target \[50\] must have the same shape"):
+        train.mean_squared_error(y[:, None], y)
+    with pytest.raises(ValueError, match="no node to average"):
+        train.mean_squared_error(y[:0], y[:0])

@@ -1,14 +1,18 @@
-"""NodeClassifier and the DataModules without the command line."""
+"""The LightningModules and DataModules without the command line."""
 
 import pytest
 import torch
+from pytorch_lightning.callbacks import Callback
 from torch import nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
+from diffusion_mp import PDETransformer
+from diffusion_mp.data import pad
 from diffusion_mp.diffusivities import AuxiliaryLoss
 from diffusion_mp.models import DiffusionGNN
-from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule
+from diffusion_mp.testing.laws import seeded
+from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule, SequenceClassifier
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 from training_runs import quiet_trainer
 
@@ -32,7 +36,7 @@ class Fixed(nn.Module):
         return self.logits
 
 
-def test_metrics_read_their_own_mask():
+def test_metrics_read_their_own_mask_and_the_loss_breaks_ties_alone():
     data = Toy().data
     logits = torch.zeros(12, 2)
     wrong = data.val_mask | (data.test_mask & (torch.arange(12) < 6))
@@ -45,10 +49,6 @@ def test_metrics_read_their_own_mask():
     assert -1 / 8 < val["val_score"] < 0
     (predicted,) = trainer.predict(model, datamodule=toy)
     assert torch.equal(predicted, logits.argmax(dim=1))
-
-
-def test_the_loss_breaks_ties_and_nothing_more():
-    """The score orders by accuracy first: no loss, however large, costs a node."""
     toy = Toy()
     right = nn.functional.one_hot(toy.data.y, 2).float()
 
@@ -103,12 +103,6 @@ def test_auxiliary_losses_are_added_and_logged_apart(model):
     torch.testing.assert_close(gradients, list(torch.autograd.grad(own + extra, logits)))
 
 
-@pytest.mark.usefixtures("no_typecheck")
-def test_unknown_optimizer():
-    with pytest.raises(ValueError, match="optimizer must be one of adam, adamw, got 'lbfgs'"):
-        NodeClassifier(Fixed(torch.zeros(12, 2)), optimizer="lbfgs")
-
-
 @pytest.mark.parametrize(("shape", "message"), [((12, 1), "one column"), ((5, 2), "one row of logits per node")])
 def test_wrong_logits_are_refused(shape, message):
     model = NodeClassifier(Fixed(torch.zeros(shape)))
@@ -127,16 +121,8 @@ def test_digits_module():
     assert batch is module.data
 
 
-@pytest.mark.usefixtures("no_typecheck")
-def test_splits_that_are_refused():
-    with pytest.raises(ValueError, match='"random" or "public", got \'full\''):
-        PlanetoidDataModule(split="full")
-    with pytest.raises(ValueError, match=r"tuning needs a number as split, .* got 'random'"):
-        PlanetoidDataModule(tuning=True)
-
-
 @pytest.mark.data
-def test_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
+def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
     root, used = str(data_root / "Planetoid"), {}
     for tuning in (True, False):
         splits = [PlanetoidDataModule(root, split=split, tuning=tuning).data for split in range(3)]
@@ -145,10 +131,6 @@ def test_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
         used[tuning] = sum(data.train_mask | data.val_mask | data.test_mask for data in splits).bool()
     assert not (used[True] & used[False]).any()
     assert PlanetoidDataModule(root, split=0).data.test_mask.sum() == 1000
-
-
-@pytest.mark.data
-def test_planetoid_module(data_root):
     root = str(data_root / "Planetoid")
     public = PlanetoidDataModule(root, split="public")
     assert (public.num_features, public.num_classes) == (1433, 7)
@@ -160,3 +142,44 @@ def test_planetoid_module(data_root):
     assert sparse.data.x.layout == torch.sparse_csr
     assert torch.equal(sparse.data.x.to_dense(), first.x)
     assert sparse.num_features == 1433
+
+
+class LearningRates(Callback):
+    """Every learning rate that a step was taken with."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def fit(module, batches, epochs, *callbacks):
+    trainer = quiet_trainer(max_epochs=epochs, callbacks=list(callbacks))
+    trainer.fit(module, batches, batches)
+    return trainer
+
+
+@pytest.fixture
+def batches():
+    """Is the first token a 1?  Sequences of 1 to 6 tokens."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 7, (64,), generator=generator).tolist()
+    texts = [torch.randint(1, 3, (length,), generator=generator) for length in lengths]
+    return DataLoader([(text, int(text[0] == 1)) for text in texts], batch_size=16, collate_fn=pad)
+
+
+def test_it_learns_and_logs_and_the_rate_rises_and_falls_to_zero(batches):
+    with seeded(0):
+        module = SequenceClassifier(PDETransformer([3], 16, 2, 1, 2, max_length=6, placement="P1"), 2, lr=1e-2)
+        trainer = fit(module, batches, 24)
+    logged = trainer.callback_metrics
+    assert set(logged) == {"train_loss", "train_acc", "val_loss", "val_acc"}
+    assert logged["val_acc"] > 0.9
+    (found,) = trainer.test(module, batches, verbose=False)
+    assert found["test_acc"] == pytest.approx(float(logged["val_acc"]))
+    rates = LearningRates()
+    with seeded(0):
+        fit(SequenceClassifier(PDETransformer([3], 4, 2, 1, 1, max_length=6), 2, lr=0.5, warmup=0.5), batches, 2, rates)
+    assert rates.seen[:5] == pytest.approx([0.125, 0.21875, 0.3125, 0.40625, 0.5])
+    assert rates.seen[5:] == pytest.approx([0.5 * (1 + c) / 2 for c in (0.5**0.5, 0.0, -(0.5**0.5))], abs=1e-6)

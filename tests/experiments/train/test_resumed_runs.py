@@ -12,15 +12,7 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
-from diffusion_mp_experiments.train import (
-    CheckpointFiles,
-    FiniteLoss,
-    NodeClassifier,
-    Resumable,
-    SequenceClassifier,
-    load_checkpoint,
-    save_checkpoint,
-)
+from diffusion_mp_experiments import train
 from diffusion_mp_experiments.train.cli import main
 from diffusion_mp_experiments.train.resume import random_state, set_random_state
 from training_runs import quiet_trainer, same
@@ -45,7 +37,7 @@ def fit(tmp_path, monkeypatch):
         places = [f"--{callback}.dirpath={folder}" for callback in ("checkpoint", "last")]
         arguments = ["fit", *model, *SMALL, *QUIET, *places, "--name", name, f"--trainer.max_epochs={epochs}"]
         assert main([*arguments, *options]) == code
-        return {path.name: load_checkpoint(path) for path in folder.glob("*.ckpt")}
+        return {path.name: train.load_checkpoint(path) for path in folder.glob("*.ckpt")}
 
     return run
 
@@ -132,7 +124,7 @@ def test_what_a_run_cannot_go_on_with_is_refused(fit, capsys):
     assert "config.yaml" in message
     assert_same_runs(before, after)
     del before["last.ckpt"]["optimizer_states"]
-    save_checkpoint(before["last.ckpt"], path)
+    train.save_checkpoint(before["last.ckpt"], path)
     fit("run", 2, f"--ckpt_path={path}", code=2)
     assert "holds weights alone" in capsys.readouterr().err
 
@@ -148,17 +140,17 @@ def classified(folder, epochs, resumed=False, **options):
 
     data = DataLoader(list(zip(x, (x[:, 0] > 0).long(), strict=True)), 6, shuffle=True, collate_fn=noisy)
     last = ModelCheckpoint(folder, "last", enable_version_counter=False)
-    plugins = {"callbacks": [last], "plugins": [CheckpointFiles()], "enable_checkpointing": True}
+    plugins = {"callbacks": [last], "plugins": [train.CheckpointFiles()], "enable_checkpointing": True}
     trainer = quiet_trainer(max_epochs=epochs, **plugins)
-    module = SequenceClassifier(nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2)), 2, **options)
+    module = train.SequenceClassifier(nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2)), 2, **options)
     trainer.fit(module, data, data, ckpt_path=str(folder / "last.ckpt") if resumed else None)
-    return load_checkpoint(folder / "last.ckpt")
+    return train.load_checkpoint(folder / "last.ckpt")
 
 
 def test_batches_in_random_order_with_noise_from_numpy(tmp_path, monkeypatch):
     straight = classified(tmp_path / "straight", 4)
     with monkeypatch.context() as patch:
-        patch.setattr(SequenceClassifier, "on_train_epoch_start", lambda module: 1 / (2 - module.current_epoch))
+        patch.setattr(train.SequenceClassifier, "on_train_epoch_start", lambda module: 1 / (2 - module.current_epoch))
         with pytest.raises(ZeroDivisionError):
             classified(tmp_path / "part", 4)
     part = classified(tmp_path / "part", 4, resumed=True)
@@ -171,20 +163,17 @@ def test_batches_in_random_order_with_noise_from_numpy(tmp_path, monkeypatch):
 def test_random_states_are_plain_and_come_back(tmp_path):
     random.gauss(0, 1)
     np.random.randn()  # noqa: NPY002 - half a pair of normal numbers is left over
-    save_checkpoint(random_state(), tmp_path / "state")
+    train.save_checkpoint(random_state(), tmp_path / "state")
 
     def draw():
         return [random.gauss(0, 1), random.random(), np.random.randn(), torch.rand(3).tolist()]  # noqa: NPY002
 
     first = draw()
-    set_random_state(load_checkpoint(tmp_path / "state"))
+    set_random_state(train.load_checkpoint(tmp_path / "state"))
     assert draw() == first
-
-
-def test_callbacks_are_attached_once():
-    model = NodeClassifier(nn.Identity())
+    model = train.NodeClassifier(nn.Identity())
     model.trainer = trainer = quiet_trainer(callbacks=[EarlyStopping("val_score")])
     first = model.configure_callbacks()
-    assert [type(callback) for callback in first] == [Resumable, FiniteLoss]
+    assert [type(callback) for callback in first] == [train.Resumable, train.FiniteLoss]
     trainer.callbacks += first
     assert model.configure_callbacks() == []

@@ -1,7 +1,5 @@
 """Tar archives, read in one pass; `tarfile` alone reads what a header claims and ends silently at a damaged one."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 from collections.abc import Iterator

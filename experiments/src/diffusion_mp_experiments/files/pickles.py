@@ -5,8 +5,6 @@ memo, a key of nested tuples overflows its stack, and a damaged dtype makes NumP
 has none of these; here it interprets only the instructions that data needs, and the stand-ins check every length.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle
@@ -109,17 +107,11 @@ class _Items(dict[Any, Any]):
         super().__setitem__(key, value)
 
 
-# NumPy's modules had other names before version 2, SciPy's before 1.8, and Python's own before version 3.
+# NumPy's modules under their names before version 2; SciPy's changed in 1.8, and Python's own in version 3.
 _STAND_INS: list[tuple[str, Callable[..., Any]]] = [
-    ("numpy.core.multiarray._reconstruct numpy._core.multiarray._reconstruct", lambda *_: _Object(_array_of_state)),
-    (
-        "numpy.core.numeric._frombuffer numpy._core.numeric._frombuffer",
-        lambda *of: _Object(_array_of_state, _array(*of)),
-    ),
-    (
-        "numpy.core.multiarray.scalar numpy._core.multiarray.scalar",
-        lambda dtype, data: _array(data, dtype, (), "").item(),
-    ),
+    ("numpy.core.multiarray._reconstruct", lambda *_: _Object(_array_of_state)),
+    ("numpy.core.numeric._frombuffer", lambda *of: _Object(_array_of_state, _array(*of))),
+    ("numpy.core.multiarray.scalar", lambda dtype, data: _array(data, dtype, (), "").item()),
     ("numpy.dtype", lambda code, *_: _Object(lambda state: _dtype(code, state))),
     ("scipy.sparse.csr.csr_matrix scipy.sparse._csr.csr_matrix scipy.sparse._csr.csr_array", lambda: _Object(_matrix)),
     ("copy_reg._reconstructor copyreg._reconstructor copyreg.__newobj__", lambda kind, *_: kind()),
@@ -138,8 +130,9 @@ class _Machine(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Callable[..., None]]]
 
     def find_class(self, module: str, name: str) -> Any:
+        asked = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
         for names, stand_in in _STAND_INS:
-            if f"{module}.{name}" in names.split():
+            if asked in names.split():
                 return stand_in
         raise ValueError(f"it asks for {module:.60}.{name:.60}, which is no array")
 

@@ -1,7 +1,5 @@
 """What all readers of files share: paths, indices, and the sentences for files that are missing or damaged."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterable, Iterator
@@ -34,14 +32,14 @@ def check_present(what: str, folder: Path, files: Iterable[Path], how_to_get: st
         raise FileNotFoundError(f"{what} is not at {folder}: missing {', '.join(missing)}. {how_to_get}")
 
 
-def check_indices(index: Tensor, limit: int | Tensor, name: str) -> None:
-    """Raise ValueError unless `index` holds integers in 0 .. limit − 1; a tensor has a limit for each of them."""
+def check_indices(index: Tensor, limit: int | Tensor, name: str, low: int = 0) -> None:
+    """Raise ValueError unless `index` holds integers in low .. limit − 1; a tensor has a limit for each of them."""
     if index.is_floating_point() or index.is_complex():
         raise ValueError(f"{name} must be integers; got {index.dtype}")
-    if index.numel() and (int(index.min()) < 0 or bool((index >= limit).any())):
+    if index.numel() and (int(index.min()) < low or bool((index >= limit).any())):
         highest = limit - 1 if isinstance(limit, int) else "the number of its graph's nodes - 1"
         found = f"got up to {int(index.max())} and down to {int(index.min())}"
-        raise ValueError(f"{name} must lie in 0..{highest}, {found}")
+        raise ValueError(f"{name} must lie in {low}..{highest}, {found}")
 
 
 @contextmanager

@@ -4,8 +4,6 @@
 memory. Here at most one block of `_BYTES` and one line of `LONGEST` are held.
 """
 
-from __future__ import annotations
-
 import gzip
 import warnings
 from collections.abc import Iterator

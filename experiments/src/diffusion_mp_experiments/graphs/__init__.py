@@ -1,7 +1,7 @@
 """Graphs of the papers, read from published files or drawn; nothing is downloaded unless asked for."""
 
 from diffusion_mp_experiments.graphs.drawn import SBMDataset, synthetic_pokec
-from diffusion_mp_experiments.graphs.graph_sets import load_synmol, load_tu
+from diffusion_mp_experiments.graphs.graph_sets import PeptidesFunctional, load_synmol, load_tu
 from diffusion_mp_experiments.graphs.node_sets import (
     load_digits,
     load_facebook,
@@ -10,7 +10,6 @@ from diffusion_mp_experiments.graphs.node_sets import (
     load_newsgroups,
 )
 from diffusion_mp_experiments.graphs.ogb import SumEdgeFeatures, load_ogb
-from diffusion_mp_experiments.graphs.peptides import PeptidesFunctional
 from diffusion_mp_experiments.graphs.planetoid import load_planetoid
 from diffusion_mp_experiments.graphs.pokec import load_pokec
 from diffusion_mp_experiments.graphs.temporal import fit_forecast, load_snapshots

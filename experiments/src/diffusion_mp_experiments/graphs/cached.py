@@ -1,26 +1,65 @@
-"""Datasets whose graphs are made once and then read from disk as plain tensors."""
+"""Graphs that are made once and kept on disk: sets of small ones as tensors, one large graph as arrays to map."""
 
-from __future__ import annotations
-
+import hashlib
+import json
 import mmap
 import os
 import pickle
 import re
+import shutil
+import tempfile
 import warnings
 import zipfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
+import numpy as np
 import torch
+from filelock import FileLock
+from jaxtyping import Shaped
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.data.data import BaseData
 from tqdm import tqdm
 
-from diffusion_mp_experiments.files.made_once import made_once
+from diffusion_mp_experiments.files.arrays import map_array
 from diffusion_mp_experiments.files.reading import as_path, check_indices, reading
+
+T = TypeVar("T")
+
+
+def made_once(folder: Path, load: Callable[[Path], T | None], make: Callable[[Path], None], *, anew: bool = False) -> T:
+    """Return `load(folder)`; where that is None, or with `anew`, `make` writes the folder first.
+
+    `load` returns None unless the folder is complete and current. `make` gets an empty folder beside it, which is
+    renamed once everything is written. The process that makes it holds the lock `<folder>.lock`, which the operating
+    system releases if that process dies; others wait and then read. A complete folder is read without a lock, so it may
+    be read-only.
+    """
+    if not anew and (found := load(folder)) is not None:
+        return found
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not anew and (found := load(folder)) is not None:  # another process made it in the meantime
+            return found
+        prefix = f"{folder.name}.part-"
+        for left in folder.parent.iterdir():  # by processes that were killed
+            if left.name.startswith(prefix):
+                shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as part:
+            new = Path(part) / "new"
+            new.mkdir()
+            make(new)
+            if folder.exists():
+                folder.rename(Path(part) / "old")
+            new.rename(folder)
+        found = load(folder)
+    if found is None:
+        raise ValueError(f"{folder} was written and cannot be read. Delete it and see whether the disk is full.")
+    return found
+
 
 Transform = Callable[[Data], Data]
 
@@ -181,3 +220,126 @@ def _length(name: str, part: Any) -> int | None:
     if isinstance(part, Tensor):
         return part.size(Data().__cat_dim__(name, part)) if part.dim() else None
     return len(part) if isinstance(part, list) else None
+
+
+_RECORD = "sources.json"  # the sources of the arrays, and the shapes of the arrays
+_BLOCK = 1 << 22  # numbers
+
+
+class ArrayFolder:
+    """Named arrays of a folder that is being written; only the current block is in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+        """Create an array of zeros, which take no space on the disk until they are written."""
+        np.lib.format.open_memmap(self._file(name), "w+", dtype=dtype, shape=shape)
+
+    def write(self, name: str, where: Any, block: Shaped[np.ndarray, " ..."]) -> None:
+        """Set `array[where] = block`; its pages leave the memory of this process at once."""
+        np.load(self._file(name), mmap_mode="r+", allow_pickle=False)[where] = block
+
+    def put(self, name: str, array: Shaped[np.ndarray, " ..."]) -> None:
+        np.save(self._file(name), array, allow_pickle=False)
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}.npy"
+
+
+def mapped_graph(
+    cache: Path, make: Callable[[ArrayFolder], None], sources: Iterable[Path] = (), *, made_by: str, classes: int
+) -> Data:
+    """Return the graph in the folder `cache`, which `make` fills if needed; see `mapped_arrays`.
+
+    `make` writes edge_index [2, E], y with labels −1 .. classes − 1, and other attributes of nodes and edges.
+    """
+    arrays = mapped_arrays(cache, make, sources, made_by=made_by)
+    with reading(cache, "Delete the folder, and it is made anew."):
+        _check(cache, arrays, classes)
+    return Data(**arrays)
+
+
+def _check(cache: Path, arrays: dict[str, Tensor], classes: int) -> None:
+    """Raise ValueError unless the arrays are a graph with one row for each node, or edge where the name says so."""
+    num_nodes, (ends, num_edges) = len(arrays["y"]), arrays["edge_index"].shape
+    for name, array in arrays.items():
+        rows, found = (num_edges, "edges") if name.startswith("edge_") else (num_nodes, "nodes")
+        if name != "edge_index" and len(array) != rows:
+            raise ValueError(f"{name} has {len(array)} rows for {rows} {found}")
+        if name in ("edge_index", "y") and array.dtype != torch.long:
+            raise ValueError(f"{name} must be whole numbers of 64 bits, got {array.dtype}")
+    if ends != 2:
+        raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
+    check_indices(arrays["y"], classes, "y", low=-1)
+    for start in range(0, 2 * num_edges, _BLOCK):  # mapped again each time, so that pages leave the memory
+        ends_here = map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK]
+        check_indices(torch.from_numpy(ends_here), num_nodes, "edge_index")
+
+
+def mapped_arrays(
+    cache: Path, make: Callable[[ArrayFolder], None], sources: Iterable[Path] = (), *, made_by: str = ""
+) -> dict[str, Tensor]:
+    """Return the arrays in the folder `cache`, memory-mapped, which `make` fills unless it is there.
+
+    Writing to them does not change the files. The folder is complete or absent (see `made_once`). It is made anew where
+    an existing source has another size or modification time, where `made_by` differs, and, with a warning, where it is
+    damaged; one with anything but arrays is refused. Sources may be deleted; `sources.json` keeps their SHA-256 sums.
+    """
+    sources = list(sources)
+
+    def load(folder: Path) -> dict[str, Tensor] | None:
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        if strange := [name for name in names if name != _RECORD and not name.endswith(".npy")]:
+            way_out = "name a folder of its own for the arrays"
+            raise ValueError(f"{folder} holds {strange[0]}, which is no array; {way_out}.")
+        try:
+            with reading(folder, "A cache that cannot be read is made anew."):
+                return _load(folder, sources, made_by) if names else None
+        except FileNotFoundError:  # another process is replacing the folder
+            return None
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
+            return None
+
+    def write(folder: Path) -> None:
+        make(ArrayFolder(folder))
+        files = {file.name: _stamp(file) | {"sha256": _sha256(file)} for file in sources}
+        record = {"made_by": made_by, "arrays": _shapes(_arrays(folder)), "files": files}
+        (folder / _RECORD).write_text(json.dumps(record, indent=1))
+
+    return made_once(cache, load, write)
+
+
+def _load(folder: Path, sources: list[Path], made_by: str) -> dict[str, Tensor] | None:
+    """Return the arrays, or None where others would be made now; a damaged record raises any error."""
+    if not (folder / _RECORD).is_file():
+        raise ValueError(f"it has no {_RECORD}")
+    record = json.loads((folder / _RECORD).read_text())
+    before = record["files"]
+    if record["made_by"] != made_by or not all(
+        file.name in before and before[file.name].items() >= _stamp(file).items() for file in sources if file.exists()
+    ):
+        return None
+    arrays = _arrays(folder)
+    if _shapes(arrays) != record["arrays"]:
+        raise ValueError(f"its arrays are {_shapes(arrays)}, expected {record['arrays']}")
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _arrays(folder: Path) -> dict[str, Shaped[np.ndarray, " ..."]]:
+    return {file.stem: map_array(file) for file in sorted(folder.glob("*.npy"))}
+
+
+def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any]]:
+    return {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
+
+
+def _stamp(file: Path) -> dict[str, int]:
+    status = file.stat()
+    return {"bytes": status.st_size, "modified": status.st_mtime_ns}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

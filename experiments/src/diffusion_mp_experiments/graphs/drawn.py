@@ -4,8 +4,6 @@ A `torch.Generator` on the CPU draws everything, so a seed gives the same graphs
 block model come from uniform numbers in double precision, the same on every machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,8 +17,7 @@ from torch_geometric.utils import to_undirected
 
 from diffusion_mp.errors import as_whole, check_choice, check_counts, check_number, check_positive, describe
 from diffusion_mp_experiments.files.reading import as_path
-from diffusion_mp_experiments.graphs.cached import CachedDataset
-from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
+from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_graph
 
 _SIZES = {
     "PATTERN": {"train": 10_000, "val": 2_000, "test": 2_000},

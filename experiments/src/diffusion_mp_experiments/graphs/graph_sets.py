@@ -1,20 +1,25 @@
-"""Sets of small graphs with a class each: those of TU Dortmund, and SynMol."""
+"""Sets of small graphs with labels: those of TU Dortmund, SynMol, and Peptides-func."""
 
-from __future__ import annotations
-
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.io import read_tu_data
+from torch_geometric.utils import from_smiles
 
-from diffusion_mp.errors import check_choice, check_kind, describe
+from diffusion_mp.errors import check_choice, check_counts, check_kind, describe
 from diffusion_mp_experiments.files.arrays import read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
-from diffusion_mp_experiments.graphs.cached import check_collated
+from diffusion_mp_experiments.graphs.cached import CachedDataset, check_collated
 
 _TU = "from https://chrsmrrs.github.io/datasets."
 
@@ -57,9 +62,9 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
 
 _SYNMOL = "logic8_graphs_plain.npz"
 _NUMBERS = ("atom_type", "node_label", "y", "num_nodes", "num_edges", "edge_index_local", "train_index", "test_index")
-_LARGEST = 1 << 26  # bytes of all arrays, which take 10 million
+_LARGEST = 1 << 26  # bytes of a file, unpacked
 _ATOMS = 64  # more types than any molecule needs
-_WAY_OUT = "Make it anew of the files of https://github.com/google-research/graph-attribution (data, logic8)."
+_LOGIC8 = "Make it anew of the files of https://github.com/google-research/graph-attribution (data, logic8)."
 
 
 def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]:
@@ -78,8 +83,8 @@ def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]
     """
     check_choice(split, "split", ("train", "test"))
     path = as_path(root, "root") / _SYNMOL
-    check_present("SynMol", path.parent, [path], _WAY_OUT)
-    with reading(path, _WAY_OUT):
+    check_present("SynMol", path.parent, [path], _LOGIC8)
+    with reading(path, _LOGIC8):
         read = read_npz(path, [*_NUMBERS, "edge_feat"], _LARGEST)
         arrays = {key: torch.from_numpy(part) for key, part in read.items()}
         edge_feat, numbers = arrays.pop("edge_feat").float(), {key: part.long() for key, part in arrays.items()}
@@ -114,3 +119,83 @@ def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
     chosen = torch.cat([arrays["train_index"], arrays["test_index"]])
     if len(chosen.unique()) < len(chosen):
         raise ValueError("a molecule is twice in train_index and test_index")
+
+
+_MOLECULES = "raw/peptide_multi_class_dataset.csv.gz"
+_SPLIT = "splits_random_stratified_peptide.npz"
+_CLASSES = 10
+_LRGB = "Fetch it anew, from https://github.com/vijaydwivedi75/lrgb."
+
+
+class PeptidesFunctional(CachedDataset):
+    """Peptides-func (Dwivedi et al. 2022): 15 535 peptides with ten binary labels.
+
+    Makes graphs of SMILES strings with PyG's `from_smiles` (extra `molecules`), once: that takes a few minutes. Nodes
+    are heavy atoms, edges bonds. PyG numbers the same nine atom and three bond features as the files of the Long Range
+    Graph Benchmark, but from other lists: models trained on one do not read the other. PyG's `LRGBDataset` unpickles
+    those files.
+
+    Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10] of 0 and 1, float.
+
+    Args:
+        source: the folder with `raw/peptide_multi_class_dataset.csv.gz` (columns smiles and labels) and
+            `splits_random_stratified_peptide.npz` (row numbers by split); it may be read-only.
+        root: a writable folder; graphs are kept in `root/processed/<parameters>`.
+        split: "train", "val" or "test".
+        num_graphs: how many of the split, from its beginning; all by default.
+        options: transform, pre_transform, force_reload and log of `CachedDataset`.
+
+    Examples:
+        >>> PeptidesFunctional(folder, folder / "cache")  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: Peptides-func...raw/peptide_multi_class_dataset.csv.gz...
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        root: str | Path,
+        split: Literal["train", "val", "test"] = "train",
+        *,
+        num_graphs: int | None = None,
+        **options: Any,
+    ) -> None:
+        check_choice(split, "split", ("train", "val", "test"))
+        self.source, self.split = as_path(source, "source"), split
+        table, official = self.source / _MOLECULES, self.source / _SPLIT
+        benchmark = "the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb)"
+        check_present("Peptides-func", self.source, [table, official], f"Put {benchmark} there, under these names.")
+        with reading(official, _LRGB):
+            rows = read_npz(official, [split], _LARGEST)[split]
+            if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
+                raise ValueError(f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers")
+            self._rows = rows.tolist()
+        if num_graphs is not None:
+            check_counts(num_graphs=num_graphs)
+            if num_graphs > len(self._rows):
+                most = f"{len(self._rows)}, the size of {split}"
+                raise ValueError(f"num_graphs must be at most {most}; got {num_graphs}.")
+            self._rows = self._rows[:num_graphs]
+        super().__init__(root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options)
+
+    def make(self) -> Iterator[Data]:
+        if find_spec("rdkit") is None:
+            install = "pip install 'diffusion-mp-experiments[molecules]'"
+            raise ModuleNotFoundError(f"Molecules are read with rdkit, which is not installed: {install}.")
+        path = self.source / _MOLECULES
+        with reading(path, _LRGB):
+            with gzip.open(path) as file:
+                text = file.read(_LARGEST + 1)
+            if len(text) > _LARGEST:
+                raise ValueError(f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million")
+            molecules = list(csv.DictReader(io.StringIO(text.decode(), newline="")))
+            if self._rows and max(self._rows) >= len(molecules):
+                raise ValueError(f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}")
+            for row in self._rows:
+                data, labels = from_smiles(molecules[row]["smiles"]), json.loads(molecules[row]["labels"])
+                if data.num_nodes == 0:  # what PyG makes of a string that rdkit cannot read
+                    raise ValueError(f"Row {row} of {_MOLECULES} is no molecule: {molecules[row]['smiles']!r}.")
+                if len(labels) != _CLASSES or not {0, 1}.issuperset(labels):
+                    raise ValueError(f"Row {row} of {_MOLECULES} must have {_CLASSES} labels 0 or 1; got {labels}.")
+                data.y = torch.tensor([labels], dtype=torch.float)
+                yield data

@@ -1,7 +1,5 @@
 """Small node data sets: heterophilous graphs, Facebook100, MNIST, 20 Newsgroups, digits; and labels for tuning."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct
@@ -20,8 +18,7 @@ from diffusion_mp.data.knn import KNNGraph
 from diffusion_mp.data.splits import label_mask
 from diffusion_mp.errors import as_whole, check_counts, check_flags, check_kind, check_number
 from diffusion_mp_experiments.files.archives import members
-from diffusion_mp_experiments.files.arrays import read_npz
-from diffusion_mp_experiments.files.matlab import read_matrices
+from diffusion_mp_experiments.files.arrays import read_matrices, read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 
 _MASKS = ("train", "val", "test")

@@ -1,7 +1,5 @@
 """Node property prediction of the Open Graph Benchmark, from the files that OGB publishes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,7 @@ from torch_geometric.transforms import BaseTransform
 from diffusion_mp.errors import check_choice, check_edge_rows, check_kind, check_pairs, check_state
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
-from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
+from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
 
 OgbName = Literal["ogbn-arxiv", "ogbn-proteins"]
 

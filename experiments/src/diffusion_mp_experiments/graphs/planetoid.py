@@ -1,7 +1,5 @@
 """Cora, CiteSeer and PubMed from files already on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The social network Pokec, from the files of SNAP or of LINKX."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,11 +11,11 @@ import torch
 from jaxtyping import Float, Int, Int64, Shaped
 from torch_geometric.data import Data
 
-from diffusion_mp.errors import check_choice
-from diffusion_mp_experiments.files.matlab import read_matrices
+from diffusion_mp.errors import check_choice, check_finite
+from diffusion_mp_experiments.files.arrays import read_matrices
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
-from diffusion_mp_experiments.graphs.mapped import ArrayFolder, mapped_graph
+from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
 
 Source = Literal["snap", "linkx"]
 _FILES = {"snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"], "linkx": ["pokec.mat"]}
@@ -119,7 +117,9 @@ def _read_mat(path: Path, arrays: ArrayFolder) -> None:
         arrays.put("y", _integers(label.reshape(-1), "label"))
         arrays.create("x", x.shape, np.float32)
         for start in range(0, len(x), _ROWS):
-            arrays.write("x", slice(start, start + _ROWS), x[start : start + _ROWS].astype(np.float32))
+            rows = x[start : start + _ROWS].astype(np.float32)
+            check_finite(torch.from_numpy(rows), "node_feat")
+            arrays.write("x", slice(start, start + _ROWS), rows)
         arrays.create("edge_index", edges.shape, np.int64)
         for start in range(0, edges.shape[1], _ROWS):
             where = slice(None), slice(start, start + _ROWS)

@@ -1,7 +1,5 @@
 """The data sets of PyG Temporal as snapshots, and forecasts of them that need no network."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

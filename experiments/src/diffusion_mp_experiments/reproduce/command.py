@@ -1,7 +1,5 @@
 """`diffusion-mp reproduce` and `diffusion-mp results`: a table with its pictures, and the page of all of them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
@@ -11,9 +9,8 @@ from pathlib import Path
 
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
-from diffusion_mp_experiments.reproduce.records import Record, parsed, write
 from diffusion_mp_experiments.reproduce.report import chosen, lines, section
-from diffusion_mp_experiments.reproduce.table import Table, load_table
+from diffusion_mp_experiments.reproduce.table import Record, Table, load_table, parsed, write_records
 
 _HEAD = """# Results
 
@@ -104,7 +101,7 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
     for path in sorted(made.glob("*/results.jsonl")) if made else []:
         if (configs / path.parent.name / "table.yaml").is_file():
             results.mkdir(exist_ok=True)
-            write(parsed(path.read_text(), path), results / f"{path.parent.name}.jsonl")
+            write_records(parsed(path.read_text(), path), results / f"{path.parent.name}.jsonl")
     found = sorted(results.glob("*.jsonl"))
     if not found:
         raise FileNotFoundError(

@@ -1,7 +1,5 @@
 """Pictures of tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from diffusion_mp_experiments.reproduce.records import Record
 from diffusion_mp_experiments.reproduce.report import Line, points
-from diffusion_mp_experiments.reproduce.table import Table
+from diffusion_mp_experiments.reproduce.table import Record, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
 
 # The palette of Okabe and Ito, which colour-blind readers can tell apart; beyond its length the line style differs.
@@ -26,9 +23,9 @@ def _looks() -> Iterator[dict[str, Any]]:
             yield {"color": colour, "marker": marker, "linestyle": style, "markersize": 4, "linewidth": 1.2}
 
 
-def _single(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, height), layout="constrained")
-    return figure, figure.subplots()
+def _panels(width: float, height: float, count: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
@@ -42,7 +39,7 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """How far each row is ahead of the baselines, with twice the standard error."""
     titles = {row.name: row.title for row in table.rows}
     baselines = [name for name in table.baselines if any(name in line.differences for line in lines)]
-    figure, axes = _single(1.5 + 0.32 * len(lines))
+    figure, (axes,) = _panels(9, 1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
         shown = [(place, line.differences[name]) for place, line in enumerate(lines) if name in line.differences]
         means, errors = [mean for _, (mean, _) in shown], [2 * error for _, (_, error) in shown]
@@ -67,20 +64,12 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
             found = [trial["value"] for trial in record["trials"] if trial["value"] is not None]
             values.setdefault(record["row"], []).extend(table.metric.sign * table.metric.scale * each for each in found)
     shown = [row for row in table.rows if values.get(row.name)]
-    figure, axes = _single(1.2 + 0.26 * len(shown))
+    figure, (axes,) = _panels(9, 1.2 + 0.26 * len(shown))
     for place, row in enumerate(shown):
         axes.plot(values[row.name], [place] * len(values[row.name]), "|", color=_COLOURS[0], markersize=8)
     _name_rows(axes, [row.title for row in shown])
     axes.set(xlabel=f"validation {table.metric.title}, one mark per trial", title=f"{table.title}: the search")
     figure.savefig(path, dpi=120)
-
-
-def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
-    figure = Figure(figsize=(4.2 * count + 1, 4.4), layout="constrained")
-    panels: Sequence[Axes] = figure.subplots(1, count, squeeze=False)[0]
-    for panel in panels:
-        panel.grid(linewidth=0.3)
-    return figure, panels
 
 
 def _save(path: Path, figure: Figure, title: str, curves: int) -> None:
@@ -93,7 +82,7 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """Every measure of the states, layer by layer, at the last value of the sweep of a table."""
     sweep, curves = table.sweep, points(table, lines)
     assert sweep is not None
-    figure, panels = _panels(len(MEASURES))
+    figure, panels = _panels(4.2 * len(MEASURES) + 1, 4.4, len(MEASURES))
     for (title, known), look in zip(curves, _looks(), strict=False):
         last = known.get(len(sweep.values) - 1)
         for panel, name in zip(panels, MEASURES, strict=True):
@@ -102,6 +91,7 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
                 panel.plot(range(len(last.states[name])), last.states[name], **{**look, "markersize": 2}, label=label)
     for panel, (name, label) in zip(panels, MEASURES.items(), strict=True):
         panel.set(xlabel="layer", ylabel=label, yscale="linear" if name == "rank" else "log")
+        panel.grid(linewidth=0.3)
     _save(path, figure, f"{table.title}: states of the trained models, {sweep.title} {sweep.values[-1]}", len(curves))
 
 
@@ -110,7 +100,7 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     sweep, curves = table.sweep, points(table, lines)
     assert sweep is not None
     measures = [name for name in ("spread", "rank") if any(line.states.get(name) for line in lines)]
-    figure, (first, *others) = _panels(1 + len(measures))
+    figure, (first, *others) = _panels(4.2 * (1 + len(measures)) + 1, 4.4, 1 + len(measures))
     for (title, known), look in zip(curves, _looks(), strict=False):
         if known:
             scores, deviations = zip(*(line.score for line in known.values()), strict=True)
@@ -124,11 +114,12 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     for panel in (first, *others):
         panel.set_xticks(range(len(sweep.values)), [str(value) for value in sweep.values])
         panel.set_xlabel(sweep.title)
+        panel.grid(linewidth=0.3)
     _save(path, figure, table.title, len(curves))
 
 
 def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
-    figure, axes = _single(4)
+    figure, (axes,) = _panels(9, 4)
     for line, look in zip((line for line in lines if any(line.states.get("F", []))), _looks(), strict=False):
         axes.plot(range(len(line.states["F"])), line.states["F"], label=line.title, **{**look, "markersize": 3})
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,43 +1,107 @@
 """Makes a table: searches settings row by row, trains with the best ones on all splits, and records every run."""
 
-from __future__ import annotations
-
+import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import optuna
 from filelock import FileLock, Timeout
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.samplers import RandomSampler
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState, create_trial
 from tqdm import tqdm
 
-from diffusion_mp_experiments.reproduce.records import Record, Records, write
-from diffusion_mp_experiments.reproduce.search import Search, open_storage
-from diffusion_mp_experiments.reproduce.table import Row, Table, digest
+from diffusion_mp_experiments.reproduce.table import Record, Records, Row, Table, complete_lines, digest, write_records
 from diffusion_mp_experiments.reproduce.training import train
 from diffusion_mp_experiments.train.checkpoints import check_writable
 from diffusion_mp_experiments.train.many_runs import each
 
+_KINDS = ("choice", "uniform", "loguniform")
+
+
+def open_storage(path: Path) -> BaseStorage:
+    """Open Optuna's journal in a file that no other process uses; an unfinished last line is cut off."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    complete_lines(path)
+    # A killed process would leave Optuna's own lock behind, unlike that of the folder (`reproduce`).
+    return JournalStorage(JournalFileBackend(str(path), Lock()))  # type: ignore[arg-type]
+
+
+def distribution(path: str, axis: Any) -> BaseDistribution:
+    """Optuna's distribution for the axis of a path (`model.dropout`).
+
+    An axis is `{"choice": [...]}` of plain values, `{"uniform": [low, high]}` or `{"loguniform": [low, high]}`.
+    """
+    if not isinstance(axis, dict) or len(axis) != 1 or (kind := next(iter(axis))) not in _KINDS:
+        raise ValueError(f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}.")
+    values = axis[kind]
+    if kind == "choice":
+        if not isinstance(values, list) or not all(isinstance(v, bool | int | float | str | None) for v in values):
+            raise ValueError(f"the choices of {path} must be a list of numbers, names or null; got {values!r}.")
+        return CategoricalDistribution(values)
+    numbers = [float(value) for value in values] if isinstance(values, list) else []
+    if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or not numbers[0] < numbers[1]:
+        raise ValueError(f"{kind} of {path} must be [low, high]; got {values!r}.")
+    low, high = numbers
+    return FloatDistribution(low, high, log=kind == "loguniform")
+
+
+class Search:
+    """The trials of a row, each on all tuning splits; a row without axes has one trial and no splits.
+
+    The settings of trial k are drawn with the seed k. So a search that was stopped continues as it would have, and rows
+    draw the same values of the axes that they share. With nested tuning `split` is the reported split whose validation
+    nodes decide.
+    """
+
+    def __init__(self, table: Table, row: Row, storage: BaseStorage, split: int | None = None) -> None:
+        self.row, self.split = row, split
+        splits = [split] if split is not None else list(range(int(table.tuning)))
+        declared = table.axes(row)
+        axes = {path: distribution(path, axis) for path, axis in declared.items()}
+        name = digest({"search": [digest(table.config(row, {})), declared, splits, table.metric.name]})
+        self.study = optuna.create_study(
+            storage=storage, study_name=f"{row.name} {name}", direction="maximize", load_if_exists=True
+        )
+        count = table.trials if axes else 1
+        for number in range(len(self.study.get_trials(deepcopy=False)), count):
+            # Drawn in another study and added complete: a kill leaves no trial with half of its settings.
+            drawn = optuna.create_study(sampler=RandomSampler(seed=number)).ask(axes).params
+            self.study.add_trial(create_trial(state=TrialState.RUNNING, params=drawn, distributions=axes))
+        self.settings: list[dict[str, Any]] = [trial.params for trial in self.study.get_trials(deepcopy=False)[:count]]
+        self.splits = splits if count > 1 else []
+
+    def tell(self, values: Mapping[int, float | None]) -> None:
+        """Record the values of trials, of which higher is better; ``None`` if it diverged. Recorded values stay."""
+        trials = self.study.get_trials(deepcopy=False)
+        for number, value in values.items():
+            if trials[number].state == TrialState.RUNNING:
+                state = TrialState.FAIL if value is None else TrialState.COMPLETE
+                self.study.tell(number, value, state=state)
+
+    def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
+        if not self.splits:
+            return self.settings[0]
+        known = {number: value for number, value in values.items() if value is not None}
+        if not known:
+            raise ValueError(f"All trials of row {self.row.name!r} diverged; lower its learning rates.")
+        return self.settings[max(known, key=lambda number: (known[number], -number))]
+
+
 Key = tuple[str, str, int, int, bool]
 
 
-@dataclass(frozen=True)
-class Run:
-    row: str
-    settings: dict[str, Any]
-    config: dict[str, Any]
-    metric: str
-    split: int
-    seed: int
-    tuning: bool
-
-    @property
-    def key(self) -> Key:
-        return self.row, digest(self.config), self.split, self.seed, self.tuning
+#: A training that is planned: the beginning of its record, and its configuration.
+Planned = tuple[Record, dict[str, Any]]
 
 
 def key(record: Record) -> Key:
-    """What identifies the run that made a record."""
+    """What identifies the run that makes a record."""
     return record["row"], record["config"], record["split"], record["seed"], record["tuning"]
 
 
@@ -76,50 +140,51 @@ class _Harness:
         trials.sort(key=lambda trial: trial[0])
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
-            self.run([run for _, run in trials], jobs, bar)
+            self.run([planned for _, planned in trials], jobs, bar)
             for row in rows:
                 for search in self.searches(row):
                     search.tell(self.values(search))
-            self.run([run for row in rows for run in self.reported(row)], jobs, bar)
+            self.run([planned for row in rows for planned in self.reported(row)], jobs, bar)
         results = [record for row in self.table.rows for record in self.results(row)]
-        write(results, self.out / "results.jsonl")
+        write_records(results, self.out / "results.jsonl")
         return results
 
-    def trials(self, search: Search) -> Iterator[tuple[int, Run]]:
+    def trials(self, search: Search) -> Iterator[tuple[int, Planned]]:
         for number, settings in enumerate(search.settings):
             for split in search.splits:
                 yield number, self.planned(search.row, settings, split, 0, tuning=True)
 
-    def reported(self, row: Row) -> Iterator[Run]:
+    def reported(self, row: Row) -> Iterator[Planned]:
         searches = self.searches(row)
         for split in range(self.table.splits):
             search = searches[split if self.table.nested else 0]
             settings = search.best(self.values(search))
             yield from (self.planned(row, settings, split, seed, tuning=False) for seed in range(self.table.seeds))
 
-    def planned(self, row: Row, settings: dict[str, Any], split: int, seed: int, tuning: bool) -> Run:
+    def planned(self, row: Row, settings: dict[str, Any], split: int, seed: int, tuning: bool) -> Planned:
         config = self.table.config(row, settings)
-        return Run(row.name, settings, config, self.table.metric.name, split, seed, tuning)
+        record = {"table": self.table.name, "row": row.name, "config": digest(config)}
+        return record | {"split": split, "seed": seed, "tuning": tuning, "settings": settings}, config
 
-    def run(self, runs: Sequence[Run], jobs: int, bar: tqdm[Any]) -> None:
-        left = {run.key: (run,) for run in runs if run.key not in self.done}
+    def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
+        metric = self.table.metric.name
+        left = {key(planned): (planned, config, metric) for planned, config in runs if key(planned) not in self.done}
         bar.n += len(runs) - len(left)
         bar.initial += len(runs) - len(left)  # they do not count in the estimate of the time left
         bar.refresh()
-        for (run,), result in each(_train, list(left.values()), jobs):
-            record = {"table": self.table.name, "row": run.row, "config": digest(run.config)}
-            record |= {"split": run.split, "seed": run.seed, "tuning": run.tuning, "settings": run.settings, **result}
+        for (planned, *_), result in each(_train, list(left.values()), jobs):
+            record = {**planned, **result}
             self.records.append(record)
-            self.done[run.key] = record
-            bar.set_postfix_str(run.row, refresh=False)
+            self.done[key(record)] = record
+            bar.set_postfix_str(record["row"], refresh=False)
             bar.update()
 
     def values(self, search: Search) -> dict[int, float | None]:
         """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""
         found: dict[int, list[float | None]] = {}
-        for number, run in self.trials(search):
-            if run.key in self.done:
-                found.setdefault(number, []).append(self.done[run.key]["validation"])
+        for number, (planned, _) in self.trials(search):
+            if (record := self.done.get(key(planned))) is not None:
+                found.setdefault(number, []).append(record["validation"])
         means = {}
         for number, values in found.items():
             known = [value for value in values if value is not None]
@@ -134,17 +199,17 @@ class _Harness:
         searches = [(search, self.values(search)) for search in self.searches(row)]
         if any(search.splits and len(values) < len(search.settings) for search, values in searches):
             return []
-        runs = [self.done.get(run.key) for run in self.reported(row)]
+        runs = [self.done.get(key(planned)) for planned, _ in self.reported(row)]
         if None in runs:
             return []
         lines = [{"kind": "run", **run} for run in runs if run is not None]
         for search, values in searches:
             trials = [{"settings": settings, "value": values.get(k)} for k, settings in enumerate(search.settings)]
-            seconds = sum(self.done[run.key]["seconds"] for _, run in self.trials(search))
+            seconds = sum(self.done[key(planned)]["seconds"] for _, (planned, _) in self.trials(search))
             where = {"table": self.table.name, "row": row.name, "split": search.split, "tuning": search.splits}
             lines.append({"kind": "search", **where, "trials": trials, "seconds": round(seconds, 1)})
         return lines
 
 
-def _train(run: Run) -> Record:
-    return train(run.config, run.metric, run.split, run.seed, run.tuning)
+def _train(planned: Record, config: dict[str, Any], metric: str) -> Record:
+    return train(config, metric, planned["split"], planned["seed"], planned["tuning"])

@@ -1,7 +1,5 @@
 """Networks of the tables that are no models of the library, and models without their attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of a table that are fitted to the training data at once, not trained by epochs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

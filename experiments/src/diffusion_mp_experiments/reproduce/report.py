@@ -1,14 +1,11 @@
 """What the records of a table come to: means over splits, differences split by split, and their text in Markdown."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from diffusion_mp_experiments.reproduce.records import Record
-from diffusion_mp_experiments.reproduce.table import Table
+from diffusion_mp_experiments.reproduce.table import Record, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
 
 Estimate = tuple[float, float]

@@ -1,10 +1,10 @@
-"""A table of results as files: `configs/<table>/table.yaml` and a YAML file for every row."""
+"""A table of results as files: `configs/<table>/table.yaml`, a YAML file for every row, lines of JSON for its runs."""
 
-from __future__ import annotations
-
+import errno
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp_experiments.train.checkpoints import replace_file
 
 Config = dict[str, Any]
 
@@ -254,3 +255,54 @@ def _made(kind: Any, content: Config, path: Path) -> Any:
         return kind(**content)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+Record = dict[str, Any]
+
+
+class Records:
+    """The lines of a file that only one process appends to; an unfinished last line is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = parsed(complete_lines(path), path)
+
+    def append(self, record: Record) -> None:
+        """Append a line, which is on the disk when this returns."""
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if os.write(file, line) < len(line):
+                message = f"{self.path} cannot be written: its disk is full. Make room, and start again"
+                raise OSError(errno.ENOSPC, message)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        self.lines.append(record)
+
+
+def complete_lines(path: Path) -> str:
+    """Return the text of a file, if there is one, after cutting off a last line without an end."""
+    content = path.read_bytes() if path.is_file() else b""
+    complete = content[: content.rfind(b"\n") + 1]
+    if complete != content:
+        replace_file(path, complete)
+    return complete.decode()
+
+
+def parsed(text: str, path: Path) -> list[Record]:
+    """Parse the lines of a file of results; a ValueError names a line that is none."""
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is no JSON: {error}. Delete that line, or the file.") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number} holds no result: {line[:60]}.")
+        records.append(record)
+    return records
+
+
+def write_records(records: Iterable[Record], path: Path) -> None:
+    replace_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())

@@ -1,7 +1,5 @@
 """One run of a table: a fresh model on one split, its epoch chosen on validation, as a record of numbers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

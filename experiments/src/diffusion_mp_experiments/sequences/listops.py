@@ -1,10 +1,9 @@
 """ListOps without a download: the generator of the Long Range Arena's first task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from random import Random
+from statistics import median
 from typing import Literal
 
 import torch
@@ -12,17 +11,10 @@ import torch
 from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind
 from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
 
-
-def _median(values: Sequence[int]) -> int:
-    """The middle value; of an even number, the mean of the two in the middle, rounded down."""
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
-
-
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "MIN": min,
     "MAX": max,
-    "MED": _median,
+    "MED": lambda values: int(median(values)),  # of an even number, the mean of the middle two, rounded down
     "SM": lambda values: sum(values) % 10,
     "FIRST": lambda values: values[0],
     "LAST": lambda values: values[-1],

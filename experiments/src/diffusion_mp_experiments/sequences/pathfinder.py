@@ -1,7 +1,5 @@
 """A Pathfinder-like task without a download: are the two discs on one path?"""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Literal, NamedTuple
@@ -40,6 +38,13 @@ class Scene(NamedTuple):
     label: int
     solid: Bool[Tensor, "S S"]
     ends: tuple[tuple[int, int], ...]
+
+
+class DashedPath(NamedTuple):
+    """Dashes in order, and the points along dashes and gaps, half a pixel apart."""
+
+    dashes: list[tuple[Point, Point]]
+    points: list[Point]
 
 
 class Pathfinder(SequenceDataset):
@@ -137,13 +142,6 @@ def _draw(size: int, paths: list[DashedPath], ends: tuple[Point, ...]) -> NDArra
     discs = [_DISC + 0.5 - np.sqrt((rows + 0.5 - end[0]) ** 2 + (columns + 0.5 - end[1]) ** 2) for end in ends]
     grey = np.maximum(lines, np.max(discs, axis=0).clip(0, 1))
     return np.floor(255 * grey + 0.5).astype(np.uint8).reshape(size, size)
-
-
-class DashedPath(NamedTuple):
-    """Dashes in order, and the points along dashes and gaps, half a pixel apart."""
-
-    dashes: list[tuple[Point, Point]]
-    points: list[Point]
 
 
 class _Room:

@@ -1,7 +1,5 @@
 """Training: losses, Lightning modules, data, checkpoints, the command line."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,10 +1,8 @@
 """Batches of graphs, and of snapshots of one graph, as LightningDataModules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -42,8 +40,7 @@ class BatchDataModule(SplitDataModule):
         part = self.part(0)
         if self.batch_size is None or self.batch_size >= len(part):
             return self._in_order(0)
-        loader: Any = DataLoader(part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph())  # type: ignore[arg-type]
-        return loader
+        return DataLoader(part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph())  # type: ignore[arg-type]
 
     def together(self, part: Sequence[Data]) -> list[Data]:
         size = self.batch_size or len(part)

@@ -1,7 +1,5 @@
 """Checkpoints as files: complete or absent when they are written, plain data when they are read."""
 
-from __future__ import annotations
-
 import io
 import os
 import tempfile

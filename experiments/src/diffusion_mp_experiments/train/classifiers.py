@@ -1,7 +1,5 @@
 """Classification of nodes, graphs and sequences, and forecasts, as LightningModules."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, cast
 
 import pytorch_lightning as pl
@@ -132,8 +130,7 @@ class NodeClassifier(Supervised):
 
     def forward(self, data: Data) -> Tensor:
         check_kind(data, "data", Data, "a torch_geometric Data")
-        logits: Tensor = self.model(data.x, data.edge_index, data.edge_weight)
-        return logits
+        return self.model(data.x, data.edge_index, data.edge_weight)
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
         mask, logits = batch[f"{stage}_mask"], self(batch)
@@ -157,8 +154,7 @@ class GraphClassifier(Supervised):
 
     def forward(self, batch: Data) -> Tensor:
         _check_batch(batch, "graph")
-        logits: Tensor = self.model(batch.x, batch.graph)
-        return logits
+        return self.model(batch.x, batch.graph)
 
 
 class Forecaster(Supervised):
@@ -191,8 +187,7 @@ class Forecaster(Supervised):
                 f"The model returned {list(correction.shape)} for {len(batch.base)} nodes; it must return one number "
                 "per node, [N, 1]: give it out_channels=1."
             )
-        forecast: Tensor = batch.base + self.gain * correction.squeeze(-1)
-        return forecast
+        return batch.base + self.gain * correction.squeeze(-1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mean_squared_error(outputs, targets)
@@ -231,8 +226,7 @@ class SequenceClassifier(Supervised):
         self.warmup = warmup
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.model(*inputs)
-        return logits
+        return self.model(*inputs)
 
     def compared(self, batch: tuple[Tensor, ...], stage: str) -> tuple[Tensor, Tensor]:
         *inputs, labels = batch

@@ -1,7 +1,5 @@
 """The console script `diffusion-mp`, and how a command ends."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

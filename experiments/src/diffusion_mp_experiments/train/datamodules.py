@@ -1,11 +1,9 @@
 """LightningDataModules: graphs in three parts, and one graph whose nodes are split by masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -89,8 +87,7 @@ class SplitDataModule(pl.LightningDataModule):
         if number not in self._batches:
             with torch.inference_mode(False):
                 self._batches[number] = self.together(self.part(number))
-        loader: Any = DataLoader(self._batches[number], batch_size=None)  # type: ignore[arg-type]
-        return loader
+        return DataLoader(self._batches[number], batch_size=None)  # type: ignore[arg-type]
 
 
 class FullGraphDataModule(SplitDataModule):
@@ -323,8 +320,7 @@ class KNNDataModule(FullGraphDataModule):
     def train_dataloader(self) -> Iterable[Data]:
         if self.num_parts == 1:
             return self._in_order(0)
-        loader: Any = RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
-        return loader
+        return RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
 
     def load(self) -> Data:
         data = _joined(self.name, self.root, *self.joined_by)

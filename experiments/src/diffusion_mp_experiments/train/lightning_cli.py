@@ -1,7 +1,5 @@
 """`diffusion-mp fit | validate | test | predict`: Lightning's command line with our defaults."""
 
-from __future__ import annotations
-
 import csv
 import logging
 import shlex

@@ -1,7 +1,5 @@
 """Losses that refuse the silent N × N broadcast behind Table 5 of DIFFormer."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Many trainings: processes of one thread each, and the versions that decide a number."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

@@ -1,7 +1,5 @@
 """Scores of benchmarks, as torchmetrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -10,13 +8,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassRecall
-from torchmetrics.functional import mean_absolute_error, mean_squared_error
-from torchmetrics.functional.classification import (
-    binary_auroc,
-    binary_average_precision,
-    multiclass_accuracy,
-    multiclass_f1_score,
-)
+from torchmetrics.functional import classification, mean_absolute_error, mean_squared_error
 from torchmetrics.utilities import dim_zero_cat
 
 from diffusion_mp.errors import check_choice, check_counts
@@ -81,10 +73,10 @@ def _mrr(scores: Tensor, right: Tensor) -> Tensor:
 
 
 _SCORES: dict[str, Callable[..., Tensor]] = {
-    "acc": lambda logits, labels: multiclass_accuracy(logits, labels, logits.size(1), average="micro"),
-    "macro_f1": lambda logits, labels: multiclass_f1_score(logits, labels, logits.size(1), average="macro"),
-    "roc_auc": partial(_per_column, binary_auroc),
-    "ap": partial(_per_column, binary_average_precision),
+    "acc": lambda logits, y: classification.multiclass_accuracy(logits, y, logits.size(1), average="micro"),
+    "macro_f1": lambda logits, y: classification.multiclass_f1_score(logits, y, logits.size(1), average="macro"),
+    "roc_auc": partial(_per_column, classification.binary_auroc),
+    "ap": partial(_per_column, classification.binary_average_precision),
     "mrr": _mrr,
     "mse": mean_squared_error,
     "mae": mean_absolute_error,

@@ -1,7 +1,5 @@
 """Resumed runs that equal uninterrupted ones bit for bit, and no checkpoints of NaN."""
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -33,8 +31,7 @@ class CheckpointFiles(TorchCheckpointIO):
         save_checkpoint(checkpoint, path)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> State:
-        state: State = load_checkpoint(path, map_location or "cpu")
-        return state
+        return load_checkpoint(path, map_location or "cpu")
 
 
 class Resumable(Callback):

@@ -1,0 +1,105 @@
+"""Arguments that readers, generators and modules refuse, each in a sentence that names it; types are for the fuzz."""
+
+from pathlib import Path
+
+import pytest
+from torch import nn, ones
+
+from diffusion_mp_experiments import graphs, sequences, train
+from diffusion_mp_experiments.files.reading import as_path
+from diffusion_mp_experiments.graphs.node_sets import visible_labels
+
+KNN = "num_neighbors must be between 1 and 1796"
+LIST_OPS = [
+    ({"split": "valid"}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
+    ({"num": 0}, "num must be at least 1"),
+    ({"min_length": 3, "max_length": 9}, r"at least 4, .*; got \(3, 9\)"),
+    ({"min_length": 10, "max_length": 9}, r"in order .*; got \(10, 9\)"),
+    ({"max_args": 1}, r"max_args and max_depth must be at least 2.*got \(1, 10\)"),
+    ({"max_depth": 1}, r"must be at least 2.*got \(10, 1\)"),
+    ({"operators": ()}, "operators must name at least one"),
+    ({"operators": ("MIN", "PM")}, "operators must be one of 'MIN', .*; got 'PM'"),
+]
+PATHFINDER = [
+    ({"split": "valid"}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
+    ({"num": 0}, "num must be at least 1"),
+    ({"dashes": 0}, "dashes must be at least 1"),
+    ({"distractors": -1}, "distractors must be at least 0; got -1"),
+    ({"size": 23}, "size must be at least 24 pixels for two paths; got 23"),
+]
+BLOCK_MODELS = [
+    ({"name": "MNIST"}, "name must be one of 'PATTERN', 'CLUSTER'; got 'MNIST'"),
+    ({"split": "valid"}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
+    ({"num_graphs": 0}, "num_graphs must be at least 1"),
+    ({"seed": -1}, "seed must lie in 0"),
+    ({"seed": 2**30}, "seed must lie in 0"),
+    ({"pattern_sizes": (5, 34)}, "belong to PATTERN"),
+    ({"name": "PATTERN", "pattern_sizes": (9, 8)}, r"1 <= smallest <= largest; got \(9, 8\)"),
+]
+POKEC = [
+    ({"num_nodes": 1}, "num_nodes must be at least 2"),
+    ({"num_edges": 0}, "num_edges must be at least 1"),
+    ({"homophily": 1.5}, r"homophily must be a probability; got 1\.5"),
+    ({"unlabelled": -0.1}, "unlabelled must be a probability"),
+    ({"signal": -1.0}, "signal must be finite and >= 0"),
+    ({"spread": 1e6}, r"spread must be at most 100, .* got 1000000\.0"),
+    ({"seed": 2**70}, "seed must have 64 bits"),
+]
+OTHERS = [
+    (lambda: sequences.IMDb("none", "val"), "split must be one of 'train', 'test'; got 'val'"),
+    (lambda: sequences.IMDb("none", max_length=0), "max_length must be at least 1"),
+    (lambda: graphs.load_digits(0), KNN),
+    (lambda: graphs.load_digits(1797), KNN),
+    (lambda: graphs.load_mnist("none", 60_001), "num_images must be at most 60000, got 60001"),
+    (lambda: graphs.load_planetoid("none", "Pokec"), "Cora, CiteSeer, PubMed, got 'Pokec'"),
+    (lambda: graphs.load_ogb("none", "ogbn-mag"), "name must be one of 'ogbn-arxiv', 'ogbn-proteins'"),
+    (lambda: graphs.load_pokec("none", "kaggle"), "source must be one of 'snap', 'linkx'"),
+    (lambda: graphs.fit_forecast("best", []), "name must be one of 'zero', 'last'"),
+    (lambda: graphs.fit_forecast("last", []), "at least one snapshot to learn from"),
+    *((lambda share=share: visible_labels(ones(5), True, share), "share must") for share in (0, 1, -0.1, float("nan"))),
+    (lambda: as_path("a\0b", "root"), "root must be a path that a file can have"),
+    (lambda: train.PlanetoidDataModule(split="full"), '"random" or "public", got \'full\''),
+    (lambda: train.PlanetoidDataModule(tuning=True), "tuning needs a number as split, .* got 'random'"),
+    (lambda: train.TUDataModule("none", batch_size=0), "batch_size must be at least 1"),
+    (lambda: train.SnapshotDataModule(split=4, tuning=True), r"split must lie in 0\.\.3, a window"),
+    (lambda: train.NodeClassifier(nn.Identity(), optimizer="lbfgs"), "must be one of adam, adamw, got 'lbfgs'"),
+    (lambda: train.SequenceClassifier(nn.Identity(), 2, warmup=1.0), r"warmup must lie in \[0, 1\), .*; got 1\.0"),
+    (lambda: train.TaskMetric("accuracy"), "metric must be one of 'acc', 'macro_f1'"),
+    (lambda: train.weighted_accuracy(0), "num_classes must be at least 1"),
+    (lambda: train.weighted_accuracy(1), "num_classes must be at least 2"),
+]
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        *((sequences.ListOps, *row) for row in LIST_OPS),
+        *((sequences.Pathfinder, *row) for row in PATHFINDER),
+        *((lambda name="CLUSTER", **more: graphs.SBMDataset("none", name, **more), *row) for row in BLOCK_MODELS),
+        *((graphs.synthetic_pokec, {"num_nodes": 10, "num_edges": 10, **options}, said) for options, said in POKEC),
+        *((make, {}, message) for make, message in OTHERS),
+    ],
+)
+def test_refused_before_anything_is_made(tmp_path, monkeypatch, make, options, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_types_that_the_fuzz_does_not_try():
+    for path in (5, ["a"], None):
+        for read in (sequences.IMDb, graphs.load_pokec, lambda path: graphs.load_ogb(path, "ogbn-arxiv")):
+            with pytest.raises(TypeError, match=r"(path|root) must be a path, a str or a pathlib\.Path; got"):
+                read(path)
+    for make, message in [
+        (lambda: graphs.synthetic_pokec(10, 10, 3, cache=5), "cache must be a path"),
+        (lambda: sequences.ListOps(operators="MAX"), "operators must be a list of names; got 'MAX'"),
+        (lambda: graphs.load_newsgroups("none", groups="sci.space"), r"names of newsgroups; got 'sci\.space'"),
+        (lambda: visible_labels(ones(5) / 2, True), "y must"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            make()
+    assert as_path("~/data", "root") == Path.home() / "data"
