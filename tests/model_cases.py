@@ -74,6 +74,8 @@ MODELS = {
     "certified": Case(lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, heads=2)),
     "certified-options": Case(lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, centre=True, constraint="sphere",
         penalty="gaussian"), BATCH),
+    "certified-transformer": Case(lambda: dm.CertifiedTransformer(8, 6, 3, 2, edge_dim=4, attention="all",
+        mlp_channels=5, gate=True, task="graph"), (*BATCH, "edge_attr")),
     "nodeformer": Case(lambda: dm.NodeFormer(8, 6, 3, heads=2)),
     "nodeformer-options": Case(lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2), BATCH),
     "sgformer": Case(lambda: dm.SGFormer(8, 6, 3)),

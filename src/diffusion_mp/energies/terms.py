@@ -119,7 +119,7 @@ class ScaledTerm(SharedTerm):
     """c V for a term V and a weight c ≥ 0, which may be learned.
 
     Examples:
-        >>> (0.5 * SourceTerm(x)).value(torch.zeros(6, 1, 4), graph).shape
+        >>> ScaledTerm(0.5, SourceTerm(x)).value(torch.zeros(6, 1, 4), graph).shape
         torch.Size([])
     """
 

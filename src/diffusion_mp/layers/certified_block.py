@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -15,9 +15,19 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
 from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_state
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_edge_rows,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_state,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.checks import check_edge_order
+from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.linear_solve import solve
 
@@ -33,6 +43,12 @@ class TermModule(nn.Module):
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         """Return the term, with everything in it that does not change from step to step."""
         raise NotImplementedError
+
+
+def _contracting(matrix: Float[Tensor, "R D C"]) -> Float[Tensor, "R D C"]:
+    """Return matrices divided to norm at most one, in at least float32, since rounding may lengthen them."""
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return wide / norm_bounds(wide).clamp(min=1)[:, None, None]
 
 
 class WeightedGraph(TermModule):
@@ -79,8 +95,7 @@ class WeightedGraph(TermModule):
 
     def matrices(self) -> Float[Tensor, "R C C"]:
         """Return B, of norm at most one."""
-        matrix = (self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix
-        return matrix / norm_bounds(matrix).clamp(min=1)[:, None, None]
+        return _contracting((self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         adjacency = self.adjacency(source, graph)
@@ -92,10 +107,13 @@ class WeightedGraph(TermModule):
                 raise ValueError(
                     f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
                 )
+            check_edge_rows(edge_attr, graph.num_edges)
+            check_state(edge_attr, "edge_attr", self.edge_dim)
             weight, mutual = weight * edge_attr.to(weight), None if values_only() else False
         if self.gate is not None:
             sender, receiver = (source.index_select(0, end) for end in graph.edges)
-            weight = weight * self.gate(torch.cat([sender + receiver, (sender - receiver).abs()], 1)).tanh()
+            ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
+            weight = weight * self.gate(ends.to(self.gate.weight.dtype)).tanh()
         signed = self.gate is not None or self.edge_dim is not None
         coupling = SparseCoupling(adjacency.graph, weight, symmetric=mutual, nonnegative=not signed)
         norms = weight.new_ones(weight.size(1))
@@ -143,7 +161,7 @@ class RowAttention(TermModule):
         self._draw()
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
-        query, key = (matrix / norm_bounds(matrix).clamp(min=1)[:, None, None] for matrix in (self.query, self.key))
+        query, key = _contracting(self.query), _contracting(self.key)
         ones, prior = query.new_ones(self.heads), None
         if self.neighbours:
             prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
@@ -181,7 +199,7 @@ class TiedMLP(TermModule):
         return ScaledTerm(self.weight(), MLPTerm(self.linear.weight, self.linear.bias, self.activation))
 
 
-class CertifiedBlock(nn.Module):
+class CertifiedBlock(GraphLayer):
     r"""Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
 
     F does not rise in a step, for any parameters. Matrices, weights of edges and norms are computed once for all steps.
@@ -195,7 +213,8 @@ class CertifiedBlock(nn.Module):
         beta: initial β > 0; it is learned.
 
     Shapes:
-        source, output: H and Z^K [N, channels]; graph; edge_attr [E, F], for the modules that read it.
+        x, output: H and Z^K [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, F], for the
+        modules that read it.
 
     Examples:
         >>> block = CertifiedBlock(4, [WeightedGraph(4), TiedMLP(4, 8)], num_layers=3)
@@ -212,7 +231,8 @@ class CertifiedBlock(nn.Module):
         check_positive(beta, "beta")
         for term in terms:
             check_kind(term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one")
-        self.channels, self.num_layers = channels, num_layers
+        self.in_channels = self.out_channels = channels
+        self.num_layers = num_layers
         self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
@@ -222,23 +242,35 @@ class CertifiedBlock(nn.Module):
         for part in (*self.terms, self.update):
             reset(part)
 
-    def forward(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        **others: Any,
+    ) -> Tensor:
         """Return Z^K."""
-        for state in self.states(source, graph, edge_attr):  # noqa: B007  # only the last one is kept
+        if edge_attr is not None:
+            check_edge_order(edge_index, edge_attr)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, others)
+        for state in self.states(x, graph, edge_attr):  # noqa: B007  # only the last one is kept
             pass
         return state
 
     def states(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Iterator[Float[Tensor, "N C"]]:
         """Yield Z⁰, Z¹, …, Z^K."""
-        check_state(source, "source", self.channels, module=self)
-        terms = [ScaledTerm(self.beta(), SourceTerm(source)), *self.made(source, graph, edge_attr)]
-        state = self.update.constraint.project(source.unsqueeze(1))
-        yield state.squeeze(1)
+        wide = source.to(torch.promote_types(source.dtype, torch.float32))  # half precision is too coarse for an energy
+        terms = [ScaledTerm(self.beta(), SourceTerm(wide)), *self.made(wide, graph, edge_attr)]
+        state = self.update.constraint.project(wide.unsqueeze(1))
+        yield state.squeeze(1).to(source.dtype)
         if self.num_layers is None:
-            yield self._at_rest(state, terms, graph).squeeze(1)
+            yield self._at_rest(state, terms, graph).squeeze(1).to(source.dtype)
         for _ in range(self.num_layers or 0):
             state = self.update.descend(state, terms, graph)
-            yield state.squeeze(1)
+            yield state.squeeze(1).to(source.dtype)
 
     def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
         """Return the limit of the steps."""
@@ -284,4 +316,4 @@ class CertifiedBlock(nn.Module):
         return cast("Positive", self.update.beta)
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, num_layers={self.num_layers}"
+        return f"{self.in_channels}, num_layers={self.num_layers}"

@@ -14,5 +14,6 @@ from diffusion_mp.models.sgformer import SGFormer
 
 __all__ = [
     "GPS", "CertifiedDIFFormer", "CertifiedTransformer", "DFiFormer", "DIFFormer", "DiffusionGNN", "GatedGCN",
-    "LabelPropagation", "NodeFormer", "PDETransformer", "SFiFormer", "SGFormer", "full_graph_inference", "released_state_dict",
+    "LabelPropagation", "NodeFormer", "PDETransformer", "SFiFormer", "SGFormer", "full_graph_inference",
+    "released_state_dict",
 ]  # fmt: skip

@@ -97,7 +97,7 @@ class CertifiedTransformer(GraphModel):
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
         state = x
         for number, block in enumerate(self.blocks):
-            state = block(self._source(number, state), graph, edge_attr)
+            state = block(self._source(number, state), graph, edge_attr=edge_attr)
         return self.decoder(self.dropout(state))
 
     def _source(self, number: int, state: Tensor) -> Tensor:
