@@ -16,7 +16,7 @@ from diffusion_mp.kernels.neumann import Boundary, neumann_product
 from diffusion_mp.kernels.pairwise import log_score
 from diffusion_mp.kernels.sparse_flow import RowPotentials, RowTerms, entries, log_entries, sparse_flow_potentials
 from diffusion_mp.testing import TOLERANCES, Tolerance, tolerance
-from diffusion_mp.updates import teleport_limit
+from diffusion_mp.updates import teleport, teleport_limit
 from helpers import randn
 
 ENDS = torch.stack([torch.arange(5), torch.arange(5).roll(-1)])
@@ -28,6 +28,7 @@ def test_teleports_the_algebra_of_diffusivities_and_a_friction_of_its_own():
     S = AdjacencyDiffusivity("sym")(x, RING)
     limit = alpha * torch.linalg.solve(torch.eye(5, dtype=torch.float64) - (1 - alpha) * S.to_dense()[0], h)
     assert_close(teleport_limit(alpha)(x, S, source=h), limit)
+    assert_close(teleport(alpha)(x, S, source=h), (1 - alpha) * (S @ x) + alpha * h)
     assert isinstance(0.25 * SimpleDiffusivity() + AdjacencyDiffusivity("row"), SumDiffusivity)
     assert isinstance(0.25 * SimpleDiffusivity(), ScaledDiffusivity)
     friction = FrictionAttention(3, heads=2, head_channels=4).double()

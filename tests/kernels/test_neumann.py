@@ -9,7 +9,7 @@ from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.kernels.neumann import _inner, neumann_function, neumann_product
+from diffusion_mp.kernels.neumann import _inner, neighbours, neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.stencil import Stencil, stencils
 
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
@@ -58,6 +58,9 @@ def test_the_reference_is_the_definition(boundary: str, batch: tuple[Tensor | No
     for matrix, stride in zip(stencils(n, strides, boundary, ptr, torch.zeros(0, dtype=DOUBLE)), strides, strict=True):
         blocks = [written_out(size, stride, boundary) for size in lengths]
         assert torch.equal(matrix, torch.block_diag(*blocks))
+        v = torch.arange(2.0 * n, dtype=DOUBLE).view(n, 2)
+        sides = neighbours(n, (stride,), boundary, ptr, v.device)
+        assert torch.equal(sum((v[side[0]] for side in sides), torch.zeros_like(v)), matrix @ v)
 
 
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)

@@ -188,6 +188,10 @@ def test_no_limit_is_an_error_that_says_how_far_it_came() -> None:
         fixed_point(lambda z: z + 1, torch.zeros(3), max_iter=7)
     with pytest.raises(ConvergenceError, match="the last one moved the state by nan"):
         fixed_point(lambda z: z * math.nan, torch.ones(3))
+    for memory in (0, 10):  # a step that runs away is at no limit where its squares overflow
+        with pytest.raises(ConvergenceError, match="the fixed point was not reached"):
+            fixed_point(lambda z: z * z + 2, torch.zeros(3), memory=memory)
+    torch.testing.assert_close(fixed_point(lambda z: 0.5 * z + 1e30, torch.zeros(3)), torch.full((3,), 2e30))
     # The step contracts, and the gradient of its limit is asked for in too few steps.
     step = Averages(mu=1000.0)
     limit = fixed_point(step, fixed_point(step, step.h).detach(), max_iter=2)

@@ -133,8 +133,9 @@ def iterate(
     for _ in range(max_iter):
         image = step(x).flatten()
         residual = image - x.flatten()
-        size, scale = total(torch.stack([residual.square().sum(), image.square().sum()])).sqrt().tolist()
-        if size <= tol * scale:
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (residual, image)]
+        size, scale = total(torch.stack(norms).square()).sqrt().tolist()  # in double, where no square overflows
+        if size <= tol * scale < math.inf:
             return image.view_as(x)
         if mixed and not size < best:
             x, count, mixed = last_image.view_as(x), 0, False
