@@ -22,6 +22,11 @@ NODES, CHANNELS, RELATIONS, HEADS = 9, 5, 3, 2
 CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
 
 
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=DOUBLE)
 
@@ -226,7 +231,7 @@ def test_a_certificate_needs_terms_that_bound_themselves() -> None:
     assert "not finite" in str(term_flaw(term, z, graph))
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("constraint", CONSTRAINTS[:3])  # on a sphere there may be several
 def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(constraint: str | None) -> None:
     graph, source = a_graph(), random(NODES, CHANNELS)
     rest = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], None, constraint=constraint).double()

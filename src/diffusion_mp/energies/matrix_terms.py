@@ -191,30 +191,35 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
 
 
 class MLPTerm(EnergyTerm):
-    """−Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½ Uᵀ σ(U z + b) (Theorem T10): p = 0.
+    """−κ Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½κ Uᵀ σ(U z + b) (Theorem T10): p = 0.
 
     Args:
         matrix, bias: U [M, C] and b [M], for a state of one head [N, 1, C].
         activation: σ = ρ′, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
+        weight: κ ≥ 0, a number or a 0-dimensional tensor.
 
     Examples:
         >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
         -12.0
     """
 
-    def __init__(self, matrix: Float[Tensor, "M C"], bias: Float[Tensor, " M"], activation: str = "relu") -> None:
+    def __init__(
+        self, matrix: Float[Tensor, "M C"], bias: Float[Tensor, " M"], activation: str = "relu",
+        weight: float | Tensor = 1.0,
+    ) -> None:  # fmt: skip
         check_tensor(matrix, "matrix", "[hidden_channels, channels]")
         check_choice(activation, "activation", ACTIVATIONS)
-        self.matrix, self.bias, self.activation = matrix, bias, activation
+        self.matrix, self.bias, self.activation, self.weight = matrix, bias, activation, weight
+        self.back = -0.5 * weight * matrix
 
     def _hidden(self, z: Tensor) -> Tensor:
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return -ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum()
+        return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum()
 
     def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
-        return -0.5 * ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.matrix.to(z.dtype)
+        return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)

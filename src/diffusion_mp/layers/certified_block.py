@@ -52,7 +52,7 @@ def _contracting(matrix: Float[Tensor, "R D C"]) -> Float[Tensor, "R D C"]:
 
 
 class WeightedGraph(TermModule):
-    r"""μ G(Z) of `MatrixTerm`, with learned matrices B_r of norm at most one between neighbours (Theorem T8).
+    r"""The term μ G(Z) of `MatrixTerm`, with learned matrices B_r of norm at most one between neighbours (Theorem T8).
 
     Args:
         channels: C.
@@ -116,9 +116,9 @@ class WeightedGraph(TermModule):
             weight = weight * self.gate(ends.to(self.gate.weight.dtype)).tanh()
         signed = self.gate is not None or self.edge_dim is not None
         coupling = SparseCoupling(adjacency.graph, weight, symmetric=mutual, nonnegative=not signed)
-        norms = weight.new_ones(weight.size(1))
-        term = MatrixTerm(coupling, self.matrices(), norms, hops=self.hops, symmetric=self.symmetric)
-        return ScaledTerm(self.weight(), term)
+        matrices, mu = self.matrices(), self.weight()  # μ multiplies the matrices once, not the state in every step
+        norms = (mu * torch.ones_like(matrices[:, 0, 0])).to(matrices.dtype)
+        return MatrixTerm(coupling, mu * matrices, norms, hops=self.hops, symmetric=self.symmetric)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
@@ -196,7 +196,7 @@ class TiedMLP(TermModule):
         reset(self.linear)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
-        return ScaledTerm(self.weight(), MLPTerm(self.linear.weight, self.linear.bias, self.activation))
+        return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
 
 
 class CertifiedBlock(GraphLayer):
