@@ -56,7 +56,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: conv(torch.rand(4, 5)), ValueError, r"x must have 3 channels.*\[4, 5\]"),
     (lambda: DIFFormer(3, 4, 2)(torch.rand(4, 5)), ValueError, r"x must have 3 channels"),
     (lambda: MixturePenalty().total(X.to("meta")),
-     ValueError, r"z2 must be on the device of the parameters of MixturePenalty, cpu; it is on meta"),
+     ValueError, r"x must be on the device of the parameters of MixturePenalty, cpu; it is on meta"),
     (lambda: JointEnergy("gaussian", ptr=torch.tensor([1, 6])),
      ValueError, r"ptr must rise from 0 to num_nodes = 6 without a step back; got \[1, 6\]"),
     # the edges

@@ -258,7 +258,10 @@ def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
         d.call("diffusivity", f"{address(name)}({{args}}){to}", **own)
         d.call("coupling", "diffusivity({args})", x=state(d, parameters=told), graph=graph(d, needed=needed))
         normalized = "row_stochastic" not in own or own["row_stochastic"].right != "False"
-        _used_by(d, finite=normalized or d.dtype != "float16")
+        # e^{(q·k − 1)/σ²} where nothing bounds q·k leaves the range of any dtype
+        kept = ("normalize", "None"), ("measure", "'distance'")
+        steep = name == "GaussianDiffusivity" and [own[arg].right == value for arg, value in kept] == [True, False]
+        _used_by(d, finite=normalized or not (steep or d.dtype == "float16"))
 
     return strategy
 

@@ -325,7 +325,7 @@ class Coupling(ABC):
 
         errors.check_kind(head, "head", int, "an integer")
         if self.device.type == "meta":
-            raise ValueError(f"{type(self).__name__} must have numbers; on the meta device there are none.")
+            raise ValueError(f"the coupling must have values; got {self!r} on the meta device, where there are none.")
         if not 0 <= head < self.heads:
             raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
 
@@ -348,7 +348,7 @@ class Coupling(ABC):
             dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
         if dtype is not None:
             errors.floating((), dtype, "meta")
-        place = None if device is None else errors.as_device(device)
+        place = None if device is None else errors.as_device(device, self.device)
         if place is not None and place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
         if dtype in (None, self.dtype) and place in (None, self.device):
