@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp import *
 from diffusion_mp.couplings import (
+    DenseCoupling,
     IdentityCoupling,
     LowRankCoupling,
     PairwiseCoupling,
@@ -59,6 +60,13 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
      ValueError, r"x must be on the device of the parameters of MixturePenalty, cpu; it is on meta"),
     (lambda: JointEnergy("gaussian", ptr=torch.tensor([1, 6])),
      ValueError, r"ptr must rise from 0 to num_nodes = 6 without a step back; got \[1, 6\]"),
+    (lambda: MixturePenalty().coupling(X.to("meta")), ValueError, "x must be on the device of the parameters of Mix"),
+    (lambda: certify(SimplePenalty(), [[1.0]], 0.5), TypeError, r"x must be a tensor.*got \[\[1\.0\]\] \(list\)"),
+    (lambda: certify(SimpleDiffusivity(heads=2, measure="distance", normalize=None), X, 0.5),
+     ValueError, r"x must have channels that 2 heads divide; got .*\[4, 3\]"),
+    (lambda: Energy("simple", source=X).surrogate(X, None, X[:3]), ValueError, r"at must have the shape \[4, 3\]"),
+    (lambda: JointEnergy(None, ptr=torch.tensor([0, 9]))(X), ValueError, "ptr must rise from 0 to num_nodes = 4"),
+    (lambda: SimplePenalty().coupling(X, torch.tensor([0, 3])), ValueError, "ptr must rise from 0 to num_nodes = 4"),
     # the edges
     (lambda: conv(X, EDGES.float()), TypeError, r"edge_index must hold integers.*\.long\(\)"),
     (lambda: conv(X, EDGES.T), ValueError, r"edge_index must be \[2, num_edges\].*transposed"),
@@ -118,6 +126,8 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
      ValueError, r"column 0 of other must lie in 0\.\.6"),
     (lambda: EdgeDiffusivity("huber"), ValueError, r"huber"),
     (lambda: PairwiseCoupling(V, V, score="relu"), ValueError, r"score.*relu"),
+    (lambda: PairwiseCoupling(V, V, normalize=np.ones(2)), TypeError, "normalize must be True or False; got a float64"),
+    (lambda: FunctionPenalty(torch.exp, domain=(0, "a")), ValueError, "domain must be .*; got"),
     (lambda: SimpleDiffusivity(5, heads=2), ValueError, r"heads must divide.*2 heads, 5"),
     (lambda: SimpleDiffusivity(heads=2)(X), ValueError, r"heads must divide.*2 heads, 3"),
     (lambda: GATDiffusivity(5, 2), ValueError, r"heads must divide channels"),
@@ -228,6 +238,12 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
      ValueError, r"x must be on the device of the parameters of MixtureDiffusivity, cpu; it is on meta"),
     (lambda: PenaltyDiffusivity(MixturePenalty())(X.to("meta")),
      ValueError, r"x must be on the device of the parameters of PenaltyDiffusivity"),
+    (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, ValueError, "matrix must have values; got .*meta"),
+    (lambda: IdentityCoupling(4, device="meta").to("cpu"), ValueError, "device must be meta, .* no values to move"),
+    (lambda: ring() + IdentityCoupling(4, device="meta"), ValueError, "must couple nodes on one device; got cpu and m"),
+    (lambda: torch.ones((), device="meta") * ring(), ValueError, "scale must be on the device of the coupling, cpu"),
+    (lambda: ring().to("meta").at(EDGES.to("meta")), ValueError, "edge_index must have values"),
+    (lambda: DFiFormer(3, 4, 2, edge_dim=[5])(X, EDGES, edge_attr=EDGES[0].to("meta")), ValueError, "edge_attr .*tables"),
     (lambda: LowRankCoupling(V, V.to("meta")), ValueError, r"key must be on the device"),
     (lambda: conv(X, "edges"), TypeError, r"edge_index must be a tensor.*got 'edges' \(str\)"),
     (lambda: conv(X, EDGES, None, "one"), TypeError, r"batch must be a tensor.*of integers; got 'one'"),

@@ -53,7 +53,8 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     documented = (*DOCUMENTED, *(getattr(builtins, error) for error in request.get("errors", [])))
     before = _memory()
     for number, step in enumerate(request["steps"]):
-        expected = False if False in (expected, step["valid"]) else None if None in (expected, step["valid"]) else True
+        if expected is not None:  # what may be wrong may also make another argument right
+            expected = False if False in (expected, step["valid"]) else step["valid"]
         names += step["names"]
         wrong += step.get("wrong", [])  # a wrong argument of an earlier call may be found out now
         try:

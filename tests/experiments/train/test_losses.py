@@ -29,6 +29,8 @@ def test_cross_entropy_refuses(logits, target, message):
         node_cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long))
     with pytest.raises(ValueError, match=r"0\.\.2 for 3 logits, got -1\.\.3"):
         node_cross_entropy(torch.zeros(2, 3), torch.tensor([-1, 3]))
+    with pytest.raises(ValueError, match="target must have values"):
+        node_cross_entropy(torch.zeros(2, 3, device="meta"), torch.zeros(2, dtype=torch.long, device="meta"))
 
 
 def test_one_column_against_a_vector_is_refused():
