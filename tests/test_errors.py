@@ -243,7 +243,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ring() + IdentityCoupling(4, device="meta"), ValueError, "must couple nodes on one device; got cpu and m"),
     (lambda: torch.ones((), device="meta") * ring(), ValueError, "scale must be on the device of the coupling, cpu"),
     (lambda: ring().to("meta").at(EDGES.to("meta")), ValueError, "edge_index must have values"),
-    (lambda: DFiFormer(3, 4, 2, edge_dim=[5])(X, EDGES, edge_attr=EDGES[0].to("meta")), ValueError, "edge_attr .*tables"),
+    (lambda: DFiFormer(3, 4, 2, edge_dim=[5])(X, EDGES, edge_attr=EDGES[0].to("meta")), ValueError, "edge_attr .*cpu"),
     (lambda: LowRankCoupling(V, V.to("meta")), ValueError, r"key must be on the device"),
     (lambda: conv(X, "edges"), TypeError, r"edge_index must be a tensor.*got 'edges' \(str\)"),
     (lambda: conv(X, EDGES, None, "one"), TypeError, r"batch must be a tensor.*of integers; got 'one'"),
