@@ -239,7 +239,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: PenaltyDiffusivity(MixturePenalty())(X.to("meta")),
      ValueError, r"x must be on the device of the parameters of PenaltyDiffusivity"),
     (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, ValueError, "matrix must have values; got .*meta"),
-    (lambda: IdentityCoupling(4, device="meta").to("cpu"), ValueError, "device must be meta, .* no values to move"),
+    (lambda: ring().to("meta").to("cpu"), ValueError, "device must be meta, .* no values to move"),
     (lambda: ring() + IdentityCoupling(4, device="meta"), ValueError, "must couple nodes on one device; got cpu and m"),
     (lambda: torch.ones((), device="meta") * ring(), ValueError, "scale must be on the device of the coupling, cpu"),
     (lambda: ring().to("meta").at(EDGES.to("meta")), ValueError, "edge_index must have values"),

@@ -219,7 +219,7 @@ def as_device(device: object, origin: torch.device | None = None) -> torch.devic
         place = torch.device(device)  # type: ignore[call-overload]
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"device must be a torch.device or the name of one; got {describe(device)}.") from error
-    if origin is not None and origin.type == "meta" != place.type:
+    if origin is not None and origin.type == "meta" and place.type != "meta":
         raise ValueError(f"device must be meta, since there are no values to move from it; got {place}.")
     return place
 

@@ -27,7 +27,7 @@ DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostErr
 ABSENT = (OSError, IndexError, ImportError)
 #: What else a sentence may call an argument.
 ROLES = {
-    "x": ["state", "features", "node", "nodes", "num_nodes"], "v": ["values"], "y": ["labels", "labelled"],
+    "x": ["state", "features", "node", "nodes", "num_nodes"], "v": ["values"], "y": ["labels", "labelled", "num_nodes"],
     "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node", "num_nodes"],
     "data": ["edge_index", "x", "y", "masks", "nodes"],
     "graph": ["data", "edge_index", "edges", "edge_weight", "adjacency", "nodes", "node"],
@@ -48,8 +48,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     space: dict[str, Any] = {}
     exec(_PRELUDE, space)
     expected: bool | None = True
-    names: list[str] = []
-    wrong: list[str] = []
+    names, wrong = list[str](), list[str]()
     documented = (*DOCUMENTED, *(getattr(builtins, error) for error in request.get("errors", [])))
     before = _memory()
     for number, step in enumerate(request["steps"]):

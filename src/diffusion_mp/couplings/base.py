@@ -348,7 +348,7 @@ class Coupling(ABC):
             dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
         if dtype is not None:
             errors.floating((), dtype, "meta")
-        place = None if device is None else errors.as_device(device, self.device)
+        place = None if device is None else errors.as_device(device)
         if place is not None and place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
         if dtype in (None, self.dtype) and place in (None, self.device):
@@ -449,7 +449,8 @@ class Change:
         if isinstance(value, Tensor):
             tensor = value.detach() if self.detach else value
             dtype = self.dtype if value.is_floating_point() else None
-            return self.keep(value, tensor.to(self.device or value.device, dtype))
+            place = value.device if self.device is None else errors.as_device(self.device, value.device)
+            return self.keep(value, tensor.to(place, dtype))
         if isinstance(value, Coupling):
             return value._changed(self)
         if isinstance(value, Graph):
