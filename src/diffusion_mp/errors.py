@@ -213,12 +213,15 @@ def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.de
         raise TypeError(f"device must be a torch.device or its name; got {describe(device)}: {error}.") from error
 
 
-def as_device(device: object) -> torch.device:
-    """Return a device from its name, or raise."""
+def as_device(device: object, origin: torch.device | None = None) -> torch.device:
+    """Return a device from its name, or raise; so too for another device if ``origin`` is the meta device."""
     try:
-        return torch.device(device)  # type: ignore[call-overload]
+        place = torch.device(device)  # type: ignore[call-overload]
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"device must be a torch.device or the name of one; got {describe(device)}.") from error
+    if origin is not None and origin.type == "meta" and place.type != "meta":
+        raise ValueError(f"device must be meta, since there are no values to move from it; got {place}.")
+    return place
 
 
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
@@ -343,6 +346,8 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
 
 def check_range(pairs: Tensor, name: str, num_nodes: int) -> None:
     """Raise unless every index lies in 0 … N − 1."""
+    if pairs.is_meta:
+        check_has_values(pairs, name)
     low, high = (int(end) for end in pairs.aminmax())
     if low < 0 or high >= num_nodes:
         reach = f"it reaches from {low} to {high}"

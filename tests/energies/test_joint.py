@@ -114,5 +114,5 @@ def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     ]:
         with pytest.raises(error, match=sentence):
             JointEnergy("gaussian", **options)(x)
-    with pytest.raises(ValueError, match="ptr must end at the 9 rows"):
+    with pytest.raises(ValueError, match="ptr must rise from 0 to num_nodes = 9"):
         JointEnergy("simple", ptr=torch.tensor([0, 8]))(x)

@@ -27,7 +27,7 @@ DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostErr
 ABSENT = (OSError, IndexError, ImportError)
 #: What else a sentence may call an argument.
 ROLES = {
-    "x": ["state", "features", "node", "nodes", "num_nodes"], "v": ["values"], "y": ["labels", "labelled"],
+    "x": ["state", "features", "node", "nodes", "num_nodes"], "v": ["values"], "y": ["labels", "labelled", "num_nodes"],
     "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node", "num_nodes"],
     "data": ["edge_index", "x", "y", "masks", "nodes"],
     "graph": ["data", "edge_index", "edges", "edge_weight", "adjacency", "nodes", "node"],
@@ -37,7 +37,7 @@ ROLES = {
     "subject": ["coupling", "diffusivity", "layer", "layer_or_update", "update"],
     "penalty": ["Penalty"], "attention": ["alpha"], "in_channels": ["channels"], "out_channels": ["channels"],
     "channels": ["in_channels"], "min_length": ["lengths"], "max_length": ["lengths"], "log_query": ["query"],
-    "log_key": ["key"],
+    "log_key": ["key"], "matrix": ["coupling", "terms"],
 }  # fmt: skip
 #: Memory that one call of a few dozen nodes may add to the most the process ever held.
 GROWTH = 512 << 20
@@ -48,16 +48,18 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     space: dict[str, Any] = {}
     exec(_PRELUDE, space)
     expected: bool | None = True
-    names: list[str] = []
+    names, wrong = list[str](), list[str]()
     documented = (*DOCUMENTED, *(getattr(builtins, error) for error in request.get("errors", [])))
     before = _memory()
     for number, step in enumerate(request["steps"]):
-        expected = False if False in (expected, step["valid"]) else None if None in (expected, step["valid"]) else True
+        if expected is not None:  # what may be wrong may also make another argument right
+            expected = False if False in (expected, step["valid"]) else step["valid"]
         names += step["names"]
+        wrong += step.get("wrong", [])  # a wrong argument of an earlier call may be found out now
         try:
             exec(compile(step["line"], "<program>", "exec"), space)
         except Exception as error:
-            return {"step": number, **_judge_error(error, expected, step.get("wrong") or names, documented)}
+            return {"step": number, **_judge_error(error, expected, wrong if step.get("wrong") else names, documented)}
         if _memory() - before > GROWTH:
             return _bad(number, "memory", f"{(_memory() - before) >> 20} MiB more", "")
         result = space[step["line"].split(" = ", 1)[0]]

@@ -60,7 +60,8 @@ def diffusion_conv(d: Draw) -> None:
     own = {"out_channels": same, "heads": counts(1, 2), "reads": reads}
     construct(d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own)
     unread = never([Wrong(real(d, d.nodes, 3), "features nobody reads")])
-    called(d, needed=True, features=state(d) if reads.right == "'features'" else unread)
+    features = state(d).unsure("a longer last dimension") if reads.right == "'features'" else unread
+    called(d, needed=True, features=features)
 
 
 def gcnii(d: Draw) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.errors import check_flags, check_tensor, describe, floating
+from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
 
 
 class LowRankForm(NamedTuple):
@@ -111,6 +111,8 @@ class ScaledCoupling(Coupling):
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         if isinstance(scale, Tensor):
+            if scale.device != coupling.device:
+                check_device(scale, "scale", coupling.device, "the coupling")
             if scale.dim() or not scale.is_floating_point():
                 check_scale(scale, coupling.heads)
         elif type(scale) is not float or not -math.inf < scale < math.inf:
@@ -185,6 +187,9 @@ class SumCoupling(Coupling):
             if term.num_nodes != first.num_nodes:
                 sizes = f"{first.num_nodes} and {term.num_nodes}"
                 raise ValueError(f"the terms of a sum must couple the same nodes; got {sizes} nodes.")
+            if term.device != first.device:
+                got = f"got {first.device} and {term.device}. Move one with .to(device)."
+                raise ValueError(f"the terms of a sum must couple nodes on one device; {got}")
             if term.heads not in (1, heads) and heads != 1:
                 most = max(t.heads for t in flat)
                 raise ValueError(f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}.")

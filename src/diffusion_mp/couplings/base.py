@@ -325,7 +325,7 @@ class Coupling(ABC):
 
         errors.check_kind(head, "head", int, "an integer")
         if self.device.type == "meta":
-            raise ValueError(f"{type(self).__name__} must have numbers; on the meta device there are none.")
+            raise ValueError(f"the coupling must have values; got {self!r} on the meta device, where there are none.")
         if not 0 <= head < self.heads:
             raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
 
@@ -449,7 +449,8 @@ class Change:
         if isinstance(value, Tensor):
             tensor = value.detach() if self.detach else value
             dtype = self.dtype if value.is_floating_point() else None
-            return self.keep(value, tensor.to(self.device or value.device, dtype))
+            place = value.device if self.device is None else errors.as_device(self.device, value.device)
+            return self.keep(value, tensor.to(place, dtype))
         if isinstance(value, Coupling):
             return value._changed(self)
         if isinstance(value, Graph):

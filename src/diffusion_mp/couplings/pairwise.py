@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, listed_products
 from diffusion_mp.couplings.stored import SparseCoupling
-from diffusion_mp.errors import check_choice, check_flags, check_function, check_positive, describe
+from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels import sparse_flow
 from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
@@ -61,7 +61,7 @@ class PairwiseCoupling(Coupling):
     ) -> None:
         check_choice(score, "score", SCORES)
         sizes = feature_sizes(query, key)
-        if normalize != "symmetric":
+        if not isinstance(normalize, str) or normalize != "symmetric":
             check_flags(normalize=normalize)
         check_flags(loops=loops, reversible=reversible)
         divided, mutual = normalize is True, reversible or query is key
@@ -247,7 +247,7 @@ class SparseFlowCoupling(Coupling):
         if friction_query.shape[:2] != query.shape[:2]:
             shape, got = list(query.shape[:2]), describe(friction_query)
             raise ValueError(f"friction_query must have the nodes and heads of query, {shape}; got {got}.")
-        conserved = not isinstance(alpha, Tensor) and alpha == math.inf
+        conserved = isinstance(alpha, float) and alpha == math.inf
         if not torch.compiler.is_compiling():  # numbers may be symbolic while tracing
             if not isinstance(lam, Tensor):
                 check_positive(lam, "lam", allow_zero=True)
@@ -270,6 +270,8 @@ class SparseFlowCoupling(Coupling):
         if len(sizes) > 2 or any(size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)):
             full_shape = f"[num_nodes, heads] = {list(shape)}"
             raise ValueError(f"{name} must be a number or broadcast to {full_shape}; got {describe(value)}.")
+        if value.is_meta and not like.is_meta:
+            check_has_values(value, name)
         return value.to(like).expand(shape)
 
     def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:

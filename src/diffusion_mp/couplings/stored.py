@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, Promise
-from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
+from diffusion_mp.errors import check_device, check_has_values, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import row_bounds
 from diffusion_mp.graph.ops import entries_at, graph_of, is_symmetric
@@ -63,7 +63,11 @@ class DenseCoupling(Coupling):
                 raise ValueError(f"all blocks must have one number of heads and one dtype; got {both}.")
 
         def every(examine: Callable[[Tensor], bool], promise: Promise | None) -> Promise:
-            return (lambda: all(examine(block) for block in blocks)) if promise is None else promise
+            def examined() -> bool:
+                check_has_values(first, "matrix")
+                return all(examine(block) for block in blocks)
+
+            return examined if promise is None else promise
 
         promises: dict[str, Any] = {"symmetric": every(_is_symmetric, symmetric)}
         promises["row_stochastic"] = every(_sums_to_one, row_stochastic)
@@ -82,7 +86,7 @@ class DenseCoupling(Coupling):
 
     def _transpose(self) -> Coupling:
         turned = [block.mT for block in self.blocks]
-        return DenseCoupling(turned[0] if self.ptr is None else turned, nonnegative=self.nonnegative)
+        return DenseCoupling(turned[0] if self.ptr is None else turned, nonnegative=[self])
 
     def degree(self) -> Float[Tensor, "N heads"]:
         wide = torch.promote_types(self.dtype, torch.float32)
@@ -177,6 +181,7 @@ class SparseCoupling(Coupling):
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
 
         def examined() -> bool:
+            check_has_values(graph.edges, "edge_index")
             return graph.is_symmetric if own else is_symmetric(graph.edges, by_head, graph.num_nodes)
 
         one_graph = vars(graph).get("segments", graph) is None

@@ -137,7 +137,8 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             q = k = x of unit norm (Eqs. 17–18). No theorem holds for ``"separate"`` (docs/errata.md, D18, D20).
         measure: ``"inner"``: f as a function of q·k, as published; ``"distance"``: f(‖q_i − k_j‖²), as in the energy.
             They coincide for unit vectors only (docs/errata.md, D8).
-        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k.
+        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k. An exponential
+            f of q·k that nothing normalises, e^{(q·k − 1)/σ²} for one, may leave the range of the dtype.
         constraint: the set that holds the rows of the state, in every head; f must read the state itself. Couplings are
             nonnegative if it lies within the domain of the penalty (see `Penalty.coupling`).
         options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.

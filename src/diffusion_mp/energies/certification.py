@@ -85,7 +85,13 @@ def certify(
         normalize, heads = bool(getattr(subject, "row_stochastic", True)), getattr(subject, "heads", 1)
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
-    if x is not None and x.dim() == 2 and heads > 1:
+    if x is None:
+        raise ValueError("x must be given: what a penalty couples depends on the state.")
+    check_heads(x)
+    check_not_meta(x)
+    if x.dim() == 2 and heads > 1:
+        if x.size(1) % heads:
+            raise ValueError(f"x must have channels that {heads} heads divide; got {describe(x)}.")
         x = x.unflatten(1, (heads, -1))
     return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
 
@@ -177,13 +183,9 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
 
 
 def _certify_penalty(
-    penalty: Penalty, x: Tensor | None, tau: float, leak: float, ptr: Tensor | None, normalize: bool
+    penalty: Penalty, x: Tensor, tau: float, leak: float, ptr: Tensor | None, normalize: bool
 ) -> Certificate:
     """Apply Theorem 7, or without normalisation Theorem 1 to Ω, which majorises the energy (Proposition 6)."""
-    if x is None:
-        raise ValueError("x must be given: what a penalty couples depends on the state.")
-    check_heads(x)
-    check_not_meta(x)
     flaw = penalty_flaw(penalty)
     if flaw is None and (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is not None:
         flaw = (

@@ -112,8 +112,8 @@ class Energy:
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
         """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x."""
         self._check(x, x_prev)
-        self._check(at, None, "at")
-        errors.check_device(at, "at", x.device, "x")
+        check_heads(at, "at")
+        _check_like(x, by_head, at=at)
         return self._assemble(x, x_prev, self._majorant(x, at))
 
     def __repr__(self) -> str:
@@ -302,7 +302,8 @@ class JointEnergy:
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
         """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""
         self._check(x, "x")
-        self._check(at, "at")
+        check_heads(at, "at")
+        _check_like(x, by_head, at=at)
         z, start, graph = by_head(x), by_head(at), self.graph(x)
         return self._confined(x, (term.surrogate(z, start, graph) for term in self.terms))
 
@@ -322,6 +323,8 @@ class JointEnergy:
 
     def _check(self, x: Tensor, name: str) -> None:
         check_heads(x, name)
+        if self.ptr is not None:
+            check_ptr(x.size(0), self.ptr)
         _check_like(x, by_head, source=self.source)
         if self.metric is not None:
             check_metric(self.metric, x)

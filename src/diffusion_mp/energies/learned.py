@@ -70,7 +70,7 @@ class MixturePenalty(nn.Module, Penalty):
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         errors.check_tensor(z2, "z2", "of squared distances")
-        errors.check_place(z2, self, "z2")
+        self._check_place(z2, "z2")
         scale = 2 * self.widths.to(z2.dtype).square()
         z2 = z2.clamp(min=0)  # rounding below zero is large relative to a narrow width
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
@@ -120,7 +120,8 @@ class FunctionPenalty(nn.Module, Penalty):
             if function is not None:
                 errors.check_function(function, name, "of a tensor of squared distances")
         errors.check_kind(domain, "domain", (tuple, list), "a pair (0, the largest squared distance)")
-        if len(domain) != 2 or domain[0] != 0 or not domain[1] > 0:
+        numbers = all(isinstance(end, (int, float)) for end in domain)
+        if not numbers or len(domain) != 2 or domain[0] != 0 or not domain[1] > 0:
             raise ValueError(f"domain must be (0, the largest squared distance); got {errors.describe(domain)}.")
         if domain[1] != math.inf:
             errors.check_number(domain[1], "domain[1]")

@@ -13,13 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, Score
 from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
 from diffusion_mp.graph.cache import values_only
-from diffusion_mp.graph.checks import as_ptr
+from diffusion_mp.graph.checks import as_ptr, row_bounds
 
 FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
@@ -60,6 +61,7 @@ class Penalty(ABC):
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
         check_tensor(z2, "z2", "of squared distances")
+        self._check_place(z2, "z2")
         return self.score(-z2 / 2)
 
     def coupling(
@@ -78,10 +80,14 @@ class Penalty(ABC):
             check_flags(normalize=normalize)
         if constraint is not None and not isinstance(constraint, Constraint):
             check_kind(constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None")
-        values, ptr = x if x.dim() == 3 else x.unsqueeze(1), None if ptr is None else as_ptr(ptr)
+        values = x if x.dim() == 3 else x.unsqueeze(1)
+        if ptr is not None:
+            ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
         score = self.score
+        if isinstance(score, MixtureScore) and score.widths.device != x.device:
+            self._check_place(x)
         if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":
             score = score.on_sphere(constraint.radius)
             return score.coupling(values, values, ptr, measure="inner", unit=True, **options)
@@ -93,6 +99,7 @@ class Penalty(ABC):
         Beyond the upper end of ``domain``, δ is taken as constant. δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
         """
         check_tensor(omega, "omega", "of values of f")
+        self._check_place(omega, "omega")
         steepest = self.f(torch.zeros_like(omega))
         slope = omega.clamp(min=0).minimum(steepest)
         s = (-2 * self.score.inverse(slope)).clamp(min=0)
@@ -101,7 +108,13 @@ class Penalty(ABC):
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of a graph (and head), in float64, in O(N² d) time."""
+        self._check_place(x)
         return pairs.sum_over_pairs(self.delta, x, ptr)
+
+    def _check_place(self, x: Tensor, name: str = "x") -> None:
+        """Raise unless ``x`` is on the device of the parameters, if there are any."""
+        if isinstance(self, nn.Module) and isinstance(x, Tensor):
+            errors.check_place(x, self, name)
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""

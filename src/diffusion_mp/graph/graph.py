@@ -290,7 +290,7 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        place = errors.as_device(device)
+        place = errors.as_device(device, None if self.edge_index is None else self.edge_index.device)
         if all(v is None or v.device == place for v in (self.edge_index, self._batch, self.full_degree)):
             return self
         graph = copy.copy(self)

@@ -150,7 +150,7 @@ class PDEDiffusion1d(nn.Module):
         errors.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
         if batch is not None:
             got = errors.describe(x)
-            raise ValueError(f"batch goes with rows [N, C]; got {got}. For its padding pass mask [B, L].")
+            raise ValueError(f"batch goes with rows x [N, C]; got {got}. For its padding pass mask [B, L].")
         return mask
 
     def extra_repr(self) -> str:

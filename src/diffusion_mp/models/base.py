@@ -85,7 +85,6 @@ class FeatureEncoder(nn.Module):
             check_input(x, name, channels=self.channels, module=self)
             return self.linear(x)
         columns = self._columns(x, name).unbind(1)
-        check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
         return reduce(torch.add, (table(column) for table, column in zip(self.tables, columns, strict=True)))
 
     def _columns(self, x: Tensor, name: str) -> Tensor:
@@ -96,7 +95,8 @@ class FeatureEncoder(nn.Module):
         columns = x.unsqueeze(1) if x.dim() == 1 else x
         if columns.dim() != 2 or columns.size(1) != self.channels:
             raise ValueError(f"{name} must be [rows, {self.channels}], one column per table; got {describe(x)}.")
-        if columns.numel() and not torch.compiler.is_compiling():
+        check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
+        if columns.numel() and not columns.is_meta and not torch.compiler.is_compiling():
             for column, size in enumerate(self.sizes or ()):
                 low, high = (int(end) for end in columns[:, column].aminmax())
                 if low < 0 or high >= size:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffusion_mp.errors import INTEGERS, check_device, check_kind, check_tensor, describe
+from diffusion_mp.errors import INTEGERS, check_device, check_has_values, check_kind, check_tensor, describe
 
 
 def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -31,6 +31,7 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         raise ValueError(f"logits {list(logits.shape)} {why}; {way_out}.")
     if target.numel() == 0:
         raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
+    check_has_values(target, "target")
     low, high = int(target.min()), int(target.max())
     if low < 0 or high >= logits.size(1):
         raise ValueError(
@@ -75,6 +76,7 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     if logits.dim() != 2 or logits.shape != target.shape or not target.numel():
         found = f"{list(logits.shape)} and {list(target.shape)}"
         raise ValueError(f"Expected logits and target [N, T] of one shape, with an entry or more; got {found}.")
+    check_has_values(target, "target")
     if not ((target == 0) | (target == 1)).all():
         raise ValueError("target must hold 0 and 1 only, whether a task's answer is yes; leave out what is not known.")
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))
