@@ -83,6 +83,7 @@ def test_conjugate_is_the_minimum(penalty: dm.Penalty) -> None:
         got = float(penalty.conjugate(torch.tensor(omega, dtype=torch.double)))
         assert got == pytest.approx(expected, abs=1e-8)
     assert penalty.conjugate(torch.tensor([-0.1, -2.0])).tolist() == [-math.inf, -math.inf]
+    assert dm.GaussianPenalty(0.5).conjugate(torch.zeros(1)).item() == -0.5  # −δ(∞)
 
 
 @every_penalty
