@@ -211,6 +211,9 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
         assert found.positive_semidefinite is (constraint == "sphere")
         torch.testing.assert_close(found.to_dense(), simple.coupling(state).to_dense())
     assert not simple.coupling(x, constraint=get_constraint("sphere", 1.01)).nonnegative
+    small = get_constraint("sphere", 0.5)
+    state = small.project(x)
+    torch.testing.assert_close(simple.coupling(state, constraint=small).to_dense(), simple.coupling(state).to_dense())
 
 
 def test_whether_an_undirected_graph_is_symmetric_is_asked_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
