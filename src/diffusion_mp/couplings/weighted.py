@@ -48,7 +48,8 @@ class ReweightedCoupling(Coupling):
             if weight is None:
                 continue
             check_tensor(weight, name, "[num_nodes, heads]", coupling.device, "the coupling")
-            if weight.dim() != 2 or weight.size(0) != coupling.num_nodes or len({1, heads, weight.size(1)}) > 2:
+            by_head = heads == 1 or weight.size(1) in (1, heads)  # no set: sizes are tensors under torch.jit.trace
+            if weight.dim() != 2 or weight.size(0) != coupling.num_nodes or not by_head:
                 sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
                 raise ValueError(f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}.")
             heads = max(heads, weight.size(1))
