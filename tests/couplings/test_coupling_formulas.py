@@ -39,6 +39,12 @@ def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> No
     assert by_head.to_dense().tolist() == [[[0, 3], [1, 0]], [[0, 4], [2, 0]]]
 
 
+def test_the_inner_product_of_unit_vectors_scores_as_their_distance_does() -> None:
+    q, score = torch.nn.functional.normalize(randn(7, 2, 3), dim=2), Score("exp", scale=2.0)
+    dense = [score.coupling(q, q, measure=measure).to_dense() for measure in ("inner", "distance")]
+    torch.testing.assert_close(*dense)
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(heads: int) -> None:
     """A shift costs nothing, though its squares are a million times as large as the differences."""

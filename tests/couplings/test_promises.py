@@ -155,6 +155,7 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
         check_coupling(coupling)
     assert (batch + merged).ptr is not None
     assert (batch + merged).ptr.tolist() == [0, 4, 9]
+    assert (LowRankCoupling(q, q, torch.tensor([0, 5, 9])) + merged).ptr.tolist() == [0, 9]  # in which all is one
     assert (batch + single).ptr is None
     assert (single + identity).ptr is None
     for coupling, one in ((batch + identity, True), (batch + single, False), (batch + merged, False)):

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp import Graph
-from diffusion_mp.couplings import LinearAttentionCoupling, LogLowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.couplings import (
+    LinearAttentionCoupling,
+    LogLowRankCoupling,
+    PairwiseCoupling,
+    SparseCoupling,
+    UniformCoupling,
+)
 from diffusion_mp.diffusivities import AuxiliaryLoss, SoftmaxDiffusivity, auxiliary_loss, edge_loss
 
 DOUBLE = torch.float64
@@ -96,6 +102,8 @@ def test_no_edge_or_one_of_weight_zero_is_no_loss():
     graph = Graph(3, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 0.0]))
     attention = SparseCoupling(Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True)
     torch.testing.assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)
+    two = Graph(5, torch.tensor([[0, 2], [1, 3]]), ptr=torch.tensor([0, 2, 5]))  # each divided by its own log n
+    torch.testing.assert_close(edge_loss(UniformCoupling(5, two.ptr), two, relative=True), torch.tensor(2 / 5))
 
 
 class Recorder(nn.Module):

@@ -83,6 +83,7 @@ def test_conjugate_is_the_minimum(penalty: dm.Penalty) -> None:
         got = float(penalty.conjugate(torch.tensor(omega, dtype=torch.double)))
         assert got == pytest.approx(expected, abs=1e-8)
     assert penalty.conjugate(torch.tensor([-0.1, -2.0])).tolist() == [-math.inf, -math.inf]
+    assert dm.GaussianPenalty(0.5).conjugate(torch.zeros(1)).item() == -0.5  # −δ(∞)
 
 
 @every_penalty
@@ -131,6 +132,11 @@ def test_a_mixture_is_learned_and_stays_one() -> None:
     torch.testing.assert_close(penalty.score.log(-z2 / 2), penalty.f(z2).log(), atol=1e-9, rtol=1e-6)
     penalty.reset_parameters()
     assert repr(penalty) == "MixturePenalty(widths=[0.3, 1.0], weights=[1.0, 0.5])"
+    narrow = dm.MixturePenalty((0.01, 1000.0))  # which single precision does not resolve
+    far = torch.cat([30 * x, 30 * x + 0.01 * x.flip(0)]).unsqueeze(1).float()
+    assert narrow.delta(torch.tensor([-1e-3])).item() == 0  # rounding of zero
+    wanted = narrow.coupling(far.double()).to_dense()
+    torch.testing.assert_close(narrow.coupling(far).to_dense().double(), wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("make", "sentence"), [

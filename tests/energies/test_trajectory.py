@@ -64,6 +64,8 @@ def test_every_graph_counts_for_itself(ball) -> None:
     assert certificate.lam == pytest.approx(0.7 / (2 * 1.0 * (2 - 0.7 * 2 * (1 - 1 / 9))), rel=0.5)
     assert certificate.lam >= max(each.lam for each in alone)
     assert rises(penalty, certificate.lam, run(penalty, x, 0.7, 10, ptr), ptr) == 0
+    flipped = dm.energies.certify_trajectory(penalty, x.flip(0), 0.7, ptr=torch.tensor([0, 9, 9, 12]))
+    assert flipped.lam == pytest.approx(certificate.lam, rel=1e-12)
     heads = torch.stack([ball(5, 2), 3 * ball(5, 2)], 1)
     assert (
         dm.energies.certify_trajectory(penalty, heads, 0.7).lam

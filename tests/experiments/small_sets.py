@@ -109,12 +109,9 @@ def make_checkpoint(folder: Path) -> list[Path]:
 def make_tu(folder: Path) -> list[Path]:
     """Three graphs of 3, 1 and 2 nodes, with labels of nodes and edges."""
     texts = {
-        "A": "1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n",
-        "graph_indicator": "1\n1\n1\n2\n3\n3\n",
-        "graph_labels": "1\n-1\n1\n",
-        "node_labels": "0\n2\n1\n0\n1\n1\n",
-        "edge_labels": "0\n0\n1\n1\n0\n0\n",
-    }
+        "A": "1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n", "graph_indicator": "1\n1\n1\n2\n3\n3\n",
+        "graph_labels": "1\n-1\n1\n", "node_labels": "0\n2\n1\n0\n1\n1\n", "edge_labels": "0\n0\n1\n1\n0\n0\n",
+    }  # fmt: skip
     return write(folder, {f"SMALL/raw/SMALL_{part}.txt": text for part, text in texts.items()})
 
 
@@ -234,12 +231,9 @@ def make_ogb(name: str) -> Callable[[Path], list[Path]]:
 
 
 REVIEWS = {
-    "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!",
-    "train/neg/10_2.txt": b"Bad, and " * 9,
-    "train/neg/9_1.txt": b"Worse",
-    "test/pos/3_10.txt": b"Fine",
-    "test/neg/0_1.txt": b"",
-}
+    "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!", "train/neg/10_2.txt": b"Bad, and " * 9,
+    "train/neg/9_1.txt": b"Worse", "test/pos/3_10.txt": b"Fine", "test/neg/0_1.txt": b"",
+}  # fmt: skip
 
 
 def make_imdb(name: str) -> Callable[[Path], list[Path]]:

@@ -13,7 +13,7 @@ import cache_racers
 import numpy as np
 import pytest
 
-from diffusion_mp_experiments.graphs.cached import mapped_arrays
+from diffusion_mp_experiments.graphs.cached import made_once, mapped_arrays
 
 DAMAGES = [
     lambda cache: (cache / "b.npy").unlink(),
@@ -60,6 +60,11 @@ def test_made_once_and_then_mapped_without_a_warning(source, tmp_path, recwarn):
     assert not recwarn
     record = json.loads((tmp_path / "cache" / "sources.json").read_text())
     assert record["files"]["numbers.txt"]["sha256"] == hashlib.sha256(b"1 2 3").hexdigest()
+
+
+def test_what_another_process_made_before_the_lock_was_free_is_read(tmp_path):
+    found = iter([None, 7])
+    assert made_once(tmp_path / "cache", lambda folder: next(found), lambda folder: pytest.fail("made again")) == 7
 
 
 def test_another_source_or_maker_makes_it_anew_and_a_deleted_source_does_not(source, tmp_path):

@@ -113,18 +113,11 @@ def test_what_scipy_writes(tmp_path, compressed, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise SystemExit('the child imports what lies in the current folder')")
     rng = np.random.default_rng(0)
     variables = {
-        "text": "not read",
-        "cell": np.array([1, "a"], dtype=object),
-        "struct": {"a": 1},
-        "A": rng.standard_normal((5, 3)),
-        "row": np.arange(7)[None],
-        "one": np.array([[3]], np.uint8),
-        "empty": np.zeros((2, 0)),
-        "large": rng.integers(0, 9, (1000, 1700)),
-        "single": np.ones((3, 2), np.float32),
-        "logical": np.ones((2, 2), bool),
-        "sparse": eye(3, format="csc"),
-    }
+        "text": "not read", "cell": np.array([1, "a"], dtype=object), "struct": {"a": 1},
+        "A": rng.standard_normal((5, 3)), "row": np.arange(7)[None], "one": np.array([[3]], np.uint8),
+        "empty": np.zeros((2, 0)), "large": rng.integers(0, 9, (1000, 1700)), "single": np.ones((3, 2), np.float32),
+        "logical": np.ones((2, 2), bool), "sparse": eye(3, format="csc"),
+    }  # fmt: skip
     savemat(tmp_path / "a.mat", variables, do_compression=compressed)
     names = list(variables)[3:]
     *full, sparse = read(tmp_path / "a.mat", " ".join(names))
@@ -264,17 +257,9 @@ def test_damaged_gzip_names_the_file(tmp_path, damage):
 
 PROTOCOLS = range(6)
 STRANGE = [
-    b"",
-    b".",
-    b"]",
-    b"(l",
-    b"h\x01.",
-    b"\x80\x04]\x94(K\x01e",
-    b"I1\n(I2\n.",
-    b"Pid\n.",
-    b"\x97.",
+    b"", b".", b"]", b"(l", b"h\x01.", b"\x80\x04]\x94(K\x01e", b"I1\n(I2\n.", b"Pid\n.", b"\x97.",
     b"cnumpy\ndtype\n.b",
-]
+]  # fmt: skip
 STRANGE += [b"}]K\x01s.", b"K\x01K\x02a.", b"K\x01)R."]  # a list for a key; appends to a number, and calls one
 STRANGE += [b"K\x01)b.", b"cnumpy\ndtype\n}b.", b"}}b."]  # a state for a number, for a name, and for a dictionary
 STRANGE += [b"\x82\x01.", b"\x8f."]  # an extension of copyreg, and a set

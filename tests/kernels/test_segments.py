@@ -10,7 +10,7 @@ from kernel_cases import SIZES
 from torch import Tensor
 
 from diffusion_mp.kernels import segments
-from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.segments import chunks, stacks
 
 
@@ -47,6 +47,8 @@ def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows))
     before, ptr = len(segments._CACHES), torch.tensor([0, *[3, 9, 5]]).cumsum(0)
     q = torch.randn(17, 2, 4, requires_grad=True)
+    for dtype in (torch.float64, torch.float32):  # its masks by dtype
+        linear_product(*3 * [q.detach().to(dtype)], ptr)
     for _ in range(3):
         linear_attention(q, q, q, ptr).sum().backward()
     assert len(made) == 1

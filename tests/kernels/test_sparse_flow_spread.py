@@ -163,6 +163,13 @@ def test_a_best_conductor_that_its_friction_closes(name: str, friction: float) -
 
 
 @pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
+def test_a_best_conductor_that_rounding_alone_closes(name: str) -> None:
+    s, u = torch.tensor([[-6.4, 3.2, 12.4, -5.5]] * 4), torch.tensor([[0.02, 0.79, 0.79, 1.05]] * 4)
+    z, _ = SOLVERS[name][0](s, u, torch.full((4, 1), 4.9777765), torch.zeros(4, 1))
+    torch.testing.assert_close(z, torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 4))
+
+
+@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
 @pytest.mark.parametrize(
     ("s", "u"),
     [((-6.8e9, 3.6e9, -6.8e9), (-2.7e9, 1.0e9, -2.7e9)), ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11))],

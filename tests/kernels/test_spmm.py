@@ -148,7 +148,8 @@ def test_extreme_rows(generator: torch.Generator) -> None:
     expected = [0.5, 0.5, 0.0, 0.0, 0.0, 1.0]
     assert edge_softmax(graph.csr, logits).squeeze(1).tolist() == expected
     prior = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0]).unsqueeze(1)
-    assert edge_softmax(graph.csr, logits, prior).squeeze(1).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    for given in (prior, prior.clone().requires_grad_()):  # learned, it is computed in another way
+        assert edge_softmax(graph.csr, logits, given).squeeze(1).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
     assert edge_softmax(graph.csr, torch.zeros(6, 1), 0 * prior).abs().sum() == 0
     half = torch.zeros(6, 1, dtype=torch.bfloat16)
     assert edge_softmax(graph.csr, half).dtype == torch.float32  # sums are taken in float32 at least

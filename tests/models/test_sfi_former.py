@@ -9,6 +9,7 @@ from torch_geometric.transforms import AddRandomWalkPE
 from diffusion_mp import cite
 from diffusion_mp.couplings import PairwiseCoupling, SparseFlowCoupling
 from diffusion_mp.data import AddLaplacianPE
+from diffusion_mp.diffusivities import FrictionAttention
 from diffusion_mp.models import GPS, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.testing import tolerance
 from helpers import built, refuses
@@ -110,6 +111,8 @@ def test_what_attends_in_each(edges: Tensor | None) -> None:
         _, couplings = build(cls, 3, 8, 2, 2)(x, edges, return_coupling=True)
         alone = edges is None or cls is GPS
         assert [type(c if alone else c.attention) for c in couplings] == [kind, kind]
+    modules = build(SFiFormer, 3, 8, 2, 2, attention={"friction": FrictionAttention(8, 4, 2)}).modules()
+    assert sum(isinstance(module, FrictionAttention) for module in modules) == 2  # one for every block
 
 
 @pytest.mark.usefixtures("no_typecheck")

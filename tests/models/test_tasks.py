@@ -64,6 +64,8 @@ def test_the_head_reads_the_mean_of_its_nodes(make, generator):
     out = model(x, edges, batch=batch)
     means = torch.stack([states[0][batch == graph].mean(0) for graph in range(3)])
     torch.testing.assert_close(out, model.head.mlp(means))
+    nothing = model(x, edges, batch=2 * batch)[1]  # of a graph without nodes
+    torch.testing.assert_close(nothing, model.head.mlp(torch.zeros_like(means[1])))
 
 
 def test_pairs_are_scored_by_inner_products(make, generator):

@@ -65,12 +65,13 @@ def test_no_features_and_what_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
-@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10, 1e20])
+@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10, 1e20, 1e25])
 def test_every_backend_divides_by_norms_of_any_size(backend: Any, scale: float, generator: torch.Generator) -> None:
     """Rows of ordinary, tiny, huge and zero norm side by side, forth and back, against double precision."""
     options: dict[str, Any] = {"constant": 1.0, "own": 0.5, "unit": True}
     q, k, v, weight = (randn(9, 2, 3, generator=generator) for _ in range(4))
-    q, k = q.index_fill(0, torch.tensor([2]), 0.0), k.index_fill(0, torch.tensor([5]), 0.0)
+    if scale != 1e25:  # where no row is short, long ones alone are to be seen
+        q, k = q.index_fill(0, torch.tensor([2]), 0.0), k.index_fill(0, torch.tensor([5]), 0.0)
     q[4:], k[:4] = scale * q[4:], scale * k[:4]
     results = []
     for dtype, name in ((torch.float32, backend), (torch.float64, "reference")):

@@ -147,13 +147,9 @@ ReadsPositions = type("ReadsPositions", (Cosine,), {"features": by_position})
 in_training = {"features": lambda self, x: Cosine.features(self, 2 * x + 1 if self.training else x)}
 DropsInTraining = type("DropsInTraining", (Cosine,), in_training)
 DIFFUSIVITIES = [
-    (MixesBatchMates, "batching"),
-    (MixesBatchMates, "poisoned batch mate"),
-    (ReadsPositions, "permutation"),
-    (ForgetsToReset, "reset parameters"),
-    (DropsInTraining, "same in training"),
-    (CountsNodes, "promises"),
-]
+    (MixesBatchMates, "batching"), (MixesBatchMates, "poisoned batch mate"), (ReadsPositions, "permutation"),
+    (ForgetsToReset, "reset parameters"), (DropsInTraining, "same in training"), (CountsNodes, "promises"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "law"), DIFFUSIVITIES)

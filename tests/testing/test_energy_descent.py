@@ -9,19 +9,14 @@ from diffusion_mp.testing import assert_energy_descent
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
 UPDATES: dict[str, StateUpdate] = {
-    "euler": ExplicitEuler(0.5),
-    "euler-long": ExplicitEuler(0.99),
-    "euler-residual": ExplicitEuler(0.5, form="residual"),
-    "euler-leak": ExplicitEuler(0.4, leak=0.2),
-    "euler-source": ExplicitEuler(0.4, beta=0.7, leak=0.2),
-    "implicit": ImplicitEuler(3.0),
-    "implicit-residual": ImplicitEuler(3.0, form="residual"),
-    "heat": HeatKernel(2.0),
-    "equilibrium": Equilibrium(beta=0.5, leak=0.3),
-    "backtracking": Backtracking(QuadraticPenalty(), tau=8.0),
+    "euler": ExplicitEuler(0.5), "euler-long": ExplicitEuler(0.99),
+    "euler-residual": ExplicitEuler(0.5, form="residual"), "euler-leak": ExplicitEuler(0.4, leak=0.2),
+    "euler-source": ExplicitEuler(0.4, beta=0.7, leak=0.2), "implicit": ImplicitEuler(3.0),
+    "implicit-residual": ImplicitEuler(3.0, form="residual"), "heat": HeatKernel(2.0),
+    "equilibrium": Equilibrium(beta=0.5, leak=0.3), "backtracking": Backtracking(QuadraticPenalty(), tau=8.0),
     "backtracking-simple": Backtracking(SimplePenalty(), tau=4.0),
     "backtracking-sigmoid": Backtracking(SigmoidPenalty(), tau=4.0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UPDATES)

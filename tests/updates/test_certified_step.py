@@ -171,6 +171,13 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.parametrize("constraint", ["ball", "sphere"])
+def test_a_row_at_rest_stays_where_rounding_has_left_it(constraint: str) -> None:
+    x = PROJECT["sphere"](random(200, 1, 3).float())
+    alone = entries(Graph(200, torch.zeros(2, 0, dtype=torch.long)), torch.ones(0))
+    assert torch.equal(CertifiedStep(1.0, constraint=constraint)(x, alone, source=x), x)
+
+
 def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     x, one, step = torch.ones(5, 1, 2), torch.ones(5, 1, 1), CertifiedStep()
     for missing in ("symmetric", "nonnegative", "symmetric or nonnegative"):
@@ -204,6 +211,9 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
         assert found.positive_semidefinite is (constraint == "sphere")
         torch.testing.assert_close(found.to_dense(), simple.coupling(state).to_dense())
     assert not simple.coupling(x, constraint=get_constraint("sphere", 1.01)).nonnegative
+    small = get_constraint("sphere", 0.5)
+    state = small.project(x)
+    torch.testing.assert_close(simple.coupling(state, constraint=small).to_dense(), simple.coupling(state).to_dense())
 
 
 def test_whether_an_undirected_graph_is_symmetric_is_asked_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +237,5 @@ def test_a_row_is_not_rounded_farther_past_the_minimum_than_the_step_stops_short
     x = torch.full((1, 1, 1), 1e6)
     moved = _rounded(get_constraint(None), x, torch.full_like(x, 0.04), torch.full_like(x, best))
     assert (moved - x).item() == rounded
+    near = torch.tensor([[[1e6]], [[1e6 + 0.0625]]])  # to the nearest, both would change places, and F would double
+    assert torch.equal(CertifiedStep(1.0)(near, 2.0 * PAIR.to(torch.float32), source=near), near)

@@ -116,12 +116,25 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
         assert high == pytest.approx(float(exact.max()), abs=1e-7)
 
 
+def test_a_long_time_takes_the_exact_ends_of_the_spectrum() -> None:
+    """A cheap bound lies 0.02 outside: rounding would be multiplied by e⁶⁰."""
+    rows = dm.couplings.symmetric_normalized(symmetric_graph(40))
+    torch.testing.assert_close(*both(HeatKernel(3000.0, "residual"), rows, random(40, 1, 2)), rtol=1e-9, atol=1e-10)
+
+
+def test_single_precision_with_a_small_leak_still_has_six_digits() -> None:
+    graph, y, update = symmetric_graph(300), random(300, 1, 2), Equilibrium(leak=1e-3)
+    source = (graph.laplacian(y - y.mean(0)) + 1e-3 * y).float()
+    torch.testing.assert_close(update(source, graph).double(), update(source.double(), graph), rtol=1e-6, atol=1e-6)
+
+
 def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
     graph = symmetric_graph()
     assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
     metric, degree = row_normalized(graph).metric, graph.degree()
     torch.testing.assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
     assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
+    assert gaussian(ptr=torch.tensor([0, 1, N]), loops=False).metric[0].eq(1).all()  # one alone in its graph
     unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
     torch.testing.assert_close(SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1))
 

@@ -86,7 +86,7 @@ class Penalty(ABC):
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
         score = self.score
-        if isinstance(score, MixtureScore) and score.widths.device != x.device:
+        if isinstance(self, nn.Module):
             self._check_place(x)
         if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":
             score = score.on_sphere(constraint.radius)

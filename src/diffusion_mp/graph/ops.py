@@ -99,8 +99,9 @@ def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     x = x.detach()
     if ptr is None:
         return x.sum(0, keepdim=True) / max(x.size(0), 1)
-    member = graph_of(ptr, torch.arange(x.size(0), device=x.device))
-    sizes = ptr.diff().to(x).view(-1, *[1] * (x.dim() - 1))
+    count = ptr.diff()
+    member = torch.arange(count.size(0)).repeat_interleave(count, output_size=x.size(0)).to(x.device)
+    sizes = count.to(x).view(-1, *[1] * (x.dim() - 1))
     return (x.new_zeros(sizes.size(0), *x.shape[1:]).index_add(0, member, x) / sizes)[member]
 
 

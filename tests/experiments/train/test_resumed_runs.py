@@ -21,7 +21,7 @@ from training_runs import quiet_trainer, same
 pytestmark = [pytest.mark.usefixtures("no_typecheck"), pytest.mark.unwatched]
 
 DIFFORMER = ["--model.model=diffusion_mp.models.DIFFormer", "--model.model.dropout=0.5"]
-NODEFORMER = [DIFFORMER[0].replace("DIFF", "Node"), "--model.model.num_features=4", DIFFORMER[1]]
+NODEFORMER = [DIFFORMER[0].replace("DIFFormer", "NodeFormer"), "--model.model.num_features=4", DIFFORMER[1]]
 SMALL = ["--data=DigitsDataModule", "--model.model.hidden_channels=8", "--model.model.num_layers=1"]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.logger=false", "--checkpoint.filename=best-{epoch}"]
 

@@ -284,10 +284,12 @@ def sparse_flow_edges(
     log_c, f = resistance + s_best, (w - friction).exp()
     share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
     # c(θ − θ_o) is −e^p(1 − e^x) or, if it is large, e^{p + x}(1 − e^−x).
-    above, limit = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0), problem.unit_limit(s.dtype)
+    above = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0)
+    # What may not overflow is λ times the exponential, so a small λ lets the exponent be larger.
+    limit = rows.spread((problem.unit_limit(s.dtype) - lam.detach().log()).clamp(max=exp_limit(s.dtype)))
     more, less = above.masked_fill(above <= 0, 0.0), above.masked_fill(above > 0, 0.0)
     at_best = (s + rows.spread(resistance + w - friction)).masked_fill(off, 0.0)  # log of c θ_o/λ
-    dammed = at_best.clamp(max=limit).exp() * less.expm1() - (at_best + more).clamp(max=limit).exp() * (-more).expm1()
+    dammed = at_best.minimum(limit).exp() * less.expm1() - (at_best + more).minimum(limit).exp() * (-more).expm1()
     dammed = rows.spread(lam) * prior * dammed
     slope = rows.add(share) + leak * (-log_c).exp()
     height = (1 - leak * lam * f + rows.add(dammed)) / slope.masked_fill(idle, 1.0)  # c_o(μ − θ_o)
