@@ -276,19 +276,22 @@ class CertifiedBlock(GraphLayer):
         """Return the limit of the steps."""
         constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
 
-        def gradient(z: Tensor) -> Tensor:
-            return sum(term.half_gradient(z, graph) for term in terms)  # type: ignore[return-value]
+        def gradient(z: Tensor, of: list[EnergyTerm]) -> Tensor:
+            return sum(term.half_gradient(z, graph) for term in of)  # type: ignore[return-value]
 
         if quadratic and isinstance(constraint, Unconstrained):
             nothing = torch.zeros_like(state)
-            pull = gradient(nothing)
+            pull = gradient(nothing, terms)
+            # H is left out, not subtracted again: beside a large H a difference would have no digits left.
+            sourceless = [ScaledTerm(self.beta(), SourceTerm(nothing)), *terms[1:]]
+            rest = gradient(nothing, sourceless)
             damping = torch.stack([term.majorant(nothing, graph, True).damping.expand_as(pull) for term in terms]).sum(
                 0
             )
             root = damping.rsqrt()  # scaled to a unit diagonal, in all channels at once
 
             def operator(v: Tensor) -> Tensor:
-                return (root * (gradient(root * v.view_as(state)) - pull)).view_as(v)
+                return (root * (gradient(root * v.view_as(state), sourceless) - rest)).view_as(v)
 
             return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
         energy = (
