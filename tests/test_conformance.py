@@ -625,8 +625,6 @@ def test_layers_obey_the_laws(name: str) -> None:
         skip["poisoned batch mate"] = "a solve for the whole batch refuses NaN anywhere in it"
     if name == "generic-backtracking":
         skip["poisoned batch mate"] = "no τ lowers the energy of a graph with NaN in it, which is an error"
-    if name.startswith("certified-block"):
-        skip["returned coupling"] = "neighbours interact by matrices, not by entries of a coupling"
     if name == "sfi-conv-published-scale":
         skip["batching"] = "the published λ depends on the largest graph in the batch (ERRATA S5)"
     if name.startswith("pde-diffusion") or name == "generic-positions":

@@ -165,6 +165,11 @@ class AttentionTerm(SharedTerm):
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return -2 / self.gamma * self._attention(*self._ends(z.double(), graph), graph)[1]
 
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+        """Return ω."""
+        with without_autocast(z):
+            return self._attention(*self._ends(z, graph), graph)[0]
+
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         with without_autocast(z):
             q, k = self._ends(z, graph)

@@ -77,6 +77,10 @@ class EnergyTerm(ABC):
         bound = self.bound(z, graph)
         return majorant_of(self.half_gradient(z, graph), bound, convex)
 
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
+        """Return how much nodes attend to each other at z, in a term that has attention."""
+        return None
+
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         """Return the majorant at ``at``, evaluated at z: at least V(z)."""
         half, damping, slack, _ = self.majorant(at.double(), graph, True)
@@ -145,6 +149,9 @@ class ScaledTerm(SharedTerm):
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.weight * self.term.surrogate(z, at, graph)
+
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
+        return self.term.attention(z, graph)
 
     def __repr__(self) -> str:
         return f"{float(self.weight):g} * {self.term!r}"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
 from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
@@ -199,6 +199,12 @@ class TiedMLP(TermModule):
         return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
 
 
+def _append_attention(couplings: list[Coupling] | None, terms: list[EnergyTerm], state: Tensor, graph: Graph) -> None:
+    if couplings is not None:
+        found = (term.attention(state, graph) for term in terms)
+        couplings.extend(coupling for coupling in found if coupling is not None)
+
+
 class CertifiedBlock(GraphLayer):
     r"""Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
 
@@ -250,25 +256,32 @@ class CertifiedBlock(GraphLayer):
         batch: Tensor | None = None,
         *,
         edge_attr: Tensor | None = None,
+        return_coupling: bool = False,
         **others: Any,
-    ) -> Tensor:
-        """Return Z^K."""
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+        """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
         if edge_attr is not None:
             check_edge_order(edge_index, edge_attr)
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, others)
-        for state in self.states(x, graph, edge_attr):  # noqa: B007  # only the last one is kept
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+        couplings: list[Coupling] | None = [] if return_coupling else None
+        for state in self.states(x, graph, edge_attr, couplings):  # noqa: B007  # only the last one is kept
             pass
-        return state
+        return state if couplings is None else (state, couplings)
 
-    def states(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Iterator[Float[Tensor, "N C"]]:
-        """Yield Z⁰, Z¹, …, Z^K."""
+    def states(
+        self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None, couplings: list[Coupling] | None = None
+    ) -> Iterator[Float[Tensor, "N C"]]:
+        """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``."""
         wide = source.to(torch.promote_types(source.dtype, torch.float32))  # half precision is too coarse for an energy
         terms = [ScaledTerm(self.beta(), SourceTerm(wide)), *self.made(wide, graph, edge_attr)]
         state = self.update.constraint.project(wide.unsqueeze(1))
         yield state.squeeze(1).to(source.dtype)
         if self.num_layers is None:
-            yield self._at_rest(state, terms, graph).squeeze(1).to(source.dtype)
+            state = self._at_rest(state, terms, graph)
+            _append_attention(couplings, terms, state, graph)
+            yield state.squeeze(1).to(source.dtype)
         for _ in range(self.num_layers or 0):
+            _append_attention(couplings, terms, state, graph)
             state = self.update.descend(state, terms, graph)
             yield state.squeeze(1).to(source.dtype)
 

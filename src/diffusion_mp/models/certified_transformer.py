@@ -15,7 +15,7 @@ from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TermModule, TiedMLP, WeightedGraph
-from diffusion_mp.models.base import Collect, Edges, FeatureEncoder, GraphModel, Task, output_layers
+from diffusion_mp.models.base import Collect, Edges, FeatureEncoder, GraphModel, Task, discard, output_layers
 
 
 class CertifiedTransformer(GraphModel):
@@ -97,7 +97,13 @@ class CertifiedTransformer(GraphModel):
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
         state = x
         for number, block in enumerate(self.blocks):
-            state = block(self._source(number, state), graph, edge_attr=edge_attr)
+            source = self._source(number, state)
+            if collect is discard:
+                state = block(source, graph, edge_attr=edge_attr)
+                continue
+            state, couplings = block(source, graph, edge_attr=edge_attr, return_coupling=True)
+            for coupling in couplings:
+                collect(coupling)
         return self.decoder(self.dropout(state))
 
     def _source(self, number: int, state: Tensor) -> Tensor:
