@@ -94,7 +94,7 @@ PARAMETERS: dict[str, Make] = {
     "block_size": counts(3, 65536), "x": free, "train": numbers(0.5, 0.25, below="1.5"),
     "val": numbers(0.1, 0.0, zero=True, below="1.5"), "split": seed,
     "model": lambda d: options(d, *MODELS, wrong=NOT_A_MODULE),
-    "act": texts("relu", "elu", "gelu"), "coupling": coupling, "device": device, "diffusivity": diffusivity,
+    "act": texts("relu", "elu", "gelu"), "activation": texts("relu", "tanh", "sigmoid"), "coupling": coupling, "device": device, "diffusivity": diffusivity,
     "dtype": dtype, "generator": lambda d: generator(d, optional=False), "root": absent,
     "batch": lambda d: edges(d)["batch"], "ptr": ptr, "seed": seed,
     "strides": strides, "update": update,

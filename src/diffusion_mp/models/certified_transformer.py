@@ -41,8 +41,6 @@ class CertifiedTransformer(GraphModel):
         True
     """
 
-    reads = ("edge_attr",)
-
     def __init__(
         self,
         in_channels: int | Sequence[int],
@@ -92,6 +90,7 @@ class CertifiedTransformer(GraphModel):
         self.encoders = nn.ModuleList(map(encoded, (encoder, *later)))
         self.blocks = nn.ModuleList(block() for _ in range(num_blocks))
         self.dropout, self.edge_dim = nn.Dropout(dropout), edge_dim
+        self.reads = () if edge_dim is None else ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
