@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn import functional
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
-from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, inner_by_row, majorant_of
+from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, majorant_of
 from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
@@ -89,7 +90,7 @@ class MatrixTerm(SharedTerm):
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
-        return majorant_of(half, degree, convex, inner_by_row(z, half))
+        return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
 
 
 class AttentionTerm(SharedTerm):
