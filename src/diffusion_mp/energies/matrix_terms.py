@@ -8,12 +8,14 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn import functional
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
-from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, inner_by_row, majorant_of
+from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, majorant_of
 from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.kernels.spmm import edge_softmax
@@ -52,7 +54,8 @@ class MatrixTerm(SharedTerm):
             raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
         check_device(matrix, "matrix", coupling.device, "the coupling")
         self.forward, self.matrix, self.hops = coupling, matrix, hops
-        mutual = symmetric and coupling.symmetric
+        # Tracing, entries cannot be examined: without a promise, both products are taken.
+        mutual = symmetric and (coupling.symmetric if values_only() else coupling.T is coupling)
         self.backward = None if mutual else coupling.T
         norms = norm_bounds(matrix) if norms is None else norms
         reach = self._reach(coupling) if mutual else (self._reach(coupling) + self._reach(coupling.T)) / 2
@@ -69,21 +72,13 @@ class MatrixTerm(SharedTerm):
             reached = coupling.matmul(reached.unsqueeze(2)).squeeze(2)
         return reached
 
-    def _walk(self, coupling: Coupling, v: Tensor) -> Tensor:
-        for _ in range(self.hops):
-            v = coupling.matmul(v)
-        return v
-
     def _received(self, z: Float[Tensor, "N one C"]) -> Float[Tensor, "N one C"]:
         """Return Σ_r of the symmetric part of A_r^h Z B_rᵀ."""
-        relations, channels, _ = self.matrix.shape
-        matrix = self.matrix.to(z.dtype)
-        sent = functional.linear(z.squeeze(1), matrix.flatten(0, 1)).view(-1, relations, channels)
-        along = self._walk(self.forward, sent).sum(1, keepdim=True)
-        if self.backward is None:
-            return along
-        against = self._walk(self.backward, z.expand(-1, relations, -1)).flatten(1)
-        return (along + (against @ matrix.flatten(0, 1)).unsqueeze(1)) / 2
+        v, matrix = z.squeeze(1), self.matrix.to(z.dtype)
+        along = self.forward.transformed(v, matrix, self.hops)
+        if self.backward is not None:
+            along = (along + self.backward.transformed(v, matrix.mT, self.hops)) / 2
+        return along.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         wide = z.double()
@@ -94,8 +89,8 @@ class MatrixTerm(SharedTerm):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
-        half = torch.addcmul(self._received(z), degree, z, value=-1).neg()
-        return majorant_of(half, degree, convex, inner_by_row(z, half))
+        half = degree * z - self._received(z)
+        return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
 
 
 class AttentionTerm(SharedTerm):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import vecdot
 
 from diffusion_mp.couplings import Coupling, ProjectedCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
@@ -100,11 +101,6 @@ def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float
     return Majorant(half, bound, bound, share) if convex else Majorant(half, 2 * bound, 0.0, share)
 
 
-def inner_by_row(a: Float[Tensor, "N H D"], b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H"]:
-    """Return ⟨a_i, b_i⟩, without gradient."""
-    return torch.linalg.vecdot(a.detach(), b.detach())
-
-
 class SharedTerm(EnergyTerm):
     """Base of terms whose half gradient and bound come from one computation, their `majorant`."""
 
@@ -187,7 +183,7 @@ class SourceTerm(SharedTerm):
         away = z - self.source
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
-        return Majorant(half, weight, share=inner_by_row(half, away))
+        return Majorant(half, weight, share=vecdot(half.detach(), away.detach()))
 
 
 class CouplingTerm(SharedTerm):
@@ -222,7 +218,7 @@ class CouplingTerm(SharedTerm):
             centre = mean_rows(z, self.coupling.ptr)
         near = z if centre is None else z - centre
         half, damping = self.coupling.majorized(near, convex)
-        return Majorant(half, damping, damping if convex else 0.0, inner_by_row(near, half))
+        return Majorant(half, damping, damping if convex else 0.0, vecdot(near.detach(), half.detach()))
 
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"

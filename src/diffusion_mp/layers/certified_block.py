@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -25,7 +26,7 @@ from diffusion_mp.errors import (
     check_state,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.updates import CertifiedStep, fixed_point
@@ -49,6 +50,14 @@ def _contracting(matrix: Float[Tensor, "R D C"]) -> Float[Tensor, "R D C"]:
     """Return matrices divided to norm at most one, in at least float32, since rounding may lengthen them."""
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     return wide / norm_bounds(wide).clamp(min=1)[:, None, None]
+
+
+#: The couplings of relations, which the blocks of a model share.
+_RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
+
+
+def _related(num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tensor) -> SparseCoupling:
+    return SparseCoupling(Graph(num_nodes, edge_index, validate=False), weight.unsqueeze(1) * edge_attr.to(weight))
 
 
 class WeightedGraph(TermModule):
@@ -98,10 +107,7 @@ class WeightedGraph(TermModule):
         return _contracting((self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
-        adjacency = self.adjacency(source, graph)
-        assert isinstance(adjacency, SparseCoupling)
-        weight = adjacency.weight
-        mutual: bool | None = values_only() and adjacency.symmetric  # tracing, both products are taken
+        coupling = cast("SparseCoupling", self.adjacency(source, graph))
         if self.edge_dim is not None:
             if edge_attr is None:
                 raise ValueError(
@@ -109,13 +115,14 @@ class WeightedGraph(TermModule):
                 )
             check_edge_rows(edge_attr, graph.num_edges)
             check_state(edge_attr, "edge_attr", self.edge_dim)
-            weight, mutual = weight * edge_attr.to(weight), None if values_only() else False
+            tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
+            coupling = _RELATIONS.get(graph.num_nodes, tensors, partial(_related, graph.num_nodes))
         if self.gate is not None:
             sender, receiver = (source.index_select(0, end) for end in graph.edges)
             ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
-            weight = weight * self.gate(ends.to(self.gate.weight.dtype)).tanh()
-        signed = self.gate is not None or self.edge_dim is not None
-        coupling = SparseCoupling(adjacency.graph, weight, symmetric=mutual, nonnegative=not signed)
+            gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
+            mutual = values_only() and coupling.symmetric  # as the gate itself
+            coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
         matrices, mu = self.matrices(), self.weight()  # μ multiplies the matrices once, not the state in every step
         norms = (mu * torch.ones_like(matrices[:, 0, 0])).to(matrices.dtype)
         return MatrixTerm(coupling, mu * matrices, norms, hops=self.hops, symmetric=self.symmetric)

@@ -131,7 +131,8 @@ class CertifiedConv(CertifiableLayer):
         state, source = self._begin(x, source)
         weighted, centre = self._couplings(state, graph, source, beside), graph.centre(state)
         terms = [ScaledTerm(weight, CouplingTerm(coupling, centre)) for weight, coupling in weighted]
-        terms.append(ScaledTerm(self.beta(), SourceTerm(source.unflatten(1, (self.heads, -1)))))
+        beta = cast("Positive", self.update.source_weight)()
+        terms.append(ScaledTerm(beta, SourceTerm(source.unflatten(1, (self.heads, -1)))))
         out = self.update.descend(state, terms, graph).flatten(1)
         return (out, self._sum(weighted, state)) if return_coupling else out
 
@@ -166,11 +167,14 @@ class CertifiedConv(CertifiableLayer):
                 with without_autocast(state):
                     seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
             pairs = self.attention(seen.flatten(1), graph)
-            share = 1.0 / max(graph.total_nodes, 1)
-            pairs = ScaledCoupling(share, pairs) if graph.segments is None else averaged(pairs)
+            lam = self.lam()
+            if graph.segments is None:
+                lam = lam / max(graph.total_nodes, 1)
+            else:
+                pairs = averaged(pairs)
             if projection is not None:
                 pairs = ProjectedCoupling(pairs, projection)
-            found.append((self.lam(), pairs))
+            found.append((lam, pairs))
         return found
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:

@@ -10,11 +10,12 @@ from typing import cast
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import vecdot
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import check_metric
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, inner_by_row
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.errors import check_positive, check_tensor
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
@@ -116,7 +117,8 @@ def _resolved(x: Tensor, total: Tensor, cost: Tensor | float, ptr: Tensor | None
     if not values_only() or x.device.type != "cpu":
         return not values_only()
     tolerance = 1e-5 if x.dtype == torch.float32 else 1e-12
-    lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach().squeeze(2) * inner_by_row(x, x)
+    x = x.detach()
+    lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach().squeeze(2) * vecdot(x, x)
     spare = (cost - lost).sum(1)
     by_graph = spare.sum() if ptr is None else torch.segment_reduce(spare, "sum", offsets=ptr)
     return bool((by_graph >= 0).all())
