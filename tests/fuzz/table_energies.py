@@ -133,7 +133,9 @@ def term(name: str, make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **opt
     def strategy(d: Draw) -> None:
         construct(d, "term", name, **options, **make(d))
         x = real(d, d.nodes, d.channels)
-        joint = Arg("[term]", bad("None | a number | a class in it: [mp.energies.MLPTerm] | a module in it: [nn.ReLU()]"))
+        joint = Arg(
+            "[term]", bad("None | a number | a class in it: [mp.energies.MLPTerm] | a module in it: [nn.ReLU()]")
+        )
         of = "mp.energies.JointEnergy(terms={terms}, graph={graph})"
         d.call("energy", of, terms=joint, graph=fixed(graph_source(d)))
         d.call("out", f"[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", finite=False)

@@ -88,7 +88,14 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
             beta=numbers(1.0, 0.1),
         )  # fmt: skip
     given = edges(d, needed=False, objects=False)
-    d.call("out", "layer({args})", x=state(d), **given, edge_attr=features if dim.right else never([]), return_coupling=flag(d))
+    d.call(
+        "out",
+        "layer({args})",
+        x=state(d),
+        **given,
+        edge_attr=features if dim.right else never([]),
+        return_coupling=flag(d),
+    )
 
 
 def part(name: str, **own: Any) -> Strategy:

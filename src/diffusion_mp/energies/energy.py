@@ -266,6 +266,7 @@ class JointEnergy:
         self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
         if self.ptr is not None:
             check_ptr(int(self.ptr[-1]), self.ptr)
+        errors.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
         for term in terms:
             errors.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
         self.further = tuple(terms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import NoneType
 
 import torch
 from jaxtyping import Float
@@ -12,8 +13,16 @@ from torch.linalg import vecdot
 from torch.nn import functional
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
-from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, majorant_of
-from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_tensor, describe
+from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, check_weight, majorant_of
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_device,
+    check_flags,
+    check_kind,
+    check_tensor,
+    describe,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_sizes
@@ -53,6 +62,11 @@ class MatrixTerm(SharedTerm):
             shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads"
             raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
         check_device(matrix, "matrix", coupling.device, "the coupling")
+        check_counts(hops=hops)
+        check_flags(symmetric=symmetric)
+        if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
+            wanted = "coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries"
+            raise ValueError(f"{wanted}; got {coupling!r}.")
         self.forward, self.matrix, self.hops = coupling, matrix, hops
         # Tracing, entries cannot be examined: without a promise, both products are taken.
         mutual = symmetric and (coupling.symmetric if values_only() else coupling.T is coupling)
@@ -82,6 +96,7 @@ class MatrixTerm(SharedTerm):
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         wide = z.double()
+        check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum()
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -118,14 +133,14 @@ class AttentionTerm(SharedTerm):
         prior: SparseCoupling | None = None,
         norms: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None,
     ) -> None:  # fmt: skip
+        check_kind(prior, "prior", (SparseCoupling, NoneType), "a SparseCoupling of nonnegative weights, or None")
         for name, matrix in (("query", query), ("key", key)):
-            check_tensor(matrix, name, "[heads, head_channels, channels]")
+            check_tensor(matrix, name, "[heads, head_channels, channels]", getattr(query, "device", None), "query")
             if matrix.dim() != 3 or matrix.shape != query.shape:
                 raise ValueError(
                     f"{name} must be [heads, head_channels, channels], like query; got {describe(matrix)}."
                 )
-        if not isinstance(gamma, Tensor):
-            check_positive(gamma, "gamma")
+        check_weight(gamma, "gamma", allow_zero=False)
         self.query, self.key, self.gamma, self.prior = query, key, gamma, prior
         self.norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
 
@@ -158,6 +173,7 @@ class AttentionTerm(SharedTerm):
         return coupling, total
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        check_channels(z, "query", self.query)
         return -2 / self.gamma * self._attention(*self._ends(z.double(), graph), graph)[1]
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
@@ -208,6 +224,11 @@ class MLPTerm(EnergyTerm):
         weight: float | Tensor = 1.0,
     ) -> None:  # fmt: skip
         check_tensor(matrix, "matrix", "[hidden_channels, channels]")
+        check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
+        if matrix.dim() != 2 or bias.shape != matrix.shape[:1]:
+            came = f"got {describe(matrix)}, {describe(bias)}"
+            raise ValueError(f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}.")
+        check_weight(weight, "weight")
         check_choice(activation, "activation", ACTIVATIONS)
         self.matrix, self.bias, self.activation, self.weight = matrix, bias, activation, weight
         self.back = -0.5 * weight * matrix
@@ -216,6 +237,7 @@ class MLPTerm(EnergyTerm):
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        check_channels(z, "matrix", self.matrix)
         return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum()
 
     def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
@@ -223,6 +245,14 @@ class MLPTerm(EnergyTerm):
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)
+
+
+def check_channels(z: Tensor, name: str, matrix: Tensor) -> None:
+    """Raise unless a state [N, 1, C] is what a matrix reads."""
+    if z.shape[1:] != (1, matrix.size(-1)):
+        wanted = f"{name} reads states of one head and {matrix.size(-1)} channels"
+        raise ValueError(f"{wanted}; the state is {describe(z)}, and {name} {describe(matrix)}.")
+    check_device(matrix, name, z.device, "the state")
 
 
 def norm_bounds(matrix: Float[Tensor, "R D C"], squarings: int = 5) -> Float[Tensor, " R"]:

@@ -15,8 +15,9 @@ from torch.linalg import vecdot
 from diffusion_mp.couplings import Coupling, ProjectedCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
+from diffusion_mp.energies.pairs import check_heads, check_metric
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.errors import check_kind, check_positive, check_tensor, describe
+from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows
 from diffusion_mp.kernels.precision import reciprocal
@@ -97,6 +98,14 @@ class EnergyTerm(ABC):
         return f"{type(self).__name__}()"
 
 
+def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> None:
+    """Raise unless ``weight`` is a nonnegative number or a 0-dimensional tensor, whose value is not looked at."""
+    if not isinstance(weight, Tensor):
+        check_positive(weight, name, allow_zero=allow_zero)
+    elif weight.dim() or not weight.is_floating_point():
+        raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(weight)}.")
+
+
 def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float = 0.0) -> Majorant:
     return Majorant(half, bound, bound, share) if convex else Majorant(half, 2 * bound, 0.0, share)
 
@@ -126,8 +135,8 @@ class ScaledTerm(SharedTerm):
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
         if not isinstance(term, EnergyTerm):
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-        if not callable(weight) and not isinstance(weight, Tensor):
-            check_positive(weight, "weight", allow_zero=True)
+        if not callable(weight):
+            check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
 
     @property
@@ -167,12 +176,18 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        if not (isinstance(source, Tensor) and source.is_floating_point()):
-            check_tensor(source, "source", "[num_nodes, channels] or [num_nodes, heads, channels]")
+        check_heads(source, "source")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        if metric is not None:
+            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+            check_metric(metric, self.source)
         self.metric = metric if metric is None or metric.dim() == 2 else metric.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        if z.shape != self.source.shape:
+            came = f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
+            raise ValueError(came)
+        check_device(self.source, "source", z.device, "the state")
         squares = (z.double() - self.source.double()).square().sum(2)
         return (squares if self.metric is None else self.metric.double() * squares).sum()
 
@@ -243,6 +258,7 @@ class PairTerm(SharedTerm):
         *, mean: bool = False, constraint: Constraint | None = None,
     ) -> None:  # fmt: skip
         check_kind(penalty, "penalty", Penalty, "a Penalty")
+        check_flags(mean=mean)
         self.penalty, self.projection, self.mean = penalty, projection, mean
         self.constraint = Unconstrained() if constraint is None else constraint
 

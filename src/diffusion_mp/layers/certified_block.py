@@ -20,6 +20,7 @@ from diffusion_mp.errors import (
     check_choice,
     check_counts,
     check_edge_rows,
+    check_finite,
     check_flags,
     check_kind,
     check_positive,
@@ -39,6 +40,7 @@ class TermModule(nn.Module):
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
         check_counts(channels=channels)
+        check_positive(weight, "weight")
         self.channels, self.weight = channels, Positive(weight)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
@@ -151,6 +153,7 @@ class RowAttention(TermModule):
         super().__init__(channels, weight)
         check_counts(heads=heads)
         check_flags(neighbours=neighbours)
+        check_positive(gamma, "gamma")
         if channels % heads:
             raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
         self.heads, self.neighbours, self.gamma = heads, neighbours, Positive(gamma)
@@ -242,8 +245,11 @@ class CertifiedBlock(GraphLayer):
         super().__init__()
         check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
         check_positive(beta, "beta")
+        check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
         for term in terms:
             check_kind(term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one")
+            if getattr(term, "channels", channels) != channels:
+                raise ValueError(f"every one of terms must have {channels} channels, as the block; got {term!r}.")
         self.in_channels = self.out_channels = channels
         self.num_layers = num_layers
         self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
@@ -317,6 +323,7 @@ class CertifiedBlock(GraphLayer):
         energy = (
             None if quadratic and constraint.convex else JointEnergy(terms=terms, graph=graph, constraint=constraint)
         )
+        check_finite(state, "x")
         return fixed_point(lambda z: self.update.descend(z, terms, graph), state, energy=energy, total=graph.total)
 
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:

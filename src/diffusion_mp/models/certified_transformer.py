@@ -12,10 +12,21 @@ from torch import Tensor, nn
 
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
+from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TermModule, TiedMLP, WeightedGraph
-from diffusion_mp.models.base import Collect, Edges, FeatureEncoder, GraphModel, Task, discard, output_layers
+from diffusion_mp.models.base import (
+    Collect,
+    Edges,
+    FeatureEncoder,
+    GraphModel,
+    Task,
+    check_rows,
+    discard,
+    feature_columns,
+    output_layers,
+)
 
 
 class CertifiedTransformer(GraphModel):
@@ -64,10 +75,14 @@ class CertifiedTransformer(GraphModel):
         dropout: float = 0.0,
         task: Task = "node",
     ) -> None:
+        super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         encoder = FeatureEncoder(in_channels, hidden_channels)
-        super().__init__(encoder.channels, hidden_channels, out_channels)
         check_counts(num_blocks=num_blocks)
+        if type(mlp_channels) is not int or mlp_channels:
+            check_counts(mlp_channels=mlp_channels)
         check_flags(layer_norm=layer_norm)
+        check_choice(graph, "graph", ["sum", "sym", None])
+        check_choice(activation, "activation", ACTIVATIONS)
         check_choice(attention, "attention", ["all", "neighbours", None])
         check_probability(dropout, "dropout")
         norm = nn.LayerNorm if layer_norm else nn.Identity
@@ -89,9 +104,16 @@ class CertifiedTransformer(GraphModel):
         later = (nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1))
         self.encoders = nn.ModuleList(map(encoded, (encoder, *later)))
         self.blocks = nn.ModuleList(block() for _ in range(num_blocks))
-        self.dropout, self.edge_dim = nn.Dropout(dropout), edge_dim
+        self.dropout, self.edge_dim, self.categories = nn.Dropout(dropout), edge_dim, encoder.sizes
         self.reads = () if edge_dim is None else ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
+
+    def _check_features(self, x: Tensor) -> None:
+        """Raise unless the features fit the model; tables check categories themselves."""
+        if self.categories is None:
+            super()._check_features(x)
+        else:
+            check_rows(x, self.in_channels)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
         state = x
@@ -152,6 +174,8 @@ class CertifiedTransformer(GraphModel):
         """
         if x is None:
             x, edge_index = random_input(self.in_channels, next(self.blocks.parameters()))
+            if self.categories is not None:
+                x = torch.stack([torch.arange(8, device=x.device) % size for size in self.categories], 1)
             edge_attr = None if self.edge_dim is None else torch.rand(edge_index.size(1), self.edge_dim).to(x)
         broken = broken_parameter(self, "encoders.", "blocks.")
         if broken is not None:
