@@ -120,7 +120,8 @@ def joint_energy(d: Draw) -> None:
     right = "'simple'", "'gaussian'", "None", "mp.SigmoidPenalty()"
     weights = dict.fromkeys(("lam", "mu", "beta"), lambda d: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=wrong))
     construct(
-        d, "energy", "JointEnergy", leave="projection graph", terms=some_terms, graph_term=coupling(d, symmetric=True, optional=True),
+        d, "energy", "JointEnergy", leave="projection graph", terms=some_terms,
+        graph_term=coupling(d, symmetric=True, optional=True),
         penalty=options(d, *right, wrong=NOT_A_PENALTY).without("None"), source=source,
         metric=metric.without("a higher rank"), constraint=texts(None, "nonnegative", "ball", "sphere"), **weights,
     )  # fmt: skip
@@ -149,11 +150,18 @@ def matrices(d: Draw, *names: str) -> dict[str, Arg]:
 
 def source_and_metric(d: Draw) -> dict[str, Arg]:
     metric = tensor(d, d.nodes, optional=True, positive=True)
-    return {"source": tensor(d, d.nodes, d.channels).unsure("another dtype"), "metric": metric}
+    source = tensor(d, d.nodes, d.channels).unsure("another dtype")
+    if metric.right is not None:  # which would not fit these, so that it might be named instead
+        source = source.without("a higher rank", "a lower rank", "on the meta device")
+    return {"source": source, "metric": metric}
 
 
 def of_matrix(d: Draw) -> dict[str, Arg]:
-    return {"coupling": Arg(coupling_source(d), NOT_A_COUPLING), **matrices(d, "matrix")}
+    n, of = d.nodes, f"torch.ones({d.nodes}, 1, 1)"
+    signed = f"mp.couplings.SparseCoupling(mp.Graph({n}, {edge_list(d)}), torch.randn({len(d.edges)}, 1))"
+    wrong = NOT_A_COUPLING + bad(f"signed: mp.couplings.LowRankCoupling({of}, {of})")
+    right = d.pick([coupling_source(d, symmetric=True), signed])
+    return {"coupling": Arg(right, wrong), **matrices(d, "matrix")}
 
 
 def of_attention(d: Draw) -> dict[str, Arg]:
@@ -172,13 +180,18 @@ def any_term(d: Draw) -> Arg:
     return options(d, *right, wrong=bad("None | a number | a string | a module | a class: mp.energies.MLPTerm"))
 
 
+def _factor(d: Draw) -> Arg:
+    """A weight, which may also be computed by a module."""
+    return number(d, 2.0, 0.0, zero=True).without("a module")
+
+
 def own_term(d: Draw) -> None:
     d.call(
         "Own",
         "type('Own', (mp.energies.EnergyTerm,), dict(value=lambda s, z, graph: z.double().square().sum(), "
         "half_gradient=lambda s, z, graph: z, bound=lambda s, z, graph: torch.full_like(z[:, :, :1], 0.5)))",
     )
-    d.call("term", "{weight} * Own()", weight=number(d, 2.0, 0.0, zero=True).without("complex", "a list", "a module"))
+    d.call("term", "{weight} * Own()", weight=_factor(d))
     d.call("out", "mp.energies.JointEnergy(terms=[term])({x})", x=free(d))
 
 
@@ -190,7 +203,7 @@ TERMS: dict[str, Strategy] = {
     "MatrixTerm": term("MatrixTerm", of_matrix, leave="norms symmetric"),
     "AttentionTerm": term("AttentionTerm", of_attention, leave="norms"),
     "MLPTerm": term("MLPTerm", of_mlp),
-    "ScaledTerm": term("ScaledTerm", weight=numbers(1.0, 0.0, zero=True), term=any_term),
+    "ScaledTerm": term("ScaledTerm", weight=_factor, term=any_term),
 }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
     else:
         graph = f"mp.layers.WeightedGraph({c}, edge_dim={dim.right})"
         others = [] if d.maybe(0.4) else [f"mp.layers.{d.pick(PARTS).format(c=c)}"]
-        wrong = bad("None | a number | a module in it?: [nn.ReLU()] | a string in it: ['graph'] | other channels: "
+        wrong = bad("None | a number | a string in it: ['graph'] | other channels: "
             f"[mp.layers.TiedMLP({c + 1}, 3)]")  # fmt: skip
         constraint = choice(d, *CONVEX, *(["sphere"] if others else []))
         num_layers = count(d, 1, 3, optional=True, none=True)
