@@ -1,12 +1,17 @@
 """``CertifiedTransformer``: every block goes down its energy, before, during and after training; tasks and batches."""
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch_geometric.data import Batch, Data
 
 from diffusion_mp import CertifiedTransformer, Graph, certify
 from diffusion_mp.errors import ConvergenceError
+from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_synmol, load_tu
 
 NODES, FEATURES, RELATIONS = 30, 5, 3
 
@@ -102,3 +107,65 @@ def test_edges_need_the_features_that_the_model_was_built_for() -> None:
     with pytest.raises(ValueError, match="edge_attr must have 3 channels"):
         model(given["x"], given["edge_index"], edge_attr=torch.ones(90, 2))
     assert model(given["x"], Graph(NODES, given["edge_index"]), edge_attr=given["edge_attr"]).shape == (NODES, 2)
+
+
+REAL = {  # the terms that suit a data set; every one is under every constraint
+    "Cora": {"attention": "neighbours", "mlp_channels": 16, "graph": "sym", "num_blocks": 2},
+    "chameleon_filtered": {"symmetric": False, "hops": 2, "mlp_channels": 16, "activation": "tanh"},
+    "SynMol": {"edge_dim": 5, "attention": "all", "heads": 2, "num_blocks": 2, "layer_norm": True, "task": "graph"},
+    "MUTAG": {"gate": True, "attention": "all", "mlp_channels": 16, "activation": "sigmoid", "task": "graph"},
+}  # fmt: skip
+
+
+def real(name: str, root: Path) -> Data:
+    if name == "Cora":
+        return load_planetoid(root / "Planetoid", name)
+    if name == "chameleon_filtered":
+        return load_heterophilous(root / "heterophilous_npz", name)
+    graphs = load_synmol(root / name, "train") if name == "SynMol" else load_tu(root / "TUDataset", name)
+    return Batch.from_data_list(graphs[:32])
+
+
+@torch.no_grad()
+def largest_rise(model: CertifiedTransformer, inputs: dict[str, Tensor]) -> float:
+    """The largest rise of an energy in a step, relative to the sizes of its terms, for their sum may be near zero."""
+    worst = -1.0
+    runs = model._runs(*(inputs.get(key) for key in ("x", "edge_index", "edge_weight", "batch", "edge_attr")))
+    for energy, states in runs:
+        graph = energy.graph(states[0])
+        terms = [[float(term.value(z.unsqueeze(1), graph)) for term in energy.terms] for z in states]
+        rises = [(sum(after) - sum(before)) / sum(map(abs, before + after)) for before, after in pairwise(terms)]
+        worst = max(worst, *rises)
+    return worst
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["single", "double"])
+@pytest.mark.parametrize("constraint", [None, "nonnegative", "ball", "sphere"])
+@pytest.mark.parametrize("name", REAL)
+def test_no_energy_rises_in_three_hundred_steps_of_adam(
+    name: str, constraint: str | None, dtype: torch.dtype, limit: float, data_root: Path
+) -> None:
+    data = real(name, data_root)
+    keys = [
+        "x",
+        "edge_index",
+        *(["batch"] if "task" in REAL[name] else []),
+        *(["edge_attr"] if name == "SynMol" else []),
+    ]
+    inputs = {key: data[key].to(dtype) if data[key].is_floating_point() else data[key] for key in keys}
+    inputs["x"] = inputs["x"] / inputs["x"].sum(1, keepdim=True).clamp(min=1)
+    options = {"dropout": 0.2, "constraint": constraint, **REAL[name]}
+    model = CertifiedTransformer(data.x.size(1), 16, int(data.y.max()) + 1, num_layers=3, **options).to(dtype)
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for step in range(300):
+        if step % 10 == 0:
+            rise = largest_rise(model.train(step % 20 == 0), inputs)
+            assert rise <= limit, step
+        loss = cross_entropy(model.train()(**inputs), data.y.long())
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert min(losses) < 0.9 * losses[0]
