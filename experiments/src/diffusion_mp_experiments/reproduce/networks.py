@@ -155,7 +155,7 @@ class ClassicGNN(LayerStack):
 
 
 class IdentityTransformer(CertifiedTransformer):
-    """`CertifiedTransformer` whose matrices between neighbours stay the identity, so that they attract in all directions.
+    """`CertifiedTransformer` whose matrices between neighbours stay the identity: they attract in all directions.
 
     As in every `WeightedGraph` a bound on the norm divides the matrix: what is left is 0.97 I with 64 channels.
     """
