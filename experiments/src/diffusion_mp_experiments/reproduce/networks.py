@@ -30,15 +30,9 @@ class Readout(nn.Module):
     """A `DiffusionGNN` whose logits are spread to equilibrium by α (I − (1 − α) Â)⁻¹ (`APPNPConv`), α in (0, 1)."""
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        alpha: float = 0.1,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, alpha: float = 0.1, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.body = DiffusionGNN(in_channels, hidden_channels, out_channels, num_layers, **options)
         self.readout = APPNPConv(out_channels, K=None, alpha=alpha)
@@ -78,15 +72,9 @@ class DropoutSeenDIFFormer(DIFFormer):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        dropout: float = 0.0,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, dropout: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
         check_probability(dropout, "dropout")
         self.norms = nn.ModuleList(nn.Sequential(norm, nn.Dropout(dropout)) for norm in self.norms)
@@ -107,19 +95,10 @@ class ClassicGNN(LayerStack):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        conv: ClassicConv = "gcn",
-        edge_dim: int | None = None,
-        heads: int = 1,
-        layer_norm: bool = True,
-        dropout: float = 0.0,
-        task: Task = "node",
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, conv: ClassicConv = "gcn", edge_dim: int | None = None, heads: int = 1, layer_norm: bool = True,
+        dropout: float = 0.0, task: Task = "node",
+    ) -> None:  # fmt: skip
         check_choice(conv, "conv", get_args(ClassicConv))
         width = hidden_channels
 
