@@ -178,10 +178,13 @@ class Coupling(ABC):
         return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
 
     def transformed(
-        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads D C"], hops: int = 1
-    ) -> Float[Tensor, "N D"]:
-        """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own."""
-        out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
+        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"], hops: int = 1
+    ) -> Float[Tensor, "N C"]:
+        """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, which may be given by its diagonal."""
+        if matrix.dim() == 2:
+            out = v.unsqueeze(1) * matrix
+        else:
+            out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
         for _ in range(hops):
             out = self.matmul(out)
         return out.squeeze(1) if self.heads == 1 else out.sum(1)

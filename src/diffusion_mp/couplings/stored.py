@@ -197,14 +197,14 @@ class SparseCoupling(Coupling):
         return spmm(self.graph.pattern, self.weight, v)
 
     def transformed(
-        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads D C"], hops: int = 1
-    ) -> Float[Tensor, "N D"]:
+        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"], hops: int = 1
+    ) -> Float[Tensor, "N C"]:
         """Return Σ_h S_h^hops v M_hᵀ; a row of v is multiplied only by the matrices of the heads that it sends in."""
         if self.heads == 1 or hops > 1 or not values_only():  # the number of these rows depends on values
             return super().transformed(v, matrix, hops)
         pattern, places, senders, counts = self._senders
         rows = zip(v.index_select(0, senders).split(counts), matrix, strict=True)
-        sent = torch.cat([functional.linear(some, by) for some, by in rows])
+        sent = torch.cat([some * by if by.dim() == 1 else functional.linear(some, by) for some, by in rows])
         return spmm(pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)).squeeze(1)
 
     @cached_property

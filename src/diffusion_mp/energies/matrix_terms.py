@@ -39,7 +39,7 @@ class MatrixTerm(SharedTerm):
 
     Args:
         coupling: A, one head per relation r.
-        matrix: B [R, C, C], of a state of one head [N, 1, C].
+        matrix: B [R, C, C], or the diagonals [R, C] of diagonal matrices, of a state of one head [N, 1, C].
         norms: upper bounds on ‖B_r‖₂, [R]; by default `norm_bounds`.
         hops: h, the length of walks.
         symmetric: the promise that B_r = B_rᵀ; with a symmetric A, one product is then enough.
@@ -53,12 +53,13 @@ class MatrixTerm(SharedTerm):
     quadratic = True
 
     def __init__(
-        self, coupling: Coupling, matrix: Float[Tensor, "R C C"], norms: Float[Tensor, " R"] | None = None,
-        *, hops: int = 1, symmetric: bool = False,
+        self, coupling: Coupling, matrix: Float[Tensor, "R C C"] | Float[Tensor, "R C"],
+        norms: Float[Tensor, " R"] | None = None, *, hops: int = 1, symmetric: bool = False,
     ) -> None:  # fmt: skip
         check_kind(coupling, "coupling", Coupling, "a Coupling")
         check_tensor(matrix, "matrix", "[relations, channels, channels]")
-        if matrix.dim() != 3 or matrix.size(1) != matrix.size(2) or matrix.size(0) != coupling.heads:
+        square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
+        if not square or matrix.size(0) != coupling.heads:
             shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads"
             raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
         check_device(matrix, "matrix", coupling.device, "the coupling")
@@ -69,6 +70,7 @@ class MatrixTerm(SharedTerm):
             raise ValueError(f"{wanted}; got {coupling!r}.")
         self.forward, self.matrix, self.hops = coupling, matrix, hops
         # Tracing, entries cannot be examined: without a promise, both products are taken.
+        symmetric = symmetric or matrix.dim() == 2
         mutual = symmetric and (coupling.symmetric if values_only() else coupling.T is coupling)
         self.backward = None if mutual else coupling.T
         norms = norm_bounds(matrix) if norms is None else norms
@@ -91,7 +93,8 @@ class MatrixTerm(SharedTerm):
         v, matrix = z.squeeze(1), self.matrix.to(z.dtype)
         along = self.forward.transformed(v, matrix, self.hops)
         if self.backward is not None:
-            along = (along + self.backward.transformed(v, matrix.mT, self.hops)) / 2
+            turned = matrix if matrix.dim() == 2 else matrix.mT
+            along = (along + self.backward.transformed(v, turned, self.hops)) / 2
         return along.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -255,8 +258,10 @@ def check_channels(z: Tensor, name: str, matrix: Tensor) -> None:
     check_device(matrix, name, z.device, "the state")
 
 
-def norm_bounds(matrix: Float[Tensor, "R D C"], squarings: int = 5) -> Float[Tensor, " R"]:
-    """Return upper bounds on ‖B_r‖₂, at most C^(1/2^(squarings + 2)) too large, by squaring S = BᵀB.
+def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5) -> Float[Tensor, " R"]:
+    """Return ‖B_r‖₂ of diagonals, and upper bounds on it of matrices, by squaring S = BᵀB.
+
+    The bounds are at most C^(1/2^(squarings + 2)) times too large.
 
     ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k) for any k, while a power iteration gives an estimate from below. Every power is
     divided by its Frobenius norm, so that none over- or underflows.
@@ -265,6 +270,8 @@ def norm_bounds(matrix: Float[Tensor, "R D C"], squarings: int = 5) -> Float[Ten
         >>> bool(norm_bounds(torch.eye(4).unsqueeze(0)) >= 1)
         True
     """
+    if matrix.dim() == 2:
+        return matrix.abs().amax(1)
     tiny = torch.finfo(matrix.dtype).tiny
     largest = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
     matrix = matrix / largest[:, None, None]

@@ -74,6 +74,8 @@ class WeightedGraph(TermModule):
         normalization: of the graph, ``"sum"`` or ``"sym"``, see `AdjacencyDiffusivity`.
         gate: multiply a_ij by tanh(⟨w, [h_i + h_j, |h_i − h_j|]⟩ + b), a sign and a strength read from the source.
         hops: number of edges of a walk between interacting nodes.
+        matrix: ``"full"``; ``"diagonal"`` (and so symmetric), one number in [−1, 1] for every channel; ``"identity"``,
+            nothing to learn: neighbours attract each other, as in T1.
 
     Examples:
         >>> isinstance(WeightedGraph(4)(x, graph), EnergyTerm)
@@ -83,6 +85,7 @@ class WeightedGraph(TermModule):
     def __init__(
         self, channels: int, weight: float = 1.0, *, edge_dim: int | None = None, symmetric: bool = True,
         normalization: Literal["sum", "sym"] = "sum", gate: bool = False, hops: int = 1,
+        matrix: Literal["full", "diagonal", "identity"] = "full",
     ) -> None:  # fmt: skip
         super().__init__(channels, weight)
         relations = 1 if edge_dim is None else edge_dim
@@ -91,12 +94,16 @@ class WeightedGraph(TermModule):
         check_choice(normalization, "normalization", ["sum", "sym"])
         self.symmetric, self.hops, self.edge_dim = symmetric, hops, edge_dim
         self.adjacency = AdjacencyDiffusivity(normalization)
-        self.matrix = nn.Parameter(torch.empty(relations, channels, channels))
+        check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
+        shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
+        self.matrix = None if matrix == "identity" else nn.Parameter(torch.empty(shape))
+        self.relations = relations
         self.gate = nn.Linear(2 * channels, relations) if gate else None
         self._draw()
 
     def _draw(self) -> None:
-        nn.init.normal_(self.matrix, std=self.channels**-0.5)
+        if self.matrix is not None:
+            nn.init.normal_(self.matrix, std=1.0 if self.matrix.dim() == 2 else self.channels**-0.5)
 
     def reset_parameters(self) -> None:
         """Draw the matrices and the gate again, and reset μ."""
@@ -104,8 +111,12 @@ class WeightedGraph(TermModule):
             reset(part)
         self._draw()
 
-    def matrices(self) -> Float[Tensor, "R C C"]:
-        """Return B, of norm at most one."""
+    def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
+        """Return B, of norm at most one, or the diagonals of diagonal matrices."""
+        if self.matrix is None:
+            return self.weight.raw.new_ones(self.relations, self.channels)
+        if self.matrix.dim() == 2:
+            return self.matrix / norm_bounds(self.matrix).clamp(min=1).unsqueeze(1)
         return _contracting((self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
@@ -126,7 +137,7 @@ class WeightedGraph(TermModule):
             mutual = values_only() and coupling.symmetric  # as the gate itself
             coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
         matrices, mu = self.matrices(), self.weight()  # μ multiplies the matrices once, not the state in every step
-        norms = (mu * torch.ones_like(matrices[:, 0, 0])).to(matrices.dtype)
+        norms = (mu * matrices.new_ones(matrices.size(0))).to(matrices.dtype)
         return MatrixTerm(coupling, mu * matrices, norms, hops=self.hops, symmetric=self.symmetric)
 
     def extra_repr(self) -> str:

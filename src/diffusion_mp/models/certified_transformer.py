@@ -30,17 +30,17 @@ from diffusion_mp.models.base import (
 
 
 class CertifiedTransformer(GraphModel):
-    r"""H_b = Encoder_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O.
+    r"""H_b = H_(b−1) + f_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O.
 
-    The encoder of a block is Linear, LayerNorm, ReLU and dropout; from the second on its result is added to the state.
-    The K steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md).
+    H_1 = f_1(X); every f_b is Linear, LayerNorm, ReLU and dropout. The sources keep what a node knows of itself. The K
+    steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md).
 
     Args:
         in_channels, hidden_channels, out_channels, layer_norm, dropout, task: see :class:`GraphModel`; in_channels may
             be a list with the number of categories of every column of integer features.
         num_blocks, num_layers: B, and the steps K of every block.
-        graph, symmetric, gate, hops, edge_dim: normalisation and options of `WeightedGraph`; ``graph=None`` omits it.
-            With ``edge_dim`` the calls get ``edge_attr`` [E, edge_dim].
+        graph, symmetric, gate, hops, matrix, mu, edge_dim: normalisation, options and initial weight of
+            `WeightedGraph`; ``graph=None`` omits it. With ``edge_dim`` the calls get ``edge_attr`` [E, edge_dim].
         attention, heads: ``"all"`` pairs or ``"neighbours"``, of `RowAttention`; ``None`` omits it.
         mlp_channels, activation: of `TiedMLP`; 0 omits it.
         constraint, radius: of every row of the state, see `CertifiedStep`.
@@ -64,6 +64,8 @@ class CertifiedTransformer(GraphModel):
         symmetric: bool = True,
         gate: bool = False,
         hops: int = 1,
+        matrix: Literal["full", "diagonal", "identity"] = "full",
+        mu: float = 1.0,
         edge_dim: int | None = None,
         attention: Literal["all", "neighbours"] | None = None,
         heads: int = 1,
@@ -93,8 +95,9 @@ class CertifiedTransformer(GraphModel):
         def block() -> CertifiedBlock:
             terms: list[TermModule] = []
             if graph is not None:
-                options: dict[str, Any] = {"edge_dim": edge_dim, "symmetric": symmetric, "gate": gate, "hops": hops}
-                terms.append(WeightedGraph(hidden_channels, normalization=graph, **options))
+                options: dict[str, Any] = {"symmetric": symmetric, "gate": gate, "hops": hops, "matrix": matrix}
+                options |= {"edge_dim": edge_dim, "normalization": graph}
+                terms.append(WeightedGraph(hidden_channels, mu, **options))
             if attention is not None:
                 terms.append(RowAttention(hidden_channels, heads, neighbours=attention == "neighbours"))
             if mlp_channels:
@@ -116,9 +119,9 @@ class CertifiedTransformer(GraphModel):
             check_rows(x, self.in_channels)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
-        state = x
+        source = state = x
         for number, block in enumerate(self.blocks):
-            source = self._source(number, state)
+            source = self._source(number, source, state)
             if collect is discard:
                 state = block(source, graph, edge_attr=edge_attr)
                 continue
@@ -127,19 +130,19 @@ class CertifiedTransformer(GraphModel):
                 collect(coupling)
         return self.decoder(self.dropout(state))
 
-    def _source(self, number: int, state: Tensor) -> Tensor:
-        """Return H of a block, from the state that the block before it left; of the first, from the features."""
+    def _source(self, number: int, source: Tensor, state: Tensor) -> Tensor:
+        """Return H of a block, from H and the last state of the block before it; of the first, from the features."""
         encoded = self.encoders[number](state)
-        return state + encoded if number else encoded
+        return source + encoded if number else encoded
 
     def _runs(
         self, x: Tensor, edge_index: Edges, edge_weight: Tensor | None, batch: Tensor | None, edge_attr: Tensor | None
     ) -> Iterator[tuple[JointEnergy, list[Tensor]]]:
         """Yield the energy of every block, and its states before the first step and after every step."""
         self._check_features(x)
-        graph, state = Graph.coerce(x, edge_index, edge_weight, batch), x
+        graph, source, state = Graph.coerce(x, edge_index, edge_weight, batch), x, x
         for number, module in enumerate(self.blocks):
-            block, source = cast("CertifiedBlock", module), self._source(number, state)
+            block, source = cast("CertifiedBlock", module), self._source(number, source, state)
             states = [*block.states(source, graph, edge_attr)]
             yield block.energy(source, graph, edge_attr), states
             state = states[-1]

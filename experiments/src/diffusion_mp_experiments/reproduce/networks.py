@@ -16,10 +16,9 @@ from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind,
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv
-from diffusion_mp.layers.certified_block import WeightedGraph
 from diffusion_mp.layers.certified_conv import PairAttraction
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.models import CertifiedTransformer, DIFFormer, DiffusionGNN
+from diffusion_mp.models import DIFFormer, DiffusionGNN
 from diffusion_mp.models.base import Collect, LayerStack, Task
 from diffusion_mp.updates import HeatKernel
 
@@ -131,19 +130,6 @@ class ClassicGNN(LayerStack):
 
     def _activated(self, x: Tensor) -> Tensor:
         return dropout(relu(x), self.dropout, self.training)
-
-
-class IdentityTransformer(CertifiedTransformer):
-    """`CertifiedTransformer` whose matrices between neighbours stay the identity: they attract in all directions.
-
-    As in every `WeightedGraph` a bound on the norm divides the matrix: what is left is 0.97 I with 64 channels.
-    """
-
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, **options: Any) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, **options)
-        for part in self.modules():
-            if isinstance(part, WeightedGraph):
-                part.matrix.requires_grad_(False).copy_(torch.eye(hidden_channels))
 
 
 class Diagonalized(Diffusivity):
