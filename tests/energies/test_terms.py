@@ -259,6 +259,33 @@ def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> Non
             assert float(left.norm()) <= 1e-11 * float((sum(part.damping for part in parts) * z).norm())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("constraint", CONSTRAINTS[:3])
+def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensors(constraint: str | None) -> None:
+    """Also for states of any size; what backward keeps does not grow with the number of iterations."""
+    for number in range(1000):
+        torch.manual_seed(number)
+        beta, mu, size, scale = (10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(4))
+        graph, source = a_graph(), scale * random(NODES, CHANNELS)
+        part = WeightedGraph(CHANNELS, mu, symmetric=False, hops=1 + number % 2)
+        block = CertifiedBlock(CHANNELS, [part], None, constraint=constraint, beta=beta).double()
+        with torch.no_grad():
+            part.matrix.mul_(size)
+        kept = []
+        for block.num_layers in (1, None):
+            found: list[Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, found=found: found.append(t) or t, lambda t: t):
+                z = block(source, graph)
+            kept.append(len(found))
+        assert kept[1] <= 3 * kept[0]  # of hundreds of steps
+        with torch.no_grad():
+            terms = block.energy(source, graph).terms
+            after = block.update.descend(z.unsqueeze(1), terms, graph).squeeze(1)
+            assert float((after - z).norm()) <= 1e-11 * float(z.norm())
+        z.sum().backward()
+        assert all(bool(parameter.grad.isfinite().all()) for parameter in block.parameters())
+
+
 @pytest.mark.parametrize("bad", [
     lambda graph: ScaledTerm(-1.0, mlp("tanh")),
     lambda graph: MatrixTerm(SparseCoupling(graph), torch.eye(3)),

@@ -12,7 +12,7 @@ from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments import train
 from diffusion_mp_experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
-from diffusion_mp_experiments.reproduce.networks import ClassicGNN, IdentityTransformer
+from diffusion_mp_experiments.reproduce.networks import ClassicGNN
 from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
@@ -184,16 +184,6 @@ def test_a_classic_network_does_not_depend_on_the_order_of_edges(conv, edge_dim)
     assert ClassicGNN(5, 6, 2, conv=conv, task="graph")(x[:1], edge_index[:, :0]).shape == (1, 2)
     with pytest.raises(ValueError, match="edge_dim goes with the layers that read edge_attr"):
         ClassicGNN(5, 6, 2, conv="sage", edge_dim=3)
-
-
-def test_matrices_of_the_identity_are_not_trained():
-    model = IdentityTransformer(4, 6, 2, num_blocks=2)
-    for block in model.blocks:
-        (graph,) = block.terms
-        factor = graph.matrices()[0, 0, 0]  # a bound of the norm, not the norm, divides the matrices
-        assert 0.95 < factor <= 1
-        torch.testing.assert_close(graph.matrices(), factor * torch.eye(6)[None])
-        assert not graph.matrix.requires_grad
 
 
 def test_the_score_counts_graphs_of_all_batches_alike():

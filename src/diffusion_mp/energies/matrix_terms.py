@@ -25,7 +25,6 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
-from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.kernels.spmm import edge_softmax
 
@@ -169,7 +168,8 @@ class AttentionTerm(SharedTerm):
         ones = q.new_ones(*q.shape[:2], 1)
         shift = -self.gamma / 2 * k.square().sum(2, keepdim=True)
         coupling = PairwiseCoupling(torch.cat([self.gamma * q, ones], 2), torch.cat([k, shift], 2), graph.segments)
-        sizes = q.new_tensor(graph_sizes(graph.segments, graph.num_nodes), dtype=torch.float64)
+        ptr = graph.segments
+        sizes = (q.new_tensor([0, graph.num_nodes], dtype=torch.int64) if ptr is None else ptr).diff().double()
         total = (
             -coupling.shifts[0].sum() - self.gamma / 2 * q.square().sum() - q.size(1) * torch.xlogy(sizes, sizes).sum()
         )

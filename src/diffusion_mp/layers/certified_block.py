@@ -120,7 +120,12 @@ class WeightedGraph(TermModule):
         return _contracting((self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
-        coupling = cast("SparseCoupling", self.adjacency(source, graph))
+        coupling = self.adjacency(source, graph)
+        if not isinstance(coupling, SparseCoupling):
+            kind = type(coupling).__name__
+            raise NotImplementedError(
+                f"WeightedGraph needs all edges of the graph at once, not a {kind} of some rows. Call the model itself."
+            )
         if self.edge_dim is not None:
             if edge_attr is None:
                 raise ValueError(

@@ -16,6 +16,7 @@ from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TermModule, TiedMLP, WeightedGraph
+from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.models.base import (
     Collect,
     Edges,
@@ -79,7 +80,7 @@ class CertifiedTransformer(GraphModel):
     ) -> None:
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         encoder = FeatureEncoder(in_channels, hidden_channels)
-        check_counts(num_blocks=num_blocks)
+        check_counts(num_blocks=num_blocks, heads=heads)
         if type(mlp_channels) is not int or mlp_channels:
             check_counts(mlp_channels=mlp_channels)
         check_flags(layer_norm=layer_norm)
@@ -140,6 +141,8 @@ class CertifiedTransformer(GraphModel):
     ) -> Iterator[tuple[JointEnergy, list[Tensor]]]:
         """Yield the energy of every block, and its states before the first step and after every step."""
         self._check_features(x)
+        if self.edge_dim is None and edge_attr is not None:
+            refuse_inputs(self, {"edge_attr": edge_attr})
         graph, source, state = Graph.coerce(x, edge_index, edge_weight, batch), x, x
         for number, module in enumerate(self.blocks):
             block, source = cast("CertifiedBlock", module), self._source(number, source, state)
