@@ -84,7 +84,9 @@ class EnergyTerm(ABC):
         return None
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        """Return the majorant at ``at``, evaluated at z: at least V(z)."""
+        """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
+        if self.quadratic:
+            return self.value(z, graph)
         half, damping, slack, _ = self.majorant(at.double(), graph, True)
         away = z.double() - at.double()
         return self.value(at, graph) + (2 * half * away + (damping + slack) * away.square()).sum()
@@ -191,9 +193,6 @@ class SourceTerm(SharedTerm):
         squares = (z.double() - self.source.double()).square().sum(2)
         return (squares if self.metric is None else self.metric.double() * squares).sum()
 
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self.value(z, graph)
-
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
@@ -223,9 +222,6 @@ class CouplingTerm(SharedTerm):
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.coupling.dirichlet(z.double()).sum() / 2
-
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self.value(z, graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         centre = self.centre
