@@ -39,6 +39,23 @@ class Majorant(NamedTuple):
     share: Tensor | float = 0.0
 
 
+class Mean(NamedTuple):
+    """A half gradient p z − c − f(z) whose p, the ``damping`` of a step, and c are the same at every state.
+
+    V(z) = ``offset`` + ⟨p z − 2c − f(z), z⟩ for a quadratic V, row by row, which bounds what rounding may change.
+    """
+
+    damping: Tensor
+    constant: Tensor
+    offset: Tensor
+    pull: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def fixed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The parts that are the same at every state."""
+        return self[:3]
+
+
 class EnergyTerm(ABC):
     r"""A function V of the state with a quadratic majorant: three functions of a state z [N, H, D] and its graph.
 
@@ -78,6 +95,10 @@ class EnergyTerm(ABC):
         """Return the majorant at z; override it where the three functions share work."""
         bound = self.bound(z, graph)
         return majorant_of(self.half_gradient(z, graph), bound, convex)
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
+        return None
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
         """Return how much nodes attend to each other at z, in a term that has attention."""
@@ -160,6 +181,14 @@ class ScaledTerm(SharedTerm):
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
         return self.term.attention(z, graph)
 
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        found, weight = self.term.weighted_mean(z), self.weight
+        if found is None:
+            return None
+        scaled = None if (pull := found.pull) is None else lambda z: weight * pull(z)
+        damping, constant, offset = (weight * part for part in found.fixed)
+        return Mean(damping, constant, offset, scaled)
+
     def __repr__(self) -> str:
         return f"{float(self.weight):g} * {self.term!r}"
 
@@ -198,6 +227,12 @@ class SourceTerm(SharedTerm):
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
         return Majorant(half, weight, share=vecdot(half.detach(), away.detach()))
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+        source = self.source.to(z.dtype)
+        weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.to(z.dtype).unsqueeze(2)
+        constant = source if self.metric is None else weight * source
+        return Mean(weight, constant, vecdot(source.detach(), constant.detach()))
 
 
 class CouplingTerm(SharedTerm):

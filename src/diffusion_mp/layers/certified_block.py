@@ -295,9 +295,10 @@ class CertifiedBlock(GraphLayer):
             state = self._at_rest(state, terms, graph)
             _append_attention(couplings, terms, state, graph)
             yield state.squeeze(1).to(source.dtype)
+        step = self.update.descent(state, terms, graph)
         for _ in range(self.num_layers or 0):
             _append_attention(couplings, terms, state, graph)
-            state = self.update.descend(state, terms, graph)
+            state = step(state)
             yield state.squeeze(1).to(source.dtype)
 
     def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
@@ -323,7 +324,7 @@ class CertifiedBlock(GraphLayer):
         check_finite(state, "x")
         one_minimiser = quadratic and constraint.convex
         energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
-        return fixed_point(lambda z: self.update.descend(z, terms, graph), state, energy=energy, total=graph.total)
+        return fixed_point(self.update.descent(state, terms, graph), state, energy=energy, total=graph.total)
 
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
