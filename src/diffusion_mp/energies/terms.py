@@ -158,7 +158,7 @@ class ScaledTerm(SharedTerm):
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
         if not isinstance(term, EnergyTerm):
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-        if not callable(weight):
+        if not (callable(weight) or (isinstance(weight, Tensor) and weight.dim() == 0)):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
 
@@ -207,7 +207,8 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        check_heads(source, "source")
+        if not (isinstance(source, Tensor) and source.dim() == 3 and source.is_floating_point()):
+            check_heads(source, "source")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
         if metric is not None:
             check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
