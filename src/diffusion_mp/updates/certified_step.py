@@ -108,7 +108,8 @@ class CertifiedStep(StateUpdate):
         """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
         means = [(mean, term.quadratic) for term in terms if (mean := term.weighted_mean(x)) is not None]
         quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
-        if not self.constraint.convex or len(means) < len(terms) or not quadratic:
+        on_gpu = values_only() and x.device.type != "cpu"  # where every step rounds as `descend` does
+        if on_gpu or not self.constraint.convex or len(means) < len(terms) or not quadratic:
             return partial(self.descend, terms=terms, graph=graph)
         damping, constant, offset = (
             reduce(add, parts) for parts in zip(*(mean.fixed for mean, _ in means), strict=True)
