@@ -13,7 +13,7 @@ from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import JointEnergy, certify_step
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.penalties import get_penalty
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm, term_flaw
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Mean, PairTerm, ScaledTerm, SourceTerm, term_flaw
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
 
@@ -84,7 +84,10 @@ class Bounded(EnergyTerm):
     """A term with another bound."""
 
     def __init__(self, term: EnergyTerm, factor: float) -> None:
-        self.term, self.factor = term, factor
+        self.term, self.factor, self.quadratic = term, factor, term.quadratic
+
+    def weighted_mean(self, z: Tensor) -> Mean | None:
+        return self.term.weighted_mean(z) if self.factor == 1 else None
 
     def value(self, z: Tensor, graph: Graph) -> Tensor:
         return self.term.value(z, graph)
@@ -257,6 +260,27 @@ def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> Non
             parts = [term.majorant(z, graph, True) for term in terms]
             left = sum(part.half_gradient for part in parts)
             assert float(left.norm()) <= 1e-11 * float((sum(part.damping for part in parts) * z).norm())
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str | None) -> None:
+    """In values and all gradients, also where the source is weighted by a metric."""
+    graph = a_graph()
+    edge_attr = random(graph.num_edges, RELATIONS)
+    for name, block in blocks(constraint, DOUBLE):
+        source, metric = random(NODES, CHANNELS).requires_grad_(), random(NODES).exp()
+        terms = [ScaledTerm(block.beta(), SourceTerm(source, metric)), *block.made(source, graph, edge_attr)]
+        start = block.update.constraint.project(random(NODES, 1, CHANNELS)).requires_grad_()
+        steps, leaves = block.update.descent(start, terms, graph), [start, source, *block.parameters()]
+        shared, single = steps(steps(start)), start
+        for _ in range(2):
+            single = block.update.descend(single, terms, graph)
+        torch.testing.assert_close(shared, single, msg=name)
+        weights = torch.randn_like(start)
+        ours, theirs = (torch.autograd.grad((out * weights).sum(), leaves, allow_unused=True, retain_graph=True)
+                        for out in (shared, single))  # fmt: skip
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, msg=name, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def largest_rise(parts: list[str], constraint: str | None, factor: float, seed: 
         def values(state: Tensor, terms: list = terms) -> Tensor:
             return torch.stack([term.value(state, graph) for term in terms])
 
-        before, after = values(start), values(block.update.descend(start, terms, graph))
+        before, after = values(start), values(block.update.descent(start, terms, graph)(start))
         rise = (after.sum() - before.sum()) / (before.abs().sum() + after.abs().sum()).clamp(min=1e-300)
         found = max(found, float(rise.detach()))
         optimizer.zero_grad()

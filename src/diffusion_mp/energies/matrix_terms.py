@@ -13,7 +13,7 @@ from torch.linalg import vecdot
 from torch.nn import functional
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
-from diffusion_mp.energies.terms import EnergyTerm, Majorant, SharedTerm, check_weight, majorant_of
+from diffusion_mp.energies.terms import EnergyTerm, Majorant, Mean, SharedTerm, check_weight, majorant_of
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -101,13 +101,14 @@ class MatrixTerm(SharedTerm):
         check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum()
 
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self.value(z, graph)
-
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
         return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+        nothing = z.new_zeros(1, 1, 1)
+        return Mean(self.degree.to(z.dtype), nothing, nothing.squeeze(2), self._received)
 
 
 class AttentionTerm(SharedTerm):
@@ -234,7 +235,7 @@ class MLPTerm(EnergyTerm):
         check_weight(weight, "weight")
         check_choice(activation, "activation", ACTIVATIONS)
         self.matrix, self.bias, self.activation, self.weight = matrix, bias, activation, weight
-        self.back = -0.5 * weight * matrix
+        self.back = 0.5 * weight * matrix
 
     def _hidden(self, z: Tensor) -> Tensor:
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
@@ -243,8 +244,15 @@ class MLPTerm(EnergyTerm):
         check_channels(z, "matrix", self.matrix)
         return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum()
 
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def _pull(self, z: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)
+
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        return -self._pull(z)
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+        nothing = z.new_zeros(1, 1, 1)
+        return Mean(nothing, nothing, nothing.squeeze(2), self._pull)
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)

@@ -39,6 +39,23 @@ class Majorant(NamedTuple):
     share: Tensor | float = 0.0
 
 
+class Mean(NamedTuple):
+    """A half gradient p z − c − f(z) whose p, the ``damping`` of a step, and c are the same at every state.
+
+    V(z) = ``offset`` + ⟨p z − 2c − f(z), z⟩ for a quadratic V, row by row, which bounds what rounding may change.
+    """
+
+    damping: Tensor
+    constant: Tensor
+    offset: Tensor
+    pull: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def fixed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The parts that are the same at every state."""
+        return self[:3]
+
+
 class EnergyTerm(ABC):
     r"""A function V of the state with a quadratic majorant: three functions of a state z [N, H, D] and its graph.
 
@@ -79,12 +96,18 @@ class EnergyTerm(ABC):
         bound = self.bound(z, graph)
         return majorant_of(self.half_gradient(z, graph), bound, convex)
 
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
+        return None
+
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
         """Return how much nodes attend to each other at z, in a term that has attention."""
         return None
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        """Return the majorant at ``at``, evaluated at z: at least V(z)."""
+        """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
+        if self.quadratic:
+            return self.value(z, graph)
         half, damping, slack, _ = self.majorant(at.double(), graph, True)
         away = z.double() - at.double()
         return self.value(at, graph) + (2 * half * away + (damping + slack) * away.square()).sum()
@@ -135,7 +158,7 @@ class ScaledTerm(SharedTerm):
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
         if not isinstance(term, EnergyTerm):
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-        if not callable(weight):
+        if not (callable(weight) or (isinstance(weight, Tensor) and weight.dim() == 0)):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
 
@@ -158,6 +181,14 @@ class ScaledTerm(SharedTerm):
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
         return self.term.attention(z, graph)
 
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        found, weight = self.term.weighted_mean(z), self.weight
+        if found is None:
+            return None
+        scaled = None if (pull := found.pull) is None else lambda z: weight * pull(z)
+        damping, constant, offset = (weight * part for part in found.fixed)
+        return Mean(damping, constant, offset, scaled)
+
     def __repr__(self) -> str:
         return f"{float(self.weight):g} * {self.term!r}"
 
@@ -176,7 +207,8 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        check_heads(source, "source")
+        if not (isinstance(source, Tensor) and source.dim() == 3 and source.is_floating_point()):
+            check_heads(source, "source")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
         if metric is not None:
             check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
@@ -191,14 +223,17 @@ class SourceTerm(SharedTerm):
         squares = (z.double() - self.source.double()).square().sum(2)
         return (squares if self.metric is None else self.metric.double() * squares).sum()
 
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self.value(z, graph)
-
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
         return Majorant(half, weight, share=vecdot(half.detach(), away.detach()))
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+        source = self.source.to(z.dtype)
+        weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.to(z.dtype).unsqueeze(2)
+        constant = source if self.metric is None else weight * source
+        return Mean(weight, constant, vecdot(source.detach(), constant.detach()))
 
 
 class CouplingTerm(SharedTerm):
@@ -223,9 +258,6 @@ class CouplingTerm(SharedTerm):
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.coupling.dirichlet(z.double()).sum() / 2
-
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self.value(z, graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         centre = self.centre

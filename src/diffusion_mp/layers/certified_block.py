@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any, Literal, cast
 
 import torch
@@ -42,6 +43,15 @@ class TermModule(nn.Module):
         check_counts(channels=channels)
         check_positive(weight, "weight")
         self.channels, self.weight = channels, Positive(weight)
+
+    def reset_parameters(self) -> None:
+        """Draw all matrices again, and reset the weights."""
+        for part in self.children():
+            reset(part)
+        self._draw()
+
+    def _draw(self) -> None:
+        """Draw the matrices that are parameters of the module itself."""
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         """Return the term, with everything in it that does not change from step to step."""
@@ -104,12 +114,6 @@ class WeightedGraph(TermModule):
     def _draw(self) -> None:
         if self.matrix is not None:
             nn.init.normal_(self.matrix, std=1.0 if self.matrix.dim() == 2 else self.channels**-0.5)
-
-    def reset_parameters(self) -> None:
-        """Draw the matrices and the gate again, and reset μ."""
-        for part in (self.weight, self.gate):
-            reset(part)
-        self._draw()
 
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
@@ -180,12 +184,6 @@ class RowAttention(TermModule):
         for matrix in (self.query, self.key):
             nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
 
-    def reset_parameters(self) -> None:
-        """Draw queries and keys again, and reset λ and γ."""
-        reset(self.weight)
-        reset(self.gamma)
-        self._draw()
-
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         query, key = _contracting(self.query), _contracting(self.key)
         ones, prior = query.new_ones(self.heads), None
@@ -215,11 +213,6 @@ class TiedMLP(TermModule):
         check_counts(hidden_channels=hidden_channels)
         check_choice(activation, "activation", ACTIVATIONS)
         self.linear, self.activation = nn.Linear(channels, hidden_channels), activation
-
-    def reset_parameters(self) -> None:
-        """Draw U and b again, and reset κ."""
-        reset(self.weight)
-        reset(self.linear)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
@@ -278,16 +271,9 @@ class CertifiedBlock(GraphLayer):
             reset(part)
 
     def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-        return_coupling: bool = False,
-        **others: Any,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        batch: Tensor | None = None, *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
         if edge_attr is not None:
             check_edge_order(edge_index, edge_attr)
@@ -309,9 +295,10 @@ class CertifiedBlock(GraphLayer):
             state = self._at_rest(state, terms, graph)
             _append_attention(couplings, terms, state, graph)
             yield state.squeeze(1).to(source.dtype)
+        step = self.update.descent(state, terms, graph)
         for _ in range(self.num_layers or 0):
             _append_attention(couplings, terms, state, graph)
-            state = self.update.descend(state, terms, graph)
+            state = step(state)
             yield state.squeeze(1).to(source.dtype)
 
     def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
@@ -319,7 +306,7 @@ class CertifiedBlock(GraphLayer):
         constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
 
         def gradient(z: Tensor, of: list[EnergyTerm]) -> Tensor:
-            return sum(term.half_gradient(z, graph) for term in of)  # type: ignore[return-value]
+            return reduce(add, (term.half_gradient(z, graph) for term in of))
 
         if quadratic and isinstance(constraint, Unconstrained):
             nothing = torch.zeros_like(state)
@@ -327,27 +314,21 @@ class CertifiedBlock(GraphLayer):
             # H is left out, not subtracted again: beside a large H a difference would have no digits left.
             sourceless = [ScaledTerm(self.beta(), SourceTerm(nothing)), *terms[1:]]
             rest = gradient(nothing, sourceless)
-            damping = torch.stack([term.majorant(nothing, graph, True).damping.expand_as(pull) for term in terms]).sum(
-                0
-            )
-            root = damping.rsqrt()  # scaled to a unit diagonal, in all channels at once
+            # Scaled to a unit diagonal, in all channels at once.
+            root = reduce(add, (term.majorant(nothing, graph, True).damping for term in terms)).rsqrt()
 
             def operator(v: Tensor) -> Tensor:
                 return (root * (gradient(root * v.view_as(state), sourceless) - rest)).view_as(v)
 
             return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
-        energy = (
-            None if quadratic and constraint.convex else JointEnergy(terms=terms, graph=graph, constraint=constraint)
-        )
         check_finite(state, "x")
-        return fixed_point(lambda z: self.update.descend(z, terms, graph), state, energy=energy, total=graph.total)
+        one_minimiser = quadratic and constraint.convex
+        energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
+        return fixed_point(self.update.descent(state, terms, graph), state, energy=energy, total=graph.total)
 
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
-        return [
-            *(term if isinstance(term, EnergyTerm) else term(source, graph, edge_attr) for term in self.terms),
-            *self.fixed,
-        ]
+        return [*(module(source, graph, edge_attr) for module in self.terms), *self.fixed]
 
     def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
         """Return F, a function of states [N, channels]."""

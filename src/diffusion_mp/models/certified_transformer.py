@@ -54,30 +54,14 @@ class CertifiedTransformer(GraphModel):
     """
 
     def __init__(
-        self,
-        in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_blocks: int = 1,
+        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_blocks: int = 1,
         num_layers: int | None = 2,
-        *,
-        graph: Literal["sum", "sym"] | None = "sum",
-        symmetric: bool = True,
-        gate: bool = False,
-        hops: int = 1,
-        matrix: Literal["full", "diagonal", "identity"] = "full",
-        mu: float = 1.0,
-        edge_dim: int | None = None,
-        attention: Literal["all", "neighbours"] | None = None,
-        heads: int = 1,
-        mlp_channels: int = 0,
-        activation: str = "relu",
-        constraint: Constraint | str | None = "nonnegative",
-        radius: float = 1.0,
-        layer_norm: bool = False,
-        dropout: float = 0.0,
-        task: Task = "node",
-    ) -> None:
+        *, graph: Literal["sum", "sym"] | None = "sum", symmetric: bool = True, gate: bool = False, hops: int = 1,
+        matrix: Literal["full", "diagonal", "identity"] = "full", mu: float = 1.0, edge_dim: int | None = None,
+        attention: Literal["all", "neighbours"] | None = None, heads: int = 1, mlp_channels: int = 0,
+        activation: str = "relu", constraint: Constraint | str | None = "nonnegative", radius: float = 1.0,
+        layer_norm: bool = False, dropout: float = 0.0, task: Task = "node",
+    ) -> None:  # fmt: skip
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         encoder = FeatureEncoder(in_channels, hidden_channels)
         check_counts(num_blocks=num_blocks, heads=heads)
@@ -152,28 +136,18 @@ class CertifiedTransformer(GraphModel):
 
     @torch.no_grad()
     def energies(
-        self,
-        x: Tensor,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-    ) -> Float[Tensor, "blocks states"]:
+        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None,
+        *, edge_attr: Tensor | None = None,
+    ) -> Float[Tensor, "blocks states"]:  # fmt: skip
         """Return F_b before the first step and after every step of every block, in float64."""
         runs = self._runs(x, edge_index, edge_weight, batch, edge_attr)
         return torch.stack([torch.stack([energy(state) for state in states]) for energy, states in runs])
 
     @torch.no_grad()
     def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-    ) -> Certificate:
+        self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
+        batch: Tensor | None = None, *, edge_attr: Tensor | None = None,
+    ) -> Certificate:  # fmt: skip
         """Return the certificate that no step of a block raises its energy at these inputs, by default random ones.
 
         ``layers`` holds the certificate of every block, checked at its first state (`certify_step`).

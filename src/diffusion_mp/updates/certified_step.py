@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from operator import add
 from typing import cast
 
@@ -103,6 +103,30 @@ class CertifiedStep(StateUpdate):
         move = rough * shrink
         best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
+
+    def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
+        """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
+        means = [(mean, term.quadratic) for term in terms if (mean := term.weighted_mean(x)) is not None]
+        quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
+        on_gpu = values_only() and x.device.type != "cpu"  # where every step rounds as `descend` does
+        if on_gpu or not self.constraint.convex or len(means) < len(terms) or not quadratic:
+            return partial(self.descend, terms=terms, graph=graph)
+        damping, constant, offset = (
+            reduce(add, parts) for parts in zip(*(mean.fixed for mean, _ in means), strict=True)
+        )
+        inverse, twice, ptr = reciprocal(damping), 2 * constant.detach(), graph.segments
+        base, weight = constant * inverse, damping.detach().squeeze(2)
+
+        def step(x: State) -> State:
+            received = reduce(add, (pull(x) for pull in quadratic))
+            state = x.detach()
+            cost = offset + weight * vecdot(state, state) - vecdot(state, received.detach() + twice)
+            if not _resolved(x, damping, cost, ptr):
+                return self.descend(x, terms, graph)
+            received = reduce(add, (pull(x) for pull in further), received)
+            return self.constraint.project(torch.addcmul(base, received, inverse), x)
+
+        return step
 
     def extra_repr(self) -> str:
         return ("" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, ") + f"constraint={self.constraint}"
