@@ -573,6 +573,8 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "certified-block": lambda: CertifiedBlock(4, [WeightedGraph(4), RowAttention(4, 2), TiedMLP(4, 6)]),
     "certified-block-sphere": lambda: CertifiedBlock(4, [WeightedGraph(4, gate=True)], 3, constraint="sphere"),
     "certified-block-at-rest": lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint=None),
+    "certified-block-diagonal": lambda: CertifiedBlock(4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3),
+    "certified-block-identity": lambda: CertifiedBlock(4, [WeightedGraph(4, matrix="identity", hops=2)], 3),
     "certified-transformer": lambda: CertifiedTransformer(4, 6, 3, 2, attention="neighbours", mlp_channels=5,
         layer_norm=True, dropout=0.2),
     "certified-transformer-directed": lambda: CertifiedTransformer(4, 6, 3, 1, 3, symmetric=False, hops=2,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import Graph
-from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import JointEnergy, certify_step
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.penalties import get_penalty
@@ -73,6 +73,9 @@ TERMS = {
     "matrices": matrix,
     "two hops": lambda graph: matrix(graph, hops=2),
     "one symmetric matrix": one_matrix,
+    "diagonals": lambda graph: MatrixTerm(
+        SparseCoupling(graph, random(graph.num_edges, RELATIONS)), random(RELATIONS, CHANNELS)
+    ),
     "attention": attention,
     "attention to neighbours": lambda graph: attention(graph, prior=True),
     **{f"MLP, {name}": partial(lambda name, graph: mlp(name), name) for name in ACTIVATIONS},
@@ -150,6 +153,67 @@ def test_the_terms_equal_dense_formulas() -> None:
     half = torch.einsum("hdc,hnd->nc", weights.query, q - omega @ k)
     half = half + torch.einsum("hdc,hnd->nc", weights.key, omega.sum(1).unsqueeze(2) * k - omega.mT @ q)
     assert torch.allclose(weights.half_gradient(z, graph).squeeze(1), half)
+
+
+@pytest.mark.parametrize("directed", [False, True], ids=["symmetric", "directed"])
+@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("relations", [1, RELATIONS])
+def test_diagonals_equal_diagonal_matrices(relations: int, hops: int, directed: bool) -> None:
+    graph, weight = a_graph(), random(24, relations)
+    if not directed:
+        graph, weight = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1)), weight.repeat(2, 1)
+    given = [random(NODES, 1, CHANNELS), random(relations, CHANNELS), weight]
+    pull, found = random(NODES, 1, CHANNELS), []
+    for form in (torch.clone, torch.diag_embed):
+        z, diagonals, weight = leaves = [tensor.clone().requires_grad_() for tensor in given]
+        coupling = SparseCoupling(graph, weight, symmetric=not directed)
+        term = MatrixTerm(coupling, form(diagonals), norm_bounds(diagonals), hops=hops, symmetric=not directed)
+        results = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
+        total = results[0] + (pull * results[1]).sum() + results[2].square().sum()
+        found.append([*results, *torch.autograd.grad(total, leaves)])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_the_identity_between_neighbours_is_the_term_of_the_graph() -> None:
+    ends, z = a_graph().edges, random(NODES, 1, CHANNELS)
+    graph = Graph(NODES, torch.cat([ends, ends.flip(0)], 1))
+    part = WeightedGraph(CHANNELS, 0.3, matrix="identity").double()
+    got, expected = part(z.squeeze(1), graph), 0.3 * CouplingTerm(part.adjacency(z.squeeze(1), graph))
+    torch.testing.assert_close(got.value(z, graph), expected.value(z, graph))
+    torch.testing.assert_close(got.half_gradient(z, graph), expected.half_gradient(z, graph))
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["fixed weights", "learned weights"])
+@pytest.mark.parametrize("dims", [2, 1], ids=["matrices", "diagonals"])
+@pytest.mark.parametrize("edges", [0, 1, 31])
+def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(edges: int, dims: int, learned: bool) -> None:
+    ends = torch.randint(NODES - 2, (2, edges))  # the last nodes are isolated
+    graph = Graph(NODES, torch.cat([ends, ends[:, :5]], 1))  # multi-edges
+    weight = random(graph.num_edges, RELATIONS) * torch.randint(2, (graph.num_edges, RELATIONS))
+    weight[:, 1] = 0  # a relation without edges
+    given = [random(NODES, CHANNELS), random(RELATIONS, *[CHANNELS] * dims), weight]
+    pull, found = random(NODES, CHANNELS), []
+    for path in (SparseCoupling, Coupling):
+        v, matrix, weight = (tensor.clone().requires_grad_() for tensor in given)
+        out = path.transformed(SparseCoupling(graph, weight if learned else given[2]), v, matrix)
+        leaves = [v, matrix, weight][: 3 if learned else 2]
+        found.append([out, *torch.autograd.grad((pull * out).sum(), leaves)])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> None:
+    graph, source, edge_attr = a_graph(), random(NODES, CHANNELS), random(24, RELATIONS)
+    parts = [WeightedGraph(CHANNELS, edge_dim=RELATIONS).double() for _ in range(2)]
+    first, second = (part(source, graph, edge_attr).forward for part in parts)
+    assert first is second
+    for write in (
+        lambda: edge_attr.mul_(2), lambda: edge_attr.numpy().__imul__(3), lambda: edge_attr.data.__setitem__(0, 7.0)
+    ):  # fmt: skip
+        write()
+        term, fresh = parts[0](source, graph, edge_attr), parts[0](source, graph, edge_attr.clone())
+        assert torch.equal(term.forward.weight, fresh.forward.weight)
+        assert not torch.equal(term.forward.weight, first.weight)
+        first = term.forward
 
 
 def test_the_batch_of_graphs_has_the_sum_of_their_values() -> None:

@@ -161,7 +161,9 @@ def of_matrix(d: Draw) -> dict[str, Arg]:
     signed = f"mp.couplings.SparseCoupling(mp.Graph({n}, {edge_list(d)}), torch.randn({len(d.edges)}, 1))"
     wrong = NOT_A_COUPLING + bad(f"signed: mp.couplings.LowRankCoupling({of}, {of})")
     right = d.pick([coupling_source(d, symmetric=True), signed])
-    return {"coupling": Arg(right, wrong), **matrices(d, "matrix")}
+    diagonals = tensor(d, 1, d.channels).unsure("another dtype", "on the meta device", "a higher rank")
+    matrix = diagonals if d.maybe(0.4) else matrices(d, "matrix")["matrix"].unsure("a lower rank")
+    return {"coupling": Arg(right, wrong), "matrix": matrix}
 
 
 def of_attention(d: Draw) -> dict[str, Arg]:

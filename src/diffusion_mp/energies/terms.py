@@ -158,7 +158,8 @@ class ScaledTerm(SharedTerm):
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
         if not isinstance(term, EnergyTerm):
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-        if not (callable(weight) or (isinstance(weight, Tensor) and weight.dim() == 0)):
+        scalar = isinstance(weight, Tensor) and not weight.dim() and weight.is_floating_point()
+        if not (scalar or callable(weight)):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
 
@@ -207,7 +208,8 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        if not (isinstance(source, Tensor) and source.dim() == 3 and source.is_floating_point()):
+        strided = isinstance(source, Tensor) and source.layout is torch.strided and source.is_floating_point()
+        if not (strided and (source.dim() == 2 or (source.dim() == 3 and source.size(1)))):
             check_heads(source, "source")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
         if metric is not None:

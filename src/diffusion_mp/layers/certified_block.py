@@ -185,6 +185,9 @@ class RowAttention(TermModule):
             nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        if graph.num_nodes != graph.total_nodes:
+            known = f"{graph.num_nodes} of {graph.total_nodes}"
+            raise NotImplementedError(f"RowAttention needs all nodes of the graph, not {known}. Use one process.")
         query, key = _contracting(self.query), _contracting(self.key)
         ones, prior = query.new_ones(self.heads), None
         if self.neighbours:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TermModule, TiedMLP, WeightedGraph
 from diffusion_mp.layers.pyg import refuse_inputs
@@ -72,6 +72,7 @@ class CertifiedTransformer(GraphModel):
         check_choice(activation, "activation", ACTIVATIONS)
         check_choice(attention, "attention", ["all", "neighbours", None])
         check_probability(dropout, "dropout")
+        check_positive(mu, "mu")
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def encoded(first: nn.Module) -> nn.Sequential:
