@@ -72,6 +72,8 @@ def pairs() -> Iterator[Pair]:
     for name, operation in OPERATIONS.items():
         yield from of_operation(name, operation)
     yield from layers_on_cora()
+    yield from certified_on_cora()
+    yield from certified_on_batches()
     yield from layers_on_batches()
     yield from layers_on_a_large_graph()
     yield from models_on_cora()
@@ -207,6 +209,57 @@ def layers_on_cora() -> Iterator[Pair]:
         return mine, Side(lambda: layer(x.unsqueeze(0)).squeeze(0), theirs.leaves, layer)
 
     yield Pair("SGFormer's attention", "Cora", "PyG", both)
+
+
+def certified_on_cora() -> Iterator[Pair]:
+    """Ten certified steps, with and without matrices between neighbours, and ten steps of PyG's APPNP and GCN."""
+
+    def gcns() -> nn.Module:
+        return pyg.Sequential("x, edges", [(pyg.GCNConv(64, 64), "x, edges -> x") for _ in range(10)])
+
+    def both(matrix: Any, other: Callable[[], nn.Module]) -> tuple[Side, Side]:
+        torch.manual_seed(0)
+        term = mp.layers.WeightedGraph(64, normalization="sym", matrix=matrix)
+        mine, theirs = mp.layers.CertifiedBlock(64, [term], num_layers=10), other()
+        x, graph, others = cora_state(True)
+        parameters = list(mine.parameters()), list(theirs.parameters())
+        return side_of_module(mine, x, parameters[0], graph), side_of_module(theirs, x, parameters[1], *others)
+
+    for matrix, name, other in (
+        ("identity", "APPNP", lambda: pyg.APPNP(10, 0.1)),
+        ("full", "APPNP", lambda: pyg.APPNP(10, 0.1)),
+        ("full", "GCNConv", gcns),
+    ):
+        target = 1.0 if name == "GCNConv" else 2.0
+        targets = {"forward": target, "step": target}
+        sides = partial(both, matrix, other)
+        yield Pair(f"CertifiedBlock, matrix={matrix!r}", "Cora, 10 steps", f"PyG's {name}", sides, targets, same=False)
+
+
+def certified_on_batches() -> Iterator[Pair]:
+    """`CertifiedTransformer` and as many layers of GINE, on molecules with four types of bonds."""
+    num_nodes = 3_000
+    graph = batch_of("ZINC", num_nodes)
+    edges, generator = with_ring(graph), torch.Generator().manual_seed(0)
+    kinds = torch.randint(4, (edges.size(1) // 2,), generator=generator).repeat(2)  # the same in both directions
+    attr, x = torch.eye(4)[kinds], torch.randn(num_nodes, 64, generator=generator)
+
+    def both() -> tuple[Side, Side]:
+        torch.manual_seed(0)
+        mine = mp.CertifiedTransformer(64, 64, 64, 4, 1, edge_dim=4, mlp_channels=64, layer_norm=True)
+
+        def layer() -> nn.Module:
+            return pyg.GINEConv(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), edge_dim=4)
+
+        theirs = pyg.Sequential("x, edges, attr", [(layer(), "x, edges, attr -> x") for _ in range(4)])
+        of_mine = side_of_module(
+            mine, x, mine.parameters(), Graph(num_nodes, edges), call=partial(mine, edge_attr=attr)
+        )
+        return of_mine, side_of_module(theirs, x, theirs.parameters(), edges, attr)
+
+    half = {"forward": 0.5, "step": 0.5}
+    where = f"ZINC, N = {num_nodes:,}"
+    yield Pair("CertifiedTransformer, 4 blocks", where, "PyG's GINEConv, 4 layers", both, half, same=False)
 
 
 def gps() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:

@@ -18,7 +18,7 @@ from diffusion_mp import couplings, diffusivities, layers, models, updates
 from diffusion_mp.couplings import *
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, Positive, RelationalBias
 from diffusion_mp.energies import Ball, Sphere
-from diffusion_mp.layers import GPSBlock, LaplacianEncoder
+from diffusion_mp.layers import CertifiedBlock, GPSBlock, LaplacianEncoder, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer
 
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -570,6 +570,15 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         graph=False, encoder_layers=1),
     "certified-at-rest":
         lambda: CertifiedDIFFormer(4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0),
+    "certified-block": lambda: CertifiedBlock(4, [WeightedGraph(4), RowAttention(4, 2), TiedMLP(4, 6)]),
+    "certified-block-sphere": lambda: CertifiedBlock(4, [WeightedGraph(4, gate=True)], 3, constraint="sphere"),
+    "certified-block-at-rest": lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint=None),
+    "certified-block-diagonal": lambda: CertifiedBlock(4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3),
+    "certified-block-identity": lambda: CertifiedBlock(4, [WeightedGraph(4, matrix="identity", hops=2)], 3),
+    "certified-transformer": lambda: CertifiedTransformer(4, 6, 3, 2, attention="neighbours", mlp_channels=5,
+        layer_norm=True, dropout=0.2),
+    "certified-transformer-directed": lambda: CertifiedTransformer(4, 6, 3, 1, 3, symmetric=False, hops=2,
+        attention="all", heads=2, constraint="ball"),
     "nodeformer": lambda: NodeFormer(4, 6, 3, heads=2),
     "nodeformer-max": lambda: NodeFormer(4, 6, 3, jump="max", activation="elu", residual=False, dropout=0.2),
     **{
@@ -607,7 +616,14 @@ def test_layers_pass_the_shape_checks(name: str) -> None:
 def test_layers_obey_the_laws(name: str) -> None:
     build, options = LAYERS[name]
     skip = {}
-    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "appnp-limit", "certified-at-rest"):
+    if name in (
+        "generic-implicit",
+        "generic-trapezoidal",
+        "generic-equilibrium",
+        "appnp-limit",
+        "certified-at-rest",
+        "certified-block-at-rest",
+    ):
         skip["poisoned batch mate"] = "a solve for the whole batch refuses NaN anywhere in it"
     if name == "generic-backtracking":
         skip["poisoned batch mate"] = "no τ lowers the energy of a graph with NaN in it, which is an error"
@@ -623,6 +639,7 @@ def test_every_public_layer_and_model_is_listed() -> None:
     exported = public_subclasses(layers, torch.nn.Module) | public_subclasses(models, torch.nn.Module)
     # label propagation moves labels, an encoder reads positions, a Transformer sequences: other signatures, own tests
     others = {LabelPropagation, LaplacianEncoder, PDETransformer, PDEDiffusion1d}  # the last is listed as AsConv
+    others |= {WeightedGraph, RowAttention, TiedMLP}  # parts of a CertifiedBlock
     missing = exported - built - others
     assert not missing, f"add these to LAYERS: {missing}"
 

@@ -69,6 +69,7 @@ from diffusion_mp.layers import (
 from diffusion_mp.models import (
     GPS,
     CertifiedDIFFormer,
+    CertifiedTransformer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -103,6 +104,7 @@ __all__ = [
     "CertifiedConv",
     "CertifiedDIFFormer",
     "CertifiedStep",
+    "CertifiedTransformer",
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",

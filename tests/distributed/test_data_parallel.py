@@ -87,7 +87,10 @@ def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
 OF_EDGES = ("edge_index", "edge_weight", "edge_attr")
 
 #: Message passing alone says so in a sentence.
-NEED_EDGES = ("gatedgcn", "gcn", "sgc", "gin", "gat", "appnp", "gcnii", "sfi-former-options")
+NEED_EDGES = (
+    "gatedgcn", "gcn", "sgc", "gin", "gat", "appnp", "gcnii", "sfi-former-options", "certified-transformer",
+    "certified-transformer-diagonal", "certified-transformer-identity",
+)  # fmt: skip
 
 
 def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:

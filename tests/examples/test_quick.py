@@ -14,6 +14,7 @@ SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "ru
 WRITTEN = {  # what is printed of the files that were made
     "energy_descent": "wrote runs/energy_descent.png",
     "inside": "runs/inside.png",
+    "certified_blocks": "runs/certified_blocks.png",
     "attention": "runs/sfi_former_quick/CLUSTER-SFi-seed0.png",
     "pde_transformer": "runs/pde_transformer_quick/picture.png",
 }
@@ -46,11 +47,12 @@ def test_numbers_below_one_are_refused(script, option, capsys):
     "energy_descent",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside")),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
-    pytest.param("cora", marks=pytest.mark.data),
+    *(pytest.param(name, marks=pytest.mark.data) for name in ("cora", "certified_blocks")),
 ])  # fmt: skip
 def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(tmp_path)
-    root = ["--root", str(request.getfixturevalue("data_root") / "Planetoid")] if script == "cora" else []
+    folder = {"cora": "Planetoid", "certified_blocks": ""}.get(script)
+    root = [] if folder is None else ["--root", str(request.getfixturevalue("data_root") / folder)]
     assert not importlib.import_module(script).main(["--quick", *root])
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) > 1

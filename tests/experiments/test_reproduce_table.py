@@ -30,7 +30,7 @@ REFUSED_TABLES = [
 
 
 class Ring(FullGraphDataModule):
-    num_features, num_classes = 5, 3
+    num_features, num_classes, num_edge_features = 5, 3, None
 
 
 @pytest.mark.parametrize("name", OWN)

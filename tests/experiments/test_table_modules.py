@@ -6,11 +6,13 @@ from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_
 from torch import nn
 from torch_geometric.data import Data
 
-from diffusion_mp.models import DiffusionGNN
+from diffusion_mp.graph import Graph
+from diffusion_mp.models import CertifiedTransformer, DiffusionGNN, GatedGCN
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments import train
 from diffusion_mp_experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
+from diffusion_mp_experiments.reproduce.networks import ClassicGNN
 from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
@@ -131,6 +133,57 @@ def test_batches_of_graphs_are_learned():
     predictor = GraphConstant()
     predictor.fit(data)
     assert predictor(first[0].x, first[0].graph).tolist() == [[0.5, 0.5]] * 4
+
+
+class Ends(nn.Module):
+    """Reads edges whose features are the numbers of their ends."""
+
+    reads = ("edge_attr",)
+
+    def forward(self, x, edges, edge_weight=None, *, edge_attr):
+        edge_index = edges.edge_index if isinstance(edges, Graph) else edges
+        assert torch.equal(edge_attr, x[edge_index, 0].T)
+        return x
+
+
+def test_features_of_edges_come_in_the_order_of_edges():
+    def drawn(size):
+        x, edge_index = torch.arange(size).float()[:, None] + 10 * size, torch.randint(size, (2, 3 * size))
+        return Data(x=x, edge_index=edge_index, edge_attr=x[edge_index, 0].T, y=torch.tensor([0]))
+
+    with seeded(0):
+        graphs = [drawn(size) for size in (4, 1, 7)]
+        module, (batch,) = Sizes(batch_size=None, split=0, tuning=False), Sizes.together(Sizes(3, 0, False), graphs)
+        certified = CertifiedTransformer(1, 4, 2, edge_dim=2, task="graph")
+    assert module.num_edge_features is None
+    for classifier in (train.GraphClassifier, train.NodeClassifier):
+        assert classifier(Ends())(batch) is batch.x
+    alone = torch.cat([certified(graph.x, graph.edge_index, edge_attr=graph.edge_attr) for graph in graphs])
+    torch.testing.assert_close(train.GraphClassifier(certified)(batch), alone)
+    assert train.GraphClassifier(GatedGCN(1, 4, 2, task="graph"))(batch).shape == (
+        3,
+        2,
+    )  # without edge_dim it reads none
+
+
+CLASSIC = [("gcn", None), ("sage", None), ("gine", None), ("gine", 3), ("gat", 3), ("gatedgcn", 3)]
+
+
+@pytest.mark.parametrize(("conv", "edge_dim"), CLASSIC)
+def test_a_classic_network_does_not_depend_on_the_order_of_edges(conv, edge_dim):
+    with seeded(0):
+        x, edge_index, edge_attr = torch.randn(7, 5), torch.randint(7, (2, 13)), torch.randn(13, 3)
+        model, order = ClassicGNN(5, 6, 2, 3, conv=conv, edge_dim=edge_dim, heads=2, dropout=0.5), torch.randperm(13)
+    edges = {} if edge_dim is None else {"edge_attr": edge_attr}
+    logits = model.eval()(x, edge_index, **edges)
+    assert logits.shape == (7, 2)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    edges = {name: value[order] for name, value in edges.items()}
+    torch.testing.assert_close(model(x, edge_index[:, order], **edges), logits)
+    assert ClassicGNN(5, 6, 2, conv=conv, task="graph")(x[:1], edge_index[:, :0]).shape == (1, 2)
+    with pytest.raises(ValueError, match="edge_dim goes with the layers that read edge_attr"):
+        ClassicGNN(5, 6, 2, conv="sage", edge_dim=3)
 
 
 def test_the_score_counts_graphs_of_all_batches_alike():

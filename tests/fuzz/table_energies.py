@@ -1,6 +1,7 @@
 """Strategies of penalties, energies and certificates, of diagnostics, and of the checks in `testing`."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +108,11 @@ def energy_trace(d: Draw) -> None:
     d.call("out", "(trace.__exit__(None, None, None), trace.energies, trace.to_dict())")
 
 
+def some_terms(d: Draw) -> Arg:
+    wrong = bad("None | a number | a class in it: [mp.energies.MLPTerm] | a penalty in it: [mp.GaussianPenalty()]")
+    return options(d, "[mp.energies.PairTerm(mp.GaussianPenalty())]", "()", wrong=wrong, optional=True)
+
+
 def joint_energy(d: Draw) -> None:
     source = tensor(d, d.nodes, d.channels, optional=True, positive=True)
     metric = tensor(d, d.nodes, optional=True, positive=True)
@@ -114,11 +120,93 @@ def joint_energy(d: Draw) -> None:
     right = "'simple'", "'gaussian'", "None", "mp.SigmoidPenalty()"
     weights = dict.fromkeys(("lam", "mu", "beta"), lambda d: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=wrong))
     construct(
-        d, "energy", "JointEnergy", leave="projection", graph_term=coupling(d, symmetric=True, optional=True),
+        d, "energy", "JointEnergy", leave="projection graph", terms=some_terms,
+        graph_term=coupling(d, symmetric=True, optional=True),
         penalty=options(d, *right, wrong=NOT_A_PENALTY).without("None"), source=source,
         metric=metric.without("a higher rank"), constraint=texts(None, "nonnegative", "ball", "sphere"), **weights,
     )  # fmt: skip
     d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False)
+
+
+def term(name: str, make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **options: Any) -> Strategy:
+    """A term, and the energy of which it is a part."""
+
+    def strategy(d: Draw) -> None:
+        construct(d, "term", name, **options, **make(d))
+        x = real(d, d.nodes, d.channels)
+        joint = Arg(
+            "[term]", bad("None | a number | a class in it: [mp.energies.MLPTerm] | a module in it: [nn.ReLU()]")
+        )
+        of = "mp.energies.JointEnergy(terms={terms}, graph={graph})"
+        d.call("energy", of, terms=joint, graph=fixed(graph_source(d)))
+        d.call("out", f"[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", finite=False)
+
+    return strategy
+
+
+def matrices(d: Draw, *names: str) -> dict[str, Arg]:
+    return {name: tensor(d, 1, d.channels, d.channels).unsure("another dtype", "on the meta device") for name in names}
+
+
+def source_and_metric(d: Draw) -> dict[str, Arg]:
+    metric = tensor(d, d.nodes, optional=True, positive=True)
+    source = tensor(d, d.nodes, d.channels).unsure("another dtype")
+    if metric.right is not None:  # which would not fit these, so that it might be named instead
+        source = source.without("a higher rank", "a lower rank", "on the meta device")
+    return {"source": source, "metric": metric}
+
+
+def of_matrix(d: Draw) -> dict[str, Arg]:
+    n, of = d.nodes, f"torch.ones({d.nodes}, 1, 1)"
+    signed = f"mp.couplings.SparseCoupling(mp.Graph({n}, {edge_list(d)}), torch.randn({len(d.edges)}, 1))"
+    wrong = NOT_A_COUPLING + bad(f"signed: mp.couplings.LowRankCoupling({of}, {of})")
+    right = d.pick([coupling_source(d, symmetric=True), signed])
+    diagonals = tensor(d, 1, d.channels).unsure("another dtype", "on the meta device", "a higher rank")
+    matrix = diagonals if d.maybe(0.4) else matrices(d, "matrix")["matrix"].unsure("a lower rank")
+    return {"coupling": Arg(right, wrong), "matrix": matrix}
+
+
+def of_attention(d: Draw) -> dict[str, Arg]:
+    prior = f"mp.couplings.SparseCoupling(mp.Graph({d.nodes}, {edge_list(d)}), nonnegative=True)"
+    wrong = [w for w in NOT_A_COUPLING if w.what != "None"]
+    return {"prior": Arg(prior if d.maybe(0.4) else None, wrong, True), **matrices(d, "query", "key")}
+
+
+def of_mlp(d: Draw) -> dict[str, Arg]:
+    return {"matrix": tensor(d, 3, d.channels), "bias": tensor(d, 3), "weight": number(d, 1.0, zero=True)}
+
+
+def any_term(d: Draw) -> Arg:
+    right = [f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})", "mp.energies.PairTerm(mp.GaussianPenalty())"]
+    right.append(f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')")
+    return options(d, *right, wrong=bad("None | a number | a string | a module | a class: mp.energies.MLPTerm"))
+
+
+def _factor(d: Draw) -> Arg:
+    """A weight, which may also be computed by a module."""
+    return number(d, 2.0, 0.0, zero=True).without("a module")
+
+
+def own_term(d: Draw) -> None:
+    d.call(
+        "Own",
+        "type('Own', (mp.energies.EnergyTerm,), dict(value=lambda s, z, graph: z.double().square().sum(), "
+        "half_gradient=lambda s, z, graph: z, bound=lambda s, z, graph: torch.full_like(z[:, :, :1], 0.5)))",
+    )
+    d.call("term", "{weight} * Own()", weight=_factor(d))
+    d.call("out", "mp.energies.JointEnergy(terms=[term])({x})", x=free(d))
+
+
+TERMS: dict[str, Strategy] = {
+    "EnergyTerm": own_term, "SourceTerm": term("SourceTerm", source_and_metric),
+    "CouplingTerm": term("CouplingTerm", leave="centre", coupling=lambda d: coupling(d, symmetric=True)),
+    "PairTerm": term("PairTerm", leave="projection constraint",
+        penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY).without("a module")),
+    "MatrixTerm": term("MatrixTerm", of_matrix, leave="norms symmetric"),
+    "AttentionTerm": term("AttentionTerm", of_attention, leave="norms"),
+    "MLPTerm": term("MLPTerm", of_mlp),
+    "ScaledTerm": term("ScaledTerm", weight=_factor, term=any_term),
+}  # fmt: skip
 
 
 def long_runs(d: Draw) -> Arg:
@@ -135,7 +223,7 @@ def record(source: str) -> Strategy:
 
 
 ENERGIES: dict[str, Strategy] = {
-    "JointEnergy": joint_energy, "Penalty": own_penalty,
+    **TERMS, "JointEnergy": joint_energy, "Penalty": own_penalty,
     **{name: penalty(name) for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty")},
     "GaussianPenalty": penalty("GaussianPenalty"),
     "FunctionPenalty": penalty("FunctionPenalty", always="f", domain=domain, delta=never([]),
@@ -331,6 +419,10 @@ def adjacency(d: Draw) -> Arg:
     return Arg("torch.ones(3, 3) - torch.eye(3)", wrong)
 
 
+def three_dimensional(d: Draw) -> Arg:
+    return tensor(d, d.nodes, 1, d.channels).unsure("another dtype", "a longer last dimension")
+
+
 LEVEL = texts("core", "strict")
 UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
@@ -339,6 +431,8 @@ TESTING: dict[str, Strategy] = {
         level=LEVEL),
     "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=LEVEL),
     "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
+    "testing.check_energy_term": calls("testing.check_energy_term", term=any_term, z=three_dimensional,
+        graph=just_graph, starts=counts(2, 1), ascent=counts(3, 1)),
     "testing.assert_energy_descent": checked("assert_energy_descent", "mp.ExplicitEuler(0.5)", NOT_A_MODULE,
         instances=counts(1, 2), steps=counts(1, 2), num_nodes=counts(4, 6), channels=counts(2, 3),
         energy=lambda d: never(NOT_A_FUNCTION).without("None")),

@@ -55,6 +55,53 @@ def certified_conv(d: Draw) -> None:
     called(d, needed=False)
 
 
+CONVEX = "nonnegative", "ball", None
+PARTS = "RowAttention({c})", "TiedMLP({c}, 3)", "RowAttention({c}, neighbours=True)", "WeightedGraph({c}, gate=True)"
+
+
+def related(d: Draw) -> tuple[Arg, Arg]:
+    """``edge_dim``, and the ``edge_attr`` that a graph of so many relations needs."""
+    dim, rows = count(d, 2).without("None"), len(d.edges)
+    if d.maybe(0.4):
+        return dim, tensor(d, rows, 2).unsure("another dtype")
+    return never([w for w in dim.wrong if w.valid is False]), never(bad(f"without edge_dim: torch.ones({rows}, 2)"))
+
+
+def block(d: Draw, part: str | None = None, **own: Any) -> None:
+    """A block of some terms, or of a ``part`` with random options."""
+    c, featured = d.channels, part in (None, "WeightedGraph")
+    dim, features = related(d) if featured else (Arg(None), never([]))
+    if part is not None:
+        own |= {"edge_dim": dim} if featured else {}
+        construct(d, "part", part, **own)
+        d.call("layer", f"mp.layers.CertifiedBlock({c}, [part]){cast(d)}")
+    else:
+        graph = f"mp.layers.WeightedGraph({c}, edge_dim={dim.right})"
+        others = [] if d.maybe(0.4) else [f"mp.layers.{d.pick(PARTS).format(c=c)}"]
+        wrong = bad("None | a number | a string in it: ['graph'] | other channels: "
+            f"[mp.layers.TiedMLP({c + 1}, 3)]")  # fmt: skip
+        constraint = choice(d, *CONVEX, *(["sphere"] if others else []))
+        num_layers = count(d, 1, 3, optional=True, none=True)
+        construct(
+            d, "layer", "CertifiedBlock", cast(d), terms=Arg(f"[{', '.join([graph, *others])}]", wrong),
+            num_layers=num_layers if others else replace(num_layers, right="None"), constraint=constraint,
+            beta=numbers(1.0, 0.1),
+        )  # fmt: skip
+    given = edges(d, needed=False, objects=False)
+    d.call(
+        "out",
+        "layer({args})",
+        x=state(d),
+        **given,
+        edge_attr=features if dim.right else never([]),
+        return_coupling=flag(d),
+    )
+
+
+def part(name: str, **own: Any) -> Strategy:
+    return lambda d: block(d, name, weight=number(d, 1.0, 0.1, optional=True), **own)
+
+
 def diffusion_conv(d: Draw) -> None:
     reads = choice(d, "state", "values", "features")
     own = {"out_channels": same, "heads": counts(1, 2), "reads": reads}
@@ -130,7 +177,8 @@ def weights_of_pyg(d: Draw) -> None:
 
 LAYERS: dict[str, Strategy] = {
     "MLPConv": layer("MLPConv"), "GCNConv": layer("GCNConv", needed=True), "SGConv": layer("SGConv", needed=True),
-    "GATConv": gat, "CertifiedConv": certified_conv,
+    "GATConv": gat, "CertifiedConv": certified_conv, "CertifiedBlock": block, "WeightedGraph": part("WeightedGraph"),
+    "RowAttention": part("RowAttention"), "TiedMLP": part("TiedMLP", hidden_channels=counts(3, 1)),
     "DIFFormerConv": layer("DIFFormerConv", leave="update transform keep bias concat", more="dropout",
         of=DiffusionConv, out_channels=same, normalize=texts("row", None)),
     "NodeFormerConv": layer("NodeFormerConv", leave="projection",

@@ -11,7 +11,7 @@ from diffusion_mp.layers import DIFFormerConv, SGFormerConv
 from .arguments import *
 from .program import Draw, Strategy, Wrong
 from .signatures import construct, counts, numbers, texts
-from .table_layers import SHARE, called, certified
+from .table_layers import CONVEX, SHARE, called, certified, related
 
 NOT_OPTIONS = bad("a string | a number | a list | a module")
 
@@ -228,8 +228,28 @@ def certified_difformer(d: Draw) -> None:
         d.call("out", f"layer.{asked}({{args}})", x=sparse_too(d, state(d)), **edges(d, needed=False))
 
 
+def certified_transformer(d: Draw) -> None:
+    channels, x = categories(d, d.channels, d.nodes)
+    (task, scored), (dim, features) = tasks(d), related(d)
+    attention, mlp = d.pick([None, "all", "neighbours"]), d.pick([0, 5])
+    convex = not mlp and attention is None
+    constraint = choice(d, *CONVEX, *([] if convex else ["sphere"]))
+    num_layers = count(d, 2, 1, optional=True, none=True)
+    construct(
+        d, "layer", "CertifiedTransformer", cast(d), in_channels=channels, num_blocks=counts(1, 2), heads=heads,
+        num_layers=replace(num_layers, right="None") if convex and d.maybe(0.5) else num_layers, edge_dim=dim,
+        constraint=constraint, task=task, mlp_channels=Arg(str(mlp), count(d, zero=True).wrong),
+        attention=Arg(repr(attention), choice(d, None).wrong), graph=texts("sum", "sym"),
+    )  # fmt: skip
+    call = {"x": x, **edges(d, needed=False, objects=False), "edge_attr": features}
+    if d.maybe(0.6):
+        d.call("out", "layer({args})", **call, **scored, return_coupling=flag(d))
+    else:
+        d.call("out", f"layer.{d.pick(['energies', 'certificate'])}({{args}})", **call, finite=False)
+
+
 MODELS: dict[str, Strategy] = {
-    "CertifiedDIFFormer": certified_difformer,
+    "CertifiedDIFFormer": certified_difformer, "CertifiedTransformer": certified_transformer,
     "DIFFormer": model("DIFFormer", leave="update", more="heads kernel projection normalize graph self_loops leak",
         of=DIFFormerConv, heads=heads, normalize=texts("row", None)),
     "NodeFormer": model("NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads),

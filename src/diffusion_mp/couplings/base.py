@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from diffusion_mp import errors
 from diffusion_mp.graph import Graph
@@ -175,6 +176,18 @@ class Coupling(ABC):
         """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
         self.check(v, "v")
         return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
+
+    def transformed(
+        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"], hops: int = 1
+    ) -> Float[Tensor, "N C"]:
+        """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, which may be given by its diagonal."""
+        if matrix.dim() == 2:
+            out = v.unsqueeze(1) * matrix
+        else:
+            out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
+        for _ in range(hops):
+            out = self.matmul(out)
+        return out.squeeze(1) if self.heads == 1 else out.sum(1)
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""

@@ -9,12 +9,14 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from diffusion_mp.couplings.base import Coupling, Promise
 from diffusion_mp.errors import check_device, check_has_values, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import cached_property, values_only
 from diffusion_mp.graph.checks import row_bounds
-from diffusion_mp.graph.ops import entries_at, graph_of, is_symmetric
+from diffusion_mp.graph.ops import Compressed, Pattern, entries_at, graph_of, is_symmetric
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.spmm import spmm
 
@@ -193,6 +195,30 @@ class SparseCoupling(Coupling):
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)
+
+    def transformed(
+        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"], hops: int = 1
+    ) -> Float[Tensor, "N C"]:
+        """Return Σ_h S_h^hops v M_hᵀ; a row of v is multiplied only by the matrices of the heads that it sends in."""
+        # The number of these rows depends on values. A weight of zero has a gradient too.
+        if self.heads == 1 or hops > 1 or self.weight.requires_grad or not values_only():
+            return super().transformed(v, matrix, hops)
+        pattern, places, senders, counts = self._senders
+        rows = zip(v.index_select(0, senders).split(counts), matrix, strict=True)
+        sent = torch.cat([some * by if by.dim() == 1 else functional.linear(some, by) for some, by in rows])
+        return spmm(pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)).squeeze(1)
+
+    @cached_property
+    def _senders(self) -> tuple[Pattern, Tensor, Tensor, list[int]]:
+        """Return the nonzero entries, with pairs of head and sender as columns: their pattern and their places in the
+        weight, and of the pairs, sorted by head, the sender and the number of each head."""
+        edge, head = self.weight.detach().nonzero(as_tuple=True)
+        source, target = (end.index_select(0, edge) for end in self.graph.edges)
+        pairs, place = torch.unique(head * self.num_nodes + source, return_inverse=True)
+        size, found = self.num_nodes, len(pairs)
+        pattern = Pattern(Compressed(target, place, size), Compressed(place, target, found))
+        counts = torch.bincount(pairs // size, minlength=self.heads).tolist()
+        return pattern, edge * self.heads + head, pairs % size, counts
 
     def _transpose(self) -> Coupling:
         return SparseCoupling(self.graph.reverse(), self.weight, nonnegative=self.nonnegative)

@@ -16,17 +16,16 @@ from torch.nn.parameter import is_lazy
 from diffusion_mp.couplings import (
     Coupling,
     IdentityCoupling,
-    ProjectedCoupling,
     ScaledCoupling,
     SparseCoupling,
     SumCoupling,
 )
-from diffusion_mp.couplings.weighted import averaged, spectral_norms
-from diffusion_mp.energies.constraints import Ball, Constraint
+from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import JointEnergy
 from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
+from diffusion_mp.energies.terms import term_flaw
 from diffusion_mp.energies.theorems import Certificate, penalty_flaw, theorem1, theorem7
 from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_values, describe
 
@@ -229,12 +228,16 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         or _not_as_declared(energy.graph_term, energy.constraint.convex)
         or _not_declared("step's", coupling)
         or _not_equal(own, coupling, x)
+        or next(filter(None, (term_flaw(term, by_head(x), energy.graph(x)) for term in energy.further)), None)
     )
     certificate = Certificate(theorem="Theorem T1", holds=False, energy=repr(energy), reason=failed or "")
     if failed is not None:
         return certificate
     rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
     reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
+    if energy.further:
+        certificate = replace(certificate, theorem="Theorem T11")
+        reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
     return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason)
 
 
@@ -264,10 +267,10 @@ def _outside(constraint: Constraint, x: Float[Tensor, "N H D"]) -> str | None:
 
 def _no_penalty(energy: JointEnergy) -> str | None:
     """δ is concave and non-decreasing with slope f ≥ 0, as far apart as rows of C can be."""
-    penalty = energy.penalty
-    if penalty is None:
+    if energy.pairs is None:
         return None
-    farthest, limit = _projected(energy, penalty).diameter ** 2, penalty.domain[1]
+    penalty = energy.pairs.penalty
+    farthest, limit = energy.pairs.within().diameter ** 2, penalty.domain[1]
     flaw = penalty_flaw(penalty)
     if flaw is not None or farthest <= limit:
         return flaw
@@ -277,32 +280,11 @@ def _no_penalty(energy: JointEnergy) -> str | None:
     )
 
 
-def _projected(energy: JointEnergy, penalty: Penalty) -> Constraint:
-    """Return the constraint on the rows that the penalty is applied to, behind the energy's projection.
-
-    A projection divided by its norm exceeds norm one by rounding, and f at the end of its domain may then lie as
-    little below zero. This is harmless: with the loops w_ii = f(0) in W, D_W + W stays positive semi-definite.
-    """
-    if energy.projection is None:
-        return energy.constraint
-    norm, diameter = float(spectral_norms(energy.projection.double()).max()), energy.constraint.diameter
-    if norm > 0 and diameter == math.inf:
-        return energy.constraint
-    farthest, end = norm * diameter if norm > 0 else 0.0, penalty.domain[1]
-    if end < farthest**2 <= penalty.reach(torch.promote_types(energy.projection.dtype, torch.float32)):
-        farthest = math.nextafter(math.sqrt(end), 0.0)
-    return Ball(max(farthest / 2, torch.finfo(torch.float64).tiny))
-
-
 def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
     """Return W = λ (f(‖x_i − x_j‖²))_ij + μA of an energy at a state."""
     terms: list[Coupling] = []
-    if energy.penalty is not None:
-        pairs = energy.penalty.coupling(energy._seen(x), energy.ptr, constraint=_projected(energy, energy.penalty))
-        pairs = averaged(pairs) if energy.mean else pairs
-        if energy.projection is not None:
-            pairs = ProjectedCoupling(pairs, energy.projection.double())
-        terms.append(ScaledCoupling(float(energy.lam), pairs))
+    if energy.pairs is not None:
+        terms.append(ScaledCoupling(float(energy.lam), energy.pairs.coupling(by_head(x), energy.graph(x))))
     if energy.graph_term is not None:
         terms.append(ScaledCoupling(float(energy.mu), energy.graph_term))
     return SumCoupling(terms) if terms else 0.0 * IdentityCoupling(len(x), dtype=x.dtype, device=x.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import NoneType
 from typing import Literal, cast
 
@@ -25,8 +25,9 @@ from diffusion_mp.energies.pairs import (
 )
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm, tangents
+from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_ptr, check_ptr
-from diffusion_mp.graph.ops import graph_sizes
 
 
 class Energy:
@@ -162,7 +163,7 @@ class Energy:
         if isinstance(self.penalty, QuadraticPenalty):
             return self._pairs(x)
         if self.coupling is None:
-            return _tangents(self.penalty, x.double(), at.double(), self.ptr)
+            return tangents(self.penalty, x.double(), at.double(), self.ptr)
         weight, z2 = self._edges(x)
         s = self._edges(at)[1]
         return (weight * (self.penalty.f(s) * (z2 - s) + self.penalty.delta(s))).sum()
@@ -214,10 +215,10 @@ class Energy:
 class JointEnergy:
     r"""F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
-    A `CertifiedStep` never raises it (Theorem T1 of docs/certified.md). The terms are the distance to the source H, a
-    penalty on all pairs of the same graph, one on edges, and the constraint C of rows (F = ∞ outside, up to rounding).
-    With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the simple and the quadratic
-    penalty, O(N² d) time and O(N d) memory for others.
+    A `CertifiedStep` never raises it (Theorems T1, T11 of docs/certified.md). The terms are the distance to the source
+    H, a penalty on all pairs of the same graph, one on edges, further ``terms``, and the constraint C of rows (F = ∞
+    outside, up to rounding). With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the
+    simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
         penalty: δ, a `Penalty` or its name; None omits the term, as for A and H.
@@ -227,6 +228,8 @@ class JointEnergy:
         projection: W [H, D, C], for a state of one head.
         ptr: bounds [B + 1] of the graphs of a ragged batch.
         mean: divide the penalty of a graph, and the Ω of the step, by its number of nodes.
+        terms: further terms of F, each an `EnergyTerm` (Theorem T11).
+        graph: what the terms read, by default the nodes without edges; its batch replaces ``ptr``.
 
     Shapes: x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
 
@@ -237,11 +240,11 @@ class JointEnergy:
     """
 
     def __init__(
-        self, penalty: Penalty | str | None, lam: float | Tensor = 1.0,
+        self, penalty: Penalty | str | None = None, lam: float | Tensor = 1.0,
         *, graph_term: Coupling | None = None, mu: float | Tensor = 1.0, source: State | None = None,
         beta: float | Tensor = 1.0, metric: Metric | None = None, constraint: str | Constraint | None = None,
         radius: float = 1.0, projection: Float[Tensor, "heads seen channels"] | None = None, ptr: Tensor | None = None,
-        mean: bool = False,
+        mean: bool = False, terms: Sequence[EnergyTerm] = (), graph: Graph | None = None,
     ) -> None:  # fmt: skip
         errors.check_flags(mean=mean)
         for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
@@ -259,64 +262,65 @@ class JointEnergy:
         self.lam, self.mu, self.beta = lam, mu, beta
         self.graph_term, self.source, self.metric = graph_term, source, metric
         self.constraint, self.projection = get_constraint(constraint, radius), projection
-        self.ptr, self.mean = None if ptr is None else as_ptr(ptr), mean
+        ptr = ptr if graph is None else graph.segments
+        self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
         if self.ptr is not None:
             check_ptr(int(self.ptr[-1]), self.ptr)
+        errors.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
+        for term in terms:
+            errors.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
+        self.further = tuple(terms)
+
+    @property
+    def pairs(self) -> PairTerm | None:
+        """The term of all pairs, without λ."""
+        if self.penalty is None:
+            return None
+        return PairTerm(self.penalty, self.projection, mean=self.mean, constraint=self.constraint)
+
+    @property
+    def terms(self) -> list[EnergyTerm]:
+        """All terms of F, with their weights, as `CertifiedStep.descend` takes them."""
+        terms: list[EnergyTerm] = [] if self.pairs is None else [ScaledTerm(self.lam, self.pairs)]
+        if self.graph_term is not None:
+            terms.append(ScaledTerm(self.mu, CouplingTerm(self.graph_term)))
+        if self.source is not None:
+            terms.append(ScaledTerm(self.beta, SourceTerm(self.source, self.metric)))
+        return [*terms, *self.further]
+
+    def graph(self, x: State) -> Graph:
+        """Return the graph that the terms read."""
+        return Graph(x.size(0), ptr=self.ptr, validate=False) if self.given is None else self.given
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return F(x). ``x_prev`` is ignored; it is accepted so that the signature is that of `Energy`."""
         self._check(x, "x")
-        if self.penalty is not None and self.constraint.diameter**2 > self.penalty.domain[1]:  # F is ∞ there otherwise
-            warn_beyond_domain(self.penalty, self, x, lambda: large_distance(self._seen(x), self.ptr))
-        return self._assemble(x, self._pairs(lambda penalty, x, ptr: penalty.total(x, ptr), x))
+        if self.pairs is not None and self.constraint.diameter**2 > self.pairs.penalty.domain[1]:  # F is ∞ otherwise
+            seen = self.pairs.seen
+            warn_beyond_domain(self.pairs.penalty, self, x, lambda: large_distance(seen(by_head(x)), self.ptr))
+        return self._confined(x, (term.value(by_head(x), self.graph(x)) for term in self.terms))
 
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
         """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""
         self._check(x, "x")
         check_heads(at, "at")
         _check_like(x, by_head, at=at)
-        return self._assemble(x, self._pairs(_tangents, x, at))
+        z, start, graph = by_head(x), by_head(at), self.graph(x)
+        return self._confined(x, (term.surrogate(z, start, graph) for term in self.terms))
+
+    def _confined(self, x: Tensor, values: Iterable[Tensor]) -> Tensor:
+        """Return the sum of all terms, and ∞ outside of C."""
+        total = sum(values, x.new_zeros((), dtype=torch.float64))
+        return torch.where(self.constraint.holds(by_head(x)), total, math.inf)
 
     def __repr__(self) -> str:
-        terms = [repr(self.penalty), f"lam={_number(self.lam):g}"]
+        terms = [] if self.penalty is None and self.further else [repr(self.penalty), f"lam={_number(self.lam):g}"]
         terms += [] if self.graph_term is None else [f"mu={_number(self.mu):g}"]
         terms += [] if self.source is None else [f"beta={_number(self.beta):g}"]
         given = [name for name in ("metric", "projection", "ptr") if getattr(self, name) is not None]
         given += ["mean"] if self.mean else []
+        terms += map(repr, self.further)
         return f"JointEnergy({', '.join([*terms, f'constraint={self.constraint}', *given])})"
-
-    def _pairs(self, cost: Callable[..., Tensor], *states: Tensor) -> Tensor:
-        """Return the sum over pairs, ``cost(penalty, *states, ptr)``; for a mean, divided graph by graph."""
-        total = states[0].new_zeros((), dtype=torch.float64)
-        if self.penalty is None:
-            return total
-        seen = [self._seen(x) for x in states]
-        if not self.mean:
-            return cost(self.penalty, *seen, self.ptr)
-        sizes = graph_sizes(self.ptr, len(seen[0]))
-        for size, *part in zip(sizes, *(x.split(sizes) for x in seen), strict=True):
-            total = total + cost(self.penalty, *part, None) / max(size, 1)
-        return total
-
-    def _assemble(self, x: Tensor, pairs: Tensor) -> Tensor:
-        """Return the sum of all terms, given the sum over pairs."""
-        wide = by_head(x).double()
-        energy = self.lam / 2 * pairs
-        if self.graph_term is not None:
-            energy = energy + self.mu / 2 * self.graph_term.dirichlet(wide).sum()
-        if self.source is not None:
-            squares = (wide - by_head(self.source).double()).square().sum(2)
-            if self.metric is not None:
-                squares = metric_by_head(self.metric).double() * squares
-            energy = energy + self.beta * squares.sum()
-        return torch.where(self.constraint.holds(by_head(x)), energy, math.inf)
-
-    def _seen(self, x: Tensor) -> Float[Tensor, "N H D"]:
-        """Return the state as the penalty is applied to it: projected, in double precision."""
-        wide = by_head(x).double()
-        if self.projection is None:
-            return wide
-        return torch.einsum("hdc,nc->nhd", self.projection.double(), wide.squeeze(1))
 
     def _check(self, x: Tensor, name: str) -> None:
         check_heads(x, name)
@@ -359,9 +363,3 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _number(value: float | Tensor) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else value
-
-
-def _tangents(penalty: Penalty, x: Tensor, at: Tensor, ptr: Tensor | None) -> Tensor:
-    """Return the sum over pairs of the tangents of δ at ‖at_i − at_j‖², evaluated at ‖x_i − x_j‖²."""
-    omega = penalty.coupling(at, ptr)
-    return penalty.total(at, ptr) + (omega.dirichlet(x) - omega.dirichlet(at)).sum()

@@ -1,6 +1,7 @@
 """Layers: the generic ``DiffusionConv``, and published layers built from it."""
 
 from diffusion_mp.layers.attention import DIFFormerConv, MultiHeadConv, NodeFormerConv, SFiConv, SGFormerConv
+from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.layers.certified_conv import CertifiedConv
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import LaplacianEncoder
@@ -11,6 +12,7 @@ from diffusion_mp.layers.sequences import PDEDiffusion1d
 
 __all__ = [
     "APPNPConv",
+    "CertifiedBlock",
     "CertifiedConv",
     "DIFFormerConv",
     "DiffusionConv",
@@ -25,8 +27,11 @@ __all__ = [
     "MultiHeadConv",
     "NodeFormerConv",
     "PDEDiffusion1d",
+    "RowAttention",
     "SFiConv",
     "SGConv",
     "SGFormerConv",
+    "TiedMLP",
+    "WeightedGraph",
     "from_pyg",
 ]

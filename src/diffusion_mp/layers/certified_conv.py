@@ -16,6 +16,7 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positi
 from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
+from diffusion_mp.energies.terms import CouplingTerm, ScaledTerm, SourceTerm
 from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
@@ -128,10 +129,12 @@ class CertifiedConv(CertifiableLayer):
             check_state(source, "source", self.in_channels, module=self)
             check_device(source, "source", x.device, "x")
         state, source = self._begin(x, source)
-        coupling = self.coupling(state, graph, source, beside)
-        pull = source.unflatten(1, (self.heads, -1))
-        out = self.update.step(state, coupling, source=pull, centre=graph.centre(state)).flatten(1)
-        return (out, coupling) if return_coupling else out
+        weighted, centre = self._couplings(state, graph, source, beside), graph.centre(state)
+        terms = [ScaledTerm(weight, CouplingTerm(coupling, centre)) for weight, coupling in weighted]
+        beta = cast("Positive", self.update.source_weight)()
+        terms.append(ScaledTerm(beta, SourceTerm(source.unflatten(1, (self.heads, -1)))))
+        out = self.update.descend(state, terms, graph).flatten(1)
+        return (out, self._sum(weighted, state)) if return_coupling else out
 
     def _begin(self, x: Float[Tensor, "N C"], source: Tensor | None) -> tuple[Float[Tensor, "N H D"], Tensor]:
         """The projected state by head, and the source, by default the projected state."""
@@ -142,10 +145,21 @@ class CertifiedConv(CertifiableLayer):
         self, state: Float[Tensor, "N H D"], graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
     ) -> Coupling:
         """Return W at a state by head (:meth:`by_head`)."""
-        terms: list[Coupling] = []
+        return self._sum(self._couplings(state, graph, source, beside), state)
+
+    def _sum(self, weighted: list[tuple[Tensor, Coupling]], state: Tensor) -> Coupling:
+        """Return the sum of weights times couplings."""
+        terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in weighted]
+        if not terms:
+            return 0.0 * IdentityCoupling(len(state), dtype=state.dtype, device=state.device)
+        return terms[0] if len(terms) == 1 else SumCoupling(terms)
+
+    def _couplings(
+        self, state: Float[Tensor, "N H D"], graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None
+    ) -> list[tuple[Tensor, Coupling]]:
+        """Return μ and A, and λ and the coupling of all pairs."""
         fixed = self._fixed(source, graph, beside)
-        if fixed is not None:
-            terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
+        found = [] if fixed is None else [(self.mu(), fixed)]
         if self.attention is not None and self.lam is not None:
             projection = None if self.weight is None else self.projection
             seen = state
@@ -153,14 +167,15 @@ class CertifiedConv(CertifiableLayer):
                 with without_autocast(state):
                     seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
             pairs = self.attention(seen.flatten(1), graph)
-            share = 1.0 / max(graph.total_nodes, 1)
-            pairs = ScaledCoupling(share, pairs) if graph.segments is None else averaged(pairs)
+            lam = self.lam()
+            if graph.segments is None:
+                lam = lam / max(graph.total_nodes, 1)
+            else:
+                pairs = averaged(pairs)
             if projection is not None:
                 pairs = ProjectedCoupling(pairs, projection)
-            terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
-        if not terms:
-            return 0.0 * IdentityCoupling(graph.num_nodes, dtype=state.dtype, device=state.device)
-        return terms[0] if len(terms) == 1 else SumCoupling(terms)
+            found.append((lam, pairs))
+        return found
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""

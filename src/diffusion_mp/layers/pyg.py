@@ -39,7 +39,7 @@ OPTIONS: dict[str, str] = {
     "concat": "There is one head.",
     "decomposed_layers": "Leave it out.",
     "dropout": "Put torch.nn.functional.dropout around the layer.",
-    "edge_dim": "GATConv, GatedGCN, GPS and SFiFormer read features of edges.",
+    "edge_dim": "GATConv, GatedGCN, GPS, SFiFormer and CertifiedTransformer read features of edges.",
     "fill_value": "A self-loop has the mean of the features of the edges that reach its node; for others pass the "
     "loops with your edges, and self_loops='keep'.",
     "flow": "Edges point from the sender to the receiver; the other way round pass edge_index.flip(0).",
@@ -60,8 +60,8 @@ OPTIONS: dict[str, str] = {
 #: The way out for an input of PyG's that is refused.
 INPUTS: dict[str, str] = {
     "batch_size": "It is batch that says which graph a node belongs to.",
-    "edge_attr": "GATConv(edge_dim=…), DiffusionGNN(conv='gat', edge_dim=…), GatedGCN, GPS and SFiFormer read features "
-    "of edges; one number an edge is its edge_weight.",
+    "edge_attr": "GATConv, DiffusionGNN(conv='gat') and CertifiedTransformer with edge_dim, GatedGCN, GPS and "
+    "SFiFormer read features of edges; one number an edge is its edge_weight.",
     "num_sampled_edges_per_hop": "Nothing is trimmed; leave it out.",
     "num_sampled_nodes_per_hop": "Nothing is trimmed; leave it out.",
     "post_step": "Labels are clamped to [0, 1] after every step.",

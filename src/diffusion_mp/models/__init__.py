@@ -1,6 +1,7 @@
 """Models: chains of diffusion layers, tensors in and logits or embeddings out."""
 
 from diffusion_mp.models.certified_difformer import CertifiedDIFFormer
+from diffusion_mp.models.certified_transformer import CertifiedTransformer
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.gnn import DiffusionGNN
 from diffusion_mp.models.gps import GPS, DFiFormer, GatedGCN, SFiFormer
@@ -12,6 +13,7 @@ from diffusion_mp.models.released import released_state_dict
 from diffusion_mp.models.sgformer import SGFormer
 
 __all__ = [
-    "GPS", "CertifiedDIFFormer", "DFiFormer", "DIFFormer", "DiffusionGNN", "GatedGCN", "LabelPropagation", "NodeFormer",
-    "PDETransformer", "SFiFormer", "SGFormer", "full_graph_inference", "released_state_dict",
+    "GPS", "CertifiedDIFFormer", "CertifiedTransformer", "DFiFormer", "DIFFormer", "DiffusionGNN", "GatedGCN",
+    "LabelPropagation", "NodeFormer", "PDETransformer", "SFiFormer", "SGFormer", "full_graph_inference",
+    "released_state_dict",
 ]  # fmt: skip

@@ -62,6 +62,13 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
     return len(channels)
 
 
+def check_rows(x: Tensor, columns: int) -> None:
+    """Raise unless x is a tensor with a row per node."""
+    check_kind(x, "x", Tensor, f"a tensor [num_nodes, {columns}]")
+    if not x.dim():
+        raise ValueError(f"x must be [num_nodes, {columns}]; got {describe(x)}.")
+
+
 class FeatureEncoder(nn.Module):
     """W x + b for features [N, channels], dense or sparse; or Σ_f T_f[x_f] for integers, one table per column.
 

@@ -16,7 +16,17 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
 from diffusion_mp.layers.pyg import refuse_proxy
-from diffusion_mp.models.base import HEADS, Collect, Edges, FeatureEncoder, GraphModel, Task, feature_columns, run_layer
+from diffusion_mp.models.base import (
+    HEADS,
+    Collect,
+    Edges,
+    FeatureEncoder,
+    GraphModel,
+    Task,
+    check_rows,
+    feature_columns,
+    run_layer,
+)
 
 Encodings = Tensor | tuple[Tensor, ...]
 
@@ -92,9 +102,7 @@ class BlockStack(GraphModel):
 
     def _check_features(self, x: Tensor) -> None:
         """Raise unless x has a row per node; the encoder checks its columns."""
-        check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
-        if not x.dim():
-            raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
+        check_rows(x, self.in_channels)
 
     def propagate(
         self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None, pe: Encodings | None = None

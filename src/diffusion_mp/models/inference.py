@@ -19,6 +19,7 @@ from diffusion_mp.couplings.base import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
+from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.models.base import Edges
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -81,6 +82,10 @@ class Blocks:
     def take_over(self, module: nn.Module) -> None:
         """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
         for name, child in module.named_children():
+            if isinstance(child, CertifiedBlock):
+                raise NotImplementedError(
+                    "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
+                )
             if isinstance(child, ROW_WISE):
                 setattr(module, name, _RowWise(child.to(self.device), self))
             elif type(child) is ExplicitEuler:

@@ -2,6 +2,7 @@
 
 from diffusion_mp.testing.coupling_laws import check_coupling
 from diffusion_mp.testing.diffusivity_laws import check_diffusivity
+from diffusion_mp.testing.energy_laws import check_energy_term
 from diffusion_mp.testing.laws import TOLERANCES, Tolerance, tolerance
 from diffusion_mp.testing.layer_laws import check_layer, check_update
 from diffusion_mp.testing.problems import (
@@ -19,7 +20,8 @@ from diffusion_mp.testing.problems import (
 )
 
 __all__ = [
-    "TOLERANCES", "Problem", "Tolerance", "assert_energy_descent", "check_coupling", "check_diffusivity", "check_layer",
-    "check_update", "complete_problem", "cosine_mode", "cycle_problem", "exact_problems", "grid_problem",
-    "order_of_convergence", "path_problem", "problem_on_graph", "random_problem", "tolerance",
+    "TOLERANCES", "Problem", "Tolerance", "assert_energy_descent", "check_coupling", "check_diffusivity",
+    "check_energy_term", "check_layer", "check_update", "complete_problem", "cosine_mode", "cycle_problem",
+    "exact_problems", "grid_problem", "order_of_convergence", "path_problem", "problem_on_graph", "random_problem",
+    "tolerance",
 ]  # fmt: skip

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import cast
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import vecdot
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import check_metric, metric_by_head
+from diffusion_mp.energies.pairs import check_metric
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.errors import check_positive, check_tensor
+from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
-from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import reciprocal
 from diffusion_mp.updates.base import Positive, State, StateUpdate
 
@@ -74,29 +81,58 @@ class CertifiedStep(StateUpdate):
         if metric is not None:
             check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
             check_metric(metric, x, max(x.size(1), coupling.heads))
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        if centre is None and coupling.whole:
-            centre = mean_rows(wide, coupling.ptr)
-        convex, near = self.constraint.convex, wide if centre is None else wide - centre
-        rough, bound = coupling.majorized(near, convex)
-        pull, total, cost = -rough, bound, near * rough
+        terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
-            weight = self.source_weight() if isinstance(self.source_weight, Positive) else self.source_weight
-            weight = weight if metric is None else weight * metric_by_head(metric).unsqueeze(2)
-            away = source - wide
-            pulled = weight * away
-            pull, total, cost = pull + pulled, total + weight, cost + pulled * away
-        move = pull * reciprocal(total)
-        if _resolved(wide, total, cost, coupling):
-            return self.constraint.project(wide + move, wide).to(x.dtype)
-        best = move * (total * reciprocal(total + bound) if convex else 1.0)
+            terms.append(ScaledTerm(self.source_weight, SourceTerm(source, metric)))
+        return self.descend(x, terms, ptr=coupling.ptr)
+
+    def descend(
+        self, x: State, terms: Sequence[EnergyTerm], graph: Graph | None = None, *, ptr: Tensor | None = None
+    ) -> State:
+        """Return Proj_C(x − g / p), with g the half gradients and p the damping of all terms (Theorem T11).
+
+        ``graph`` is what the terms read; without one, ``ptr`` bounds the graphs of a batch.
+        """
+        ptr = ptr if graph is None else graph.segments
+        wide, convex = x.to(torch.promote_types(x.dtype, torch.float32)), self.constraint.convex
+        parts = [term.majorant(wide, cast("Graph", graph), convex) for term in terms]
+        rough, total, slack, cost = [reduce(add, columns) for columns in zip(*parts, strict=True)]
+        shrink = -reciprocal(total)
+        if _resolved(wide, total, cost, ptr):
+            return self.constraint.project(wide + rough * shrink, wide).to(x.dtype)
+        move = rough * shrink
+        best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
+
+    def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
+        """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
+        means = [(mean, term.quadratic) for term in terms if (mean := term.weighted_mean(x)) is not None]
+        quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
+        on_gpu = values_only() and x.device.type != "cpu"  # where every step rounds as `descend` does
+        if on_gpu or not self.constraint.convex or len(means) < len(terms) or not quadratic:
+            return partial(self.descend, terms=terms, graph=graph)
+        damping, constant, offset = (
+            reduce(add, parts) for parts in zip(*(mean.fixed for mean, _ in means), strict=True)
+        )
+        inverse, twice, ptr = reciprocal(damping), 2 * constant.detach(), graph.segments
+        base, weight = constant * inverse, damping.detach().squeeze(2)
+
+        def step(x: State) -> State:
+            received = reduce(add, (pull(x) for pull in quadratic))
+            state = x.detach()
+            cost = offset + weight * vecdot(state, state) - vecdot(state, received.detach() + twice)
+            if not _resolved(x, damping, cost, ptr):
+                return self.descend(x, terms, graph)
+            received = reduce(add, (pull(x) for pull in further), received)
+            return self.constraint.project(torch.addcmul(base, received, inverse), x)
+
+        return step
 
     def extra_repr(self) -> str:
         return ("" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, ") + f"constraint={self.constraint}"
 
 
-def _resolved(x: Tensor, total: Tensor, cost: Tensor, coupling: Coupling) -> bool:
+def _resolved(x: Tensor, total: Tensor, cost: Tensor | float, ptr: Tensor | None) -> bool:
     """Return whether rounding x′ to nearest raises F of every graph by at most 10⁻⁵ of it (10⁻¹² in double).
 
     A rounding error ρ_i ≤ ε|x_i| raises F by at most 2 Σ p_i|δ_i||ρ_i|, δ the move, and F ≥ Σ ``cost`` ≥ ½ Σ p_i|δ_i|².
@@ -105,9 +141,10 @@ def _resolved(x: Tensor, total: Tensor, cost: Tensor, coupling: Coupling) -> boo
     if not values_only() or x.device.type != "cpu":
         return not values_only()
     tolerance = 1e-5 if x.dtype == torch.float32 else 1e-12
-    lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach() * x.detach().square()
-    spare = (cost.detach() - lost).sum((1, 2))
-    by_graph = spare.sum() if coupling.ptr is None else torch.segment_reduce(spare, "sum", offsets=coupling.ptr)
+    x = x.detach()
+    lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach().squeeze(2) * vecdot(x, x)
+    spare = (cost - lost).sum(1)
+    by_graph = spare.sum() if ptr is None else torch.segment_reduce(spare, "sum", offsets=ptr)
     return bool((by_graph >= 0).all())
 
 

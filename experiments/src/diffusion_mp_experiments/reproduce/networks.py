@@ -1,23 +1,25 @@
 """Networks of the tables that are no models of the library, and models without their attention."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
+from torch_geometric.nn import GATv2Conv, GCNConv, GINConv, GINEConv, ResGatedGraphConv, SAGEConv
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
-from diffusion_mp.errors import CouplingMismatchError, check_kind, check_probability
+from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv
 from diffusion_mp.layers.certified_conv import PairAttraction
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import DIFFormer, DiffusionGNN
+from diffusion_mp.models.base import Collect, LayerStack, Task
 from diffusion_mp.updates import HeatKernel
 
 ABLATIONS: dict[str, type[Diffusivity]] = {"identity": IdentityDiffusivity, "uniform": UniformDiffusivity}
@@ -27,15 +29,9 @@ class Readout(nn.Module):
     """A `DiffusionGNN` whose logits are spread to equilibrium by α (I − (1 − α) Â)⁻¹ (`APPNPConv`), α in (0, 1)."""
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        alpha: float = 0.1,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, alpha: float = 0.1, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.body = DiffusionGNN(in_channels, hidden_channels, out_channels, num_layers, **options)
         self.readout = APPNPConv(out_channels, K=None, alpha=alpha)
@@ -75,18 +71,65 @@ class DropoutSeenDIFFormer(DIFFormer):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        dropout: float = 0.0,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, dropout: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
         check_probability(dropout, "dropout")
         self.norms = nn.ModuleList(nn.Sequential(norm, nn.Dropout(dropout)) for norm in self.norms)
+
+
+ClassicConv = Literal["gcn", "sage", "gine", "gat", "gatedgcn"]
+
+
+class ClassicGNN(LayerStack):
+    """x⁰ = drop(ReLU(Norm(W x + b))),  xᵏ⁺¹ = xᵏ + drop(ReLU(Norm(conv(xᵏ) + W_k xᵏ))): a strong baseline (Luo, Shi &
+    Wu 2024), on PyG's layers.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, layer_norm, dropout, task: see `LayerStack`.
+        conv: `GCNConv`, `SAGEConv`, `GINEConv`, `GATv2Conv` or `ResGatedGraphConv`; the last three read `edge_attr`.
+        edge_dim: channels of `edge_attr` [E, edge_dim]; without it "gine" is `GINConv`.
+        heads: of "gat".
+    """
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, conv: ClassicConv = "gcn", edge_dim: int | None = None, heads: int = 1, layer_norm: bool = True,
+        dropout: float = 0.0, task: Task = "node",
+    ) -> None:  # fmt: skip
+        check_choice(conv, "conv", get_args(ClassicConv))
+        width = hidden_channels
+
+        def mlp() -> nn.Module:
+            return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+        makes: dict[str, Callable[[], nn.Module]] = {
+            "gcn": lambda: GCNConv(width, width),
+            "sage": lambda: SAGEConv(width, width, root_weight=False),
+            "gine": lambda: GINConv(mlp()) if edge_dim is None else GINEConv(mlp(), edge_dim=edge_dim),
+            "gat": lambda: GATv2Conv(width, width // heads, heads, edge_dim=edge_dim, add_self_loops=False),
+            "gatedgcn": lambda: ResGatedGraphConv(width, width, edge_dim=edge_dim, root_weight=False),
+        }
+        options: dict[str, Any] = {"layer_norm": layer_norm, "dropout": dropout, "task": task}
+        super().__init__(in_channels, width, out_channels, num_layers, makes[conv], **options)
+        if edge_dim is not None and conv in ("gcn", "sage"):
+            raise ValueError(f"edge_dim goes with the layers that read edge_attr; got conv={conv!r}.")
+        self.roots = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
+        self.reads = () if edge_dim is None else ("edge_attr",)
+        self.weighted = conv == "gcn"
+
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
+        inputs = {"edge_weight": graph.edge_weight} if self.weighted else {}
+        inputs |= {} if edge_attr is None else {"edge_attr": edge_attr}
+        first, *norms = self.norms
+        x = self._activated(first(self.encoder(x)))
+        for conv, root, norm in zip(self.convs, self.roots, norms, strict=True):
+            x = x + self._activated(norm(conv(x, graph.edges, **inputs) + root(x)))
+        return self.decoder(x)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        return dropout(relu(x), self.dropout, self.training)
 
 
 class Diagonalized(Diffusivity):

@@ -41,7 +41,8 @@ class Row:
     """A model, or a predictor that is not trained by epochs.
 
     Attributes:
-        model, predictor: `class_path` and `init_args` of one of them, without in_channels and out_channels.
+        model, predictor: `class_path` and `init_args` of one of them, without in_channels and out_channels. An edge_dim
+            of "data" is the number of features that edges have, or null.
         optimizer, data: further arguments of the LightningModule and of the data module.
         attention: "identity" or "uniform": the model is trained and tested with its attention replaced.
         search: axes in addition to those of the table; one of the table that is null here is left out.

@@ -84,7 +84,10 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
     options = deepcopy(config["module"])
     model = options.pop("model", None) or options.pop("predictor")
     if "model" in config["module"]:
-        model.setdefault("init_args", {}).update(in_channels=data.num_features, out_channels=data.num_classes)
+        arguments = model.setdefault("init_args", {})
+        arguments.update(in_channels=data.num_features, out_channels=data.num_classes)
+        if arguments.get("edge_dim") == "data":
+            arguments["edge_dim"] = data.num_edge_features
     network = made(nn.Module, model)
     if "attention" in config and not without_attention(network, config["attention"]):
         raise ValueError(f"{model['class_path']} has no attention over pairs that could be the {config['attention']}.")

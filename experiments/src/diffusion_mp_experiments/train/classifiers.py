@@ -105,7 +105,8 @@ class Supervised(pl.LightningModule):
 class NodeClassifier(Supervised):
     """Train `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
 
-    A step sees all nodes; train_mask, val_mask and test_mask select the logits. What is logged: `Supervised`.
+    A step sees all nodes; train_mask, val_mask and test_mask select the logits. A model of the library with `edge_dim`
+    also gets `edge_attr`. What is logged: `Supervised`.
 
     Args:
         model: any module with PyG's forward, returning logits [N, C].
@@ -130,7 +131,7 @@ class NodeClassifier(Supervised):
 
     def forward(self, data: Data) -> Tensor:
         check_kind(data, "data", Data, "a torch_geometric Data")
-        return self.model(data.x, data.edge_index, data.edge_weight)
+        return self.model(data.x, data.edge_index, data.edge_weight, **_edge_features(self.model, data))
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
         mask, logits = batch[f"{stage}_mask"], self(batch)
@@ -146,7 +147,7 @@ class NodeClassifier(Supervised):
 class GraphClassifier(Supervised):
     """Train `model(x, graph)`, with `task="graph"` say, on batches of graphs such as `ToDiffusionGraph` makes.
 
-    The model returns logits [B, C], a row for each graph. Other arguments: see `NodeClassifier`.
+    The model returns logits [B, C], a row for each graph. Features of edges and other arguments: see `NodeClassifier`.
 
     Examples:
         >>> module = GraphClassifier(GPS(4, 16, 3, task="graph"), lr=0.001)
@@ -154,7 +155,7 @@ class GraphClassifier(Supervised):
 
     def forward(self, batch: Data) -> Tensor:
         _check_batch(batch, "graph")
-        return self.model(batch.x, batch.graph)
+        return self.model(batch.x, batch.graph, **_edge_features(self.model, batch))
 
 
 class Forecaster(Supervised):
@@ -191,6 +192,12 @@ class Forecaster(Supervised):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mean_squared_error(outputs, targets)
+
+
+def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
+    """Return `edge_attr`, whose rows are in the order of `edge_index` and so of `graph`, for a model that reads it."""
+    reads = "edge_attr" in getattr(model, "reads", ()) and getattr(model, "edge_encoder", model) is not None
+    return {"edge_attr": data.edge_attr} if reads and data.edge_attr is not None else {}
 
 
 def _check_batch(batch: object, *parts: str) -> None:

@@ -57,6 +57,11 @@ class SplitDataModule(pl.LightningDataModule):
         return int(self.part(0)[0].num_node_features)
 
     @property
+    def num_edge_features(self) -> int | None:
+        """Width of edge_attr: the edge_dim of a model; None without it."""
+        return self.part(0)[0].num_edge_features or None
+
+    @property
     def num_classes(self) -> int:
         """Number of classes, or of tasks: the out_channels of a model."""
         labels = [graph.y for number in range(3) for graph in self.part(number)]

@@ -1,0 +1,294 @@
+"""Terms with weights: matrices between neighbours (Theorem T8), softmax attention (T9) and a tied MLP (T10)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import NoneType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.linalg import vecdot
+from torch.nn import functional
+
+from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.energies.terms import EnergyTerm, Majorant, Mean, SharedTerm, check_weight, majorant_of
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_device,
+    check_flags,
+    check_kind,
+    check_tensor,
+    describe,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import values_only
+from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.kernels.spmm import edge_softmax
+
+
+class MatrixTerm(SharedTerm):
+    r"""G(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩, neighbours that interact by matrices (Theorem T8).
+
+    k_i = ½ Σ_r ‖B_r‖₂ ((|A_r|^h 1)_i + (|A_rᵀ|^h 1)_i), so that 0 ⪯ G ⪯ 2 diag(k): weights of any sign, matrices and
+    graphs that need not be symmetric, of which G sees the symmetric part (B_r along an edge, B_rᵀ against it).
+    G is convex. An eigenvalue 1 of B makes neighbours agree in a direction of the state, −1 makes them differ.
+
+    Args:
+        coupling: A, one head per relation r.
+        matrix: B [R, C, C], or the diagonals [R, C] of diagonal matrices, of a state of one head [N, 1, C].
+        norms: upper bounds on ‖B_r‖₂, [R]; by default `norm_bounds`.
+        hops: h, the length of walks.
+        symmetric: the promise that B_r = B_rᵀ; with a symmetric A, one product is then enough.
+
+    Examples:
+        >>> term = MatrixTerm(SparseCoupling(graph), torch.eye(4).neg().unsqueeze(0))
+        >>> bool(term.value(x.unsqueeze(1), graph) >= 0)
+        True
+    """
+
+    quadratic = True
+
+    def __init__(
+        self, coupling: Coupling, matrix: Float[Tensor, "R C C"] | Float[Tensor, "R C"],
+        norms: Float[Tensor, " R"] | None = None, *, hops: int = 1, symmetric: bool = False,
+    ) -> None:  # fmt: skip
+        check_kind(coupling, "coupling", Coupling, "a Coupling")
+        check_tensor(matrix, "matrix", "[relations, channels, channels]")
+        square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
+        if not square or matrix.size(0) != coupling.heads:
+            shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads"
+            raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
+        check_device(matrix, "matrix", coupling.device, "the coupling")
+        check_counts(hops=hops)
+        check_flags(symmetric=symmetric)
+        if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
+            wanted = "coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries"
+            raise ValueError(f"{wanted}; got {coupling!r}.")
+        self.forward, self.matrix, self.hops = coupling, matrix, hops
+        # Tracing, entries cannot be examined: without a promise, both products are taken.
+        symmetric = symmetric or matrix.dim() == 2
+        mutual = symmetric and (coupling.symmetric if values_only() else coupling.T is coupling)
+        self.backward = None if mutual else coupling.T
+        norms = norm_bounds(matrix) if norms is None else norms
+        reach = self._reach(coupling) if mutual else (self._reach(coupling) + self._reach(coupling.T)) / 2
+        #: k [N, 1, 1].
+        self.degree = (reach * norms).sum(1)[:, None, None]
+
+    def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
+        """Return |A|^h 1."""
+        if not coupling.nonnegative:
+            assert isinstance(coupling, SparseCoupling)
+            coupling = SparseCoupling(coupling.graph, coupling.weight.abs(), nonnegative=True)
+        reached = coupling.degree()
+        for _ in range(self.hops - 1):
+            reached = coupling.matmul(reached.unsqueeze(2)).squeeze(2)
+        return reached
+
+    def _received(self, z: Float[Tensor, "N one C"]) -> Float[Tensor, "N one C"]:
+        """Return Σ_r of the symmetric part of A_r^h Z B_rᵀ."""
+        v, matrix = z.squeeze(1), self.matrix.to(z.dtype)
+        along = self.forward.transformed(v, matrix, self.hops)
+        if self.backward is not None:
+            turned = matrix if matrix.dim() == 2 else matrix.mT
+            along = (along + self.backward.transformed(v, turned, self.hops)) / 2
+        return along.unsqueeze(1)
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        wide = z.double()
+        check_channels(z, "matrix", self.matrix)
+        return (wide * (self.degree.double() * wide - self._received(wide))).sum()
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        degree = self.degree.to(z.dtype)
+        half = degree * z - self._received(z)
+        return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+        nothing = z.new_zeros(1, 1, 1)
+        return Mean(self.degree.to(z.dtype), nothing, nothing.squeeze(2), self._received)
+
+
+class AttentionTerm(SharedTerm):
+    r"""E(Z) = −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2), whose slopes are softmax (Theorem T9).
+
+    With ω = softmax_j(log b_ij − γ s_ij / 2) row-normalised, c_j = Σ_i ω_ij its column sums, q = Q z and k = K z,
+
+        g_i = Qᵀ(q_i − Σ_j ω_ij k_j) + Kᵀ(c_i k_i − Σ_j ω_ji q_j),   p_i = ‖Q‖² + c_i ‖K‖².
+
+    Two products, with ω and its transpose; O(N²) time for all pairs, O(N) memory.
+
+    Args:
+        query, key: Q and K [H, D, C], for a state of one head [N, 1, C].
+        gamma: γ > 0, a number or a 0-dimensional tensor.
+        prior: b ≥ 0 at observed edges alone, by default 1/n for all pairs of nodes of a graph.
+        norms: upper bounds on ‖Q_h‖₂ and ‖K_h‖₂, by default `norm_bounds`.
+
+    Examples:
+        >>> AttentionTerm(torch.eye(4)[None], torch.eye(4)[None]).half_gradient(x.unsqueeze(1), graph).shape
+        torch.Size([6, 1, 4])
+    """
+
+    def __init__(
+        self, query: Float[Tensor, "heads D C"], key: Float[Tensor, "heads D C"], gamma: float | Tensor = 1.0,
+        prior: SparseCoupling | None = None,
+        norms: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None,
+    ) -> None:  # fmt: skip
+        check_kind(prior, "prior", (SparseCoupling, NoneType), "a SparseCoupling of nonnegative weights, or None")
+        for name, matrix in (("query", query), ("key", key)):
+            check_tensor(matrix, name, "[heads, head_channels, channels]", getattr(query, "device", None), "query")
+            if matrix.dim() != 3 or matrix.shape != query.shape:
+                raise ValueError(
+                    f"{name} must be [heads, head_channels, channels], like query; got {describe(matrix)}."
+                )
+        check_weight(gamma, "gamma", allow_zero=False)
+        self.query, self.key, self.gamma, self.prior = query, key, gamma, prior
+        self.norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
+
+    def _ends(self, z: Float[Tensor, "N one C"], graph: Graph) -> tuple[Tensor, Tensor]:
+        """Return q and k [N, H, D], both without the mean of k, on which no difference depends."""
+        flat = z.squeeze(1)
+        q, k = (torch.einsum("hdc,nc->nhd", matrix.to(z.dtype), flat) for matrix in (self.query, self.key))
+        centre = graph.centre(k)
+        return q - centre, k - centre
+
+    def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> tuple[Coupling, Tensor]:
+        """Return ω and Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
+        if self.prior is not None:
+            edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
+            source, target = edges.edges
+            logits = -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
+            weight = edge_softmax(edges.csr, logits, prior)
+            index = target.unsqueeze(1).expand_as(logits)
+            top = logits.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, index, logits.detach(), "amax")
+            sums = torch.zeros_like(top).index_add(0, target, prior * (logits - top[target]).exp())
+            total = torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
+            return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True), total
+        ones = q.new_ones(*q.shape[:2], 1)
+        shift = -self.gamma / 2 * k.square().sum(2, keepdim=True)
+        coupling = PairwiseCoupling(torch.cat([self.gamma * q, ones], 2), torch.cat([k, shift], 2), graph.segments)
+        ptr = graph.segments
+        sizes = (q.new_tensor([0, graph.num_nodes], dtype=torch.int64) if ptr is None else ptr).diff().double()
+        total = (
+            -coupling.shifts[0].sum() - self.gamma / 2 * q.square().sum() - q.size(1) * torch.xlogy(sizes, sizes).sum()
+        )
+        return coupling, total
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        check_channels(z, "query", self.query)
+        return -2 / self.gamma * self._attention(*self._ends(z.double(), graph), graph)[1]
+
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+        """Return ω."""
+        with without_autocast(z):
+            return self._attention(*self._ends(z, graph), graph)[0]
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        with without_autocast(z):
+            q, k = self._ends(z, graph)
+            attention = self._attention(q, k, graph)[0]
+            received = attention.matmul(k)
+            back = attention.T.matmul(torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2))
+            column = back[:, :, -1:]
+            at_query, at_key = q - received, column * k - back[:, :, :-1]
+            if self.prior is not None:  # a node without neighbours has no row
+                at_query = attention.degree().unsqueeze(2) * q - received
+            half = torch.einsum("hdc,nhd->nc", self.query.to(z.dtype), at_query)
+            half = half + torch.einsum("hdc,nhd->nc", self.key.to(z.dtype), at_key)
+            by_query, by_key = (norm.to(z.dtype).square() for norm in self.norms)
+            bound = (by_query + column.squeeze(2) * by_key).sum(1)[:, None, None]
+            return majorant_of(half.unsqueeze(1), bound, convex)
+
+
+#: Convex ρ and its derivative σ = ρ′, by name.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "relu": (lambda t: torch.relu(t).square() / 2, torch.relu),
+    "tanh": (lambda t: t.abs() + functional.softplus(-2 * t.abs()) - math.log(2), torch.tanh),
+    "sigmoid": (functional.softplus, torch.sigmoid),
+}
+
+
+class MLPTerm(EnergyTerm):
+    """−κ Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½κ Uᵀ σ(U z + b) (Theorem T10): p = 0.
+
+    Args:
+        matrix, bias: U [M, C] and b [M], for a state of one head [N, 1, C].
+        activation: σ = ρ′, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
+        weight: κ ≥ 0, a number or a 0-dimensional tensor.
+
+    Examples:
+        >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
+        -12.0
+    """
+
+    def __init__(
+        self, matrix: Float[Tensor, "M C"], bias: Float[Tensor, " M"], activation: str = "relu",
+        weight: float | Tensor = 1.0,
+    ) -> None:  # fmt: skip
+        check_tensor(matrix, "matrix", "[hidden_channels, channels]")
+        check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
+        if matrix.dim() != 2 or bias.shape != matrix.shape[:1]:
+            came = f"got {describe(matrix)}, {describe(bias)}"
+            raise ValueError(f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}.")
+        check_weight(weight, "weight")
+        check_choice(activation, "activation", ACTIVATIONS)
+        self.matrix, self.bias, self.activation, self.weight = matrix, bias, activation, weight
+        self.back = 0.5 * weight * matrix
+
+    def _hidden(self, z: Tensor) -> Tensor:
+        return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        check_channels(z, "matrix", self.matrix)
+        return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum()
+
+    def _pull(self, z: Tensor) -> Tensor:
+        return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)
+
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        return -self._pull(z)
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+        nothing = z.new_zeros(1, 1, 1)
+        return Mean(nothing, nothing, nothing.squeeze(2), self._pull)
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        return z.new_zeros(1, 1, 1)
+
+
+def check_channels(z: Tensor, name: str, matrix: Tensor) -> None:
+    """Raise unless a state [N, 1, C] is what a matrix reads."""
+    if z.shape[1:] != (1, matrix.size(-1)):
+        wanted = f"{name} reads states of one head and {matrix.size(-1)} channels"
+        raise ValueError(f"{wanted}; the state is {describe(z)}, and {name} {describe(matrix)}.")
+    check_device(matrix, name, z.device, "the state")
+
+
+def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5) -> Float[Tensor, " R"]:
+    """Return ‖B_r‖₂ of diagonals, and upper bounds on it of matrices, by squaring S = BᵀB.
+
+    The bounds are at most C^(1/2^(squarings + 2)) times too large.
+
+    ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k) for any k, while a power iteration gives an estimate from below. Every power is
+    divided by its Frobenius norm, so that none over- or underflows.
+
+    Examples:
+        >>> bool(norm_bounds(torch.eye(4).unsqueeze(0)) >= 1)
+        True
+    """
+    if matrix.dim() == 2:
+        return matrix.abs().amax(1)
+    tiny = torch.finfo(matrix.dtype).tiny
+    largest = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
+    matrix = matrix / largest[:, None, None]
+    gram = matrix.mT @ matrix if matrix.size(1) >= matrix.size(2) else matrix @ matrix.mT
+    log_bound, share = gram.new_zeros(matrix.size(0)), 0.5
+    for _ in range(squarings + 1):
+        size = torch.linalg.matrix_norm(gram).clamp(min=tiny)
+        log_bound, share = log_bound + share * size.log(), share / 2
+        gram = gram / size[:, None, None]
+        gram = gram @ gram
+    # The rounding of a product of C terms may lower the bound.
+    return largest * log_bound.exp() * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps)

@@ -1,0 +1,385 @@
+"""``EnergyTerm``, a part of an energy that certified steps descend (Theorem T11), and the terms of Theorem T1."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.linalg import vecdot
+
+from diffusion_mp.couplings import Coupling, ProjectedCoupling
+from diffusion_mp.couplings.weighted import averaged, spectral_norms
+from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
+from diffusion_mp.energies.pairs import check_heads, check_metric
+from diffusion_mp.energies.penalties import Penalty
+from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.ops import graph_sizes, mean_rows
+from diffusion_mp.kernels.precision import reciprocal
+
+#: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
+Weight = float | Tensor | Callable[[], Tensor]
+
+
+class Majorant(NamedTuple):
+    """V(z′) ≤ V(z) + 2⟨half_gradient, z′ − z⟩ + Σ (damping + slack) ‖z′ − z‖², for a term V at a state z [N, H, D].
+
+    A step divides by the sum of the ``damping`` [N, H, 1] of all terms: half of the curvature, or all of it, without
+    ``slack``, where the constraint is not convex. ``share`` [N, H] adds up to at most V(z), a scale for rounding.
+    """
+
+    half_gradient: Tensor
+    damping: Tensor
+    slack: Tensor | float = 0.0
+    share: Tensor | float = 0.0
+
+
+class Mean(NamedTuple):
+    """A half gradient p z − c − f(z) whose p, the ``damping`` of a step, and c are the same at every state.
+
+    V(z) = ``offset`` + ⟨p z − 2c − f(z), z⟩ for a quadratic V, row by row, which bounds what rounding may change.
+    """
+
+    damping: Tensor
+    constant: Tensor
+    offset: Tensor
+    pull: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def fixed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The parts that are the same at every state."""
+        return self[:3]
+
+
+class EnergyTerm(ABC):
+    r"""A function V of the state with a quadratic majorant: three functions of a state z [N, H, D] and its graph.
+
+        V(z′) ≤ V(z) + 2⟨g, z′ − z⟩ + 2 Σ_i p_i ‖z′_i − z_i‖²,   g = `half_gradient` (z), p = `bound` (z)
+
+    Every sum of terms with nonnegative weights has such a majorant, so `CertifiedStep` descends it without a step size
+    (Theorem T11 of docs/certified.md). A concave term has p = 0 and its gradient. A subclass implements the three
+    functions; ``diffusion_mp.testing.check_energy_term`` tests the inequality at adversarial states.
+
+    Examples:
+        >>> class Magnet(EnergyTerm):  # ‖z − 1‖²
+        ...     def value(self, z, graph):
+        ...         return (z.double() - 1).square().sum()
+        ...     def half_gradient(self, z, graph):
+        ...         return z - 1
+        ...     def bound(self, z, graph):
+        ...         return 0.5 * torch.ones_like(z[:, :, :1])
+        >>> float((2.0 * Magnet()).value(torch.zeros(6, 1, 4), Graph(6)))
+        48.0
+    """
+
+    quadratic = False  #: Whether V is a convex quadratic, whose half gradient is affine.
+
+    @abstractmethod
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        """Return V(z), a 0-dimensional float64 tensor."""
+
+    @abstractmethod
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        """Return half of the gradient at z of V, or of a majorant that touches V there."""
+
+    @abstractmethod
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        """Return p ≥ 0, with the matrix of the majorant ⪯ 2 diag(p)."""
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        """Return the majorant at z; override it where the three functions share work."""
+        bound = self.bound(z, graph)
+        return majorant_of(self.half_gradient(z, graph), bound, convex)
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
+        return None
+
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
+        """Return how much nodes attend to each other at z, in a term that has attention."""
+        return None
+
+    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
+        if self.quadratic:
+            return self.value(z, graph)
+        half, damping, slack, _ = self.majorant(at.double(), graph, True)
+        away = z.double() - at.double()
+        return self.value(at, graph) + (2 * half * away + (damping + slack) * away.square()).sum()
+
+    def __mul__(self, weight: Weight) -> ScaledTerm:
+        return ScaledTerm(weight, self)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> None:
+    """Raise unless ``weight`` is a nonnegative number or a 0-dimensional tensor, whose value is not looked at."""
+    if not isinstance(weight, Tensor):
+        check_positive(weight, name, allow_zero=allow_zero)
+    elif weight.dim() or not weight.is_floating_point():
+        raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(weight)}.")
+
+
+def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float = 0.0) -> Majorant:
+    return Majorant(half, bound, bound, share) if convex else Majorant(half, 2 * bound, 0.0, share)
+
+
+class SharedTerm(EnergyTerm):
+    """Base of terms whose half gradient and bound come from one computation, their `majorant`."""
+
+    @abstractmethod
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant: ...
+
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        return self.majorant(z, graph, True).half_gradient
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        _, damping, slack, _ = self.majorant(z, graph, True)
+        return (damping + slack) / 2
+
+
+class ScaledTerm(SharedTerm):
+    """c V for a term V and a weight c ≥ 0, which may be learned.
+
+    Examples:
+        >>> ScaledTerm(0.5, SourceTerm(x)).value(torch.zeros(6, 1, 4), graph).shape
+        torch.Size([])
+    """
+
+    def __init__(self, weight: Weight, term: EnergyTerm) -> None:
+        if not isinstance(term, EnergyTerm):
+            check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+        scalar = isinstance(weight, Tensor) and not weight.dim() and weight.is_floating_point()
+        if not (scalar or callable(weight)):
+            check_weight(weight, "weight")
+        self.factor, self.term, self.quadratic = weight, term, term.quadratic
+
+    @property
+    def weight(self) -> float | Tensor:
+        """c."""
+        return self.factor() if callable(self.factor) else self.factor
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self.weight * self.term.value(z, graph)
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        weight = self.factor() if callable(self.factor) else self.factor
+        half, damping, slack, share = self.term.majorant(z, graph, convex)
+        return Majorant(weight * half, weight * damping, weight * slack, weight * share)
+
+    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self.weight * self.term.surrogate(z, at, graph)
+
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
+        return self.term.attention(z, graph)
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        found, weight = self.term.weighted_mean(z), self.weight
+        if found is None:
+            return None
+        scaled = None if (pull := found.pull) is None else lambda z: weight * pull(z)
+        damping, constant, offset = (weight * part for part in found.fixed)
+        return Mean(damping, constant, offset, scaled)
+
+    def __repr__(self) -> str:
+        return f"{float(self.weight):g} * {self.term!r}"
+
+
+class SourceTerm(SharedTerm):
+    """‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖². Its own curvature is its damping under any constraint.
+
+    Args:
+        source, metric: H, [N, C] or [N, H, D], and m [N] or [N, H], by default ones.
+
+    Examples:
+        >>> float(SourceTerm(x).value(x.unsqueeze(1), graph))
+        0.0
+    """
+
+    quadratic = True
+
+    def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
+        strided = isinstance(source, Tensor) and source.layout is torch.strided and source.is_floating_point()
+        if not (strided and (source.dim() == 2 or (source.dim() == 3 and source.size(1)))):
+            check_heads(source, "source")
+        self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        if metric is not None:
+            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+            check_metric(metric, self.source)
+        self.metric = metric if metric is None or metric.dim() == 2 else metric.unsqueeze(1)
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        if z.shape != self.source.shape:
+            came = f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
+            raise ValueError(came)
+        check_device(self.source, "source", z.device, "the state")
+        squares = (z.double() - self.source.double()).square().sum(2)
+        return (squares if self.metric is None else self.metric.double() * squares).sum()
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        away = z - self.source
+        weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
+        half = away if self.metric is None else weight * away
+        return Majorant(half, weight, share=vecdot(half.detach(), away.detach()))
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+        source = self.source.to(z.dtype)
+        weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.to(z.dtype).unsqueeze(2)
+        constant = source if self.metric is None else weight * source
+        return Mean(weight, constant, vecdot(source.detach(), constant.detach()))
+
+
+class CouplingTerm(SharedTerm):
+    """½ Σ_ij s_ij ‖z_i − z_j‖² of a symmetric and nonnegative coupling S, such as the adjacency (Theorem T1).
+
+    Args:
+        coupling: S.
+        centre: what is subtracted from z first, by default the mean of every graph: differences stay the same, with
+            fewer digits lost to cancellation.
+
+    Examples:
+        >>> float(CouplingTerm(SparseCoupling(graph)).value(torch.ones(6, 1, 4), graph))
+        0.0
+    """
+
+    quadratic = True
+
+    def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
+        if not isinstance(coupling, Coupling):
+            check_kind(coupling, "coupling", Coupling, "a Coupling")
+        self.coupling, self.centre = coupling, centre
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self.coupling.dirichlet(z.double()).sum() / 2
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        centre = self.centre
+        if centre is None and self.coupling.whole:
+            centre = mean_rows(z, self.coupling.ptr)
+        near = z if centre is None else z - centre
+        half, damping = self.coupling.majorized(near, convex)
+        return Majorant(half, damping, damping if convex else 0.0, vecdot(near.detach(), half.detach()))
+
+    def __repr__(self) -> str:
+        return f"CouplingTerm({self.coupling!r})"
+
+
+class PairTerm(SharedTerm):
+    """½ Σ_ij δ(‖z_i − z_j‖²) over all pairs of nodes of the same graph (Theorem T1); see `JointEnergy`.
+
+    Args:
+        penalty: δ.
+        projection: W [H, D, C], by default the identity; a pair then costs Σ_h δ(‖W_h(z_i − z_j)‖²).
+        mean: divide the sum of a graph by its number of nodes.
+        constraint: the set of the rows of z, within which δ has to be concave.
+
+    Examples:
+        >>> float(PairTerm(SimplePenalty()).value(torch.zeros(6, 1, 4), graph))
+        0.0
+    """
+
+    def __init__(
+        self, penalty: Penalty, projection: Float[Tensor, "heads seen channels"] | None = None,
+        *, mean: bool = False, constraint: Constraint | None = None,
+    ) -> None:  # fmt: skip
+        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        check_flags(mean=mean)
+        self.penalty, self.projection, self.mean = penalty, projection, mean
+        self.constraint = Unconstrained() if constraint is None else constraint
+
+    def seen(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N heads seen"]:
+        """Return the state as the penalty is applied to it: projected, and in double precision."""
+        wide = z.double()
+        return (
+            wide if self.projection is None else torch.einsum("hdc,nc->nhd", self.projection.double(), wide.squeeze(1))
+        )
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self._sum(graph, lambda penalty, x, ptr: penalty.total(x, ptr), z)
+
+    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        """Return the sum with δ replaced by its tangents at the distances of ``at``."""
+        return self._sum(graph, tangents, z, at)
+
+    def _sum(self, graph: Graph, cost: Callable[..., Tensor], *states: Tensor) -> Tensor:
+        """Return ½ Σ ``cost(penalty, *states, ptr)``; for a mean, divided graph by graph."""
+        seen = [self.seen(z) for z in states]
+        if not self.mean:
+            return cost(self.penalty, *seen, graph.segments) / 2
+        sizes, total = graph_sizes(graph.segments, len(seen[0])), seen[0].new_zeros(())
+        for size, *part in zip(sizes, *(z.split(sizes) for z in seen), strict=True):
+            total = total + cost(self.penalty, *part, None) / (2 * max(size, 1))
+        return total
+
+    def within(self) -> Constraint:
+        """Return the constraint on the rows that the penalty is applied to, behind the projection.
+
+        A projection divided by its norm exceeds norm one by rounding, and f at the end of its domain may then lie as
+        little below zero. This is harmless: with the loops w_ii = f(0) in W, D_W + W stays positive semi-definite.
+        """
+        if self.projection is None:
+            return self.constraint
+        norm, diameter = float(spectral_norms(self.projection.double()).max()), self.constraint.diameter
+        if norm > 0 and diameter == math.inf:
+            return self.constraint
+        farthest, end = norm * diameter if norm > 0 else 0.0, self.penalty.domain[1]
+        if end < farthest**2 <= self.penalty.reach(torch.promote_types(self.projection.dtype, torch.float32)):
+            farthest = math.nextafter(math.sqrt(end), 0.0)
+        return Ball(max(farthest / 2, torch.finfo(torch.float64).tiny))
+
+    def coupling(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+        """Return (f(‖z_i − z_j‖²))_ij in double precision, divided by n for a mean."""
+        pairs = self.penalty.coupling(self.seen(z), graph.segments, constraint=self.within())
+        pairs = averaged(pairs) if self.mean else pairs
+        return pairs if self.projection is None else ProjectedCoupling(pairs, self.projection.double())
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        return CouplingTerm(self.coupling(z, graph)).majorant(z.double(), graph, convex)
+
+    def __repr__(self) -> str:
+        return repr(self.penalty)
+
+
+def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Tensor:
+    """Return the sum over pairs of the tangents of δ at ‖at_i − at_j‖², evaluated at ‖z_i − z_j‖²."""
+    omega = penalty.coupling(at, ptr)
+    return penalty.total(at, ptr) + (omega.dirichlet(z) - omega.dirichlet(at)).sum()
+
+
+@torch.no_grad()
+def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()) -> str | None:
+    """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
+
+    The moves of its own are a step down the majorant, one up, and eight in arbitrary directions, from 10⁻² to 10².
+    """
+    z = z.double()
+    value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
+    for name, found in (("value", value), ("half gradient", half), ("bound", bound)):
+        if not isinstance(found, Tensor) or not bool(found.isfinite().all()):
+            return f"the {name} of {term!r} is not finite at this state: {describe(found)}."
+    if value.dim() or half.shape != z.shape:
+        return (
+            f"{term!r} must give a number and a half gradient {list(z.shape)}; got {describe(value)}, {describe(half)}."
+        )
+    if bool((bound < 0).any()):
+        return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
+    generator = torch.Generator(z.device).manual_seed(0)
+    descent = half * reciprocal(bound.expand_as(half))
+    directions = [torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for _ in range(8)]
+    lengths = [10.0**k for k in range(-2, 3) for _ in range(2)]
+    for move in (*moves, -descent, descent, *(a * d for a, d in zip(lengths, directions, strict=False))):
+        after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
+        rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
+        excess = after - value - (linear + quadratic).sum()
+        if not bool(excess <= rounding):
+            return f"{term!r} exceeds its majorant by {float(excess):.3g} at a state {float(move.norm()):.3g} away."
+    return None

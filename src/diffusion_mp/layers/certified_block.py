@@ -1,0 +1,349 @@
+"""``CertifiedBlock``: steps down one energy whose terms have weights, and the modules that make its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
+from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
+from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
+from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_edge_rows,
+    check_finite,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_state,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import TensorCache, values_only
+from diffusion_mp.graph.checks import check_edge_order
+from diffusion_mp.layers.diffusion_conv import GraphLayer
+from diffusion_mp.updates import CertifiedStep, fixed_point
+from diffusion_mp.updates.linear_solve import solve
+
+
+class TermModule(nn.Module):
+    """Base of modules that return the term of an energy for a source [N, C], a graph and features of edges [E, F]."""
+
+    def __init__(self, channels: int, weight: float) -> None:
+        super().__init__()
+        check_counts(channels=channels)
+        check_positive(weight, "weight")
+        self.channels, self.weight = channels, Positive(weight)
+
+    def reset_parameters(self) -> None:
+        """Draw all matrices again, and reset the weights."""
+        for part in self.children():
+            reset(part)
+        self._draw()
+
+    def _draw(self) -> None:
+        """Draw the matrices that are parameters of the module itself."""
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        """Return the term, with everything in it that does not change from step to step."""
+        raise NotImplementedError
+
+
+def _contracting(matrix: Float[Tensor, "R D C"]) -> Float[Tensor, "R D C"]:
+    """Return matrices divided to norm at most one, in at least float32, since rounding may lengthen them."""
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return wide / norm_bounds(wide).clamp(min=1)[:, None, None]
+
+
+#: The couplings of relations, which the blocks of a model share.
+_RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
+
+
+def _related(num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tensor) -> SparseCoupling:
+    return SparseCoupling(Graph(num_nodes, edge_index, validate=False), weight.unsqueeze(1) * edge_attr.to(weight))
+
+
+class WeightedGraph(TermModule):
+    r"""The term μ G(Z) of `MatrixTerm`, with learned matrices B_r of norm at most one between neighbours (Theorem T8).
+
+    Args:
+        channels: C.
+        weight: initial μ > 0; it is learned.
+        edge_dim: R, relations between neighbours, with a matrix each: edge e belongs to relation r by the entry e_r of
+            ``edge_attr`` [E, R] (one-hot or soft, of any sign). ``None`` is one relation.
+        symmetric: B_r = B_rᵀ. Otherwise edges have a direction: B_r along it and B_rᵀ against it.
+        normalization: of the graph, ``"sum"`` or ``"sym"``, see `AdjacencyDiffusivity`.
+        gate: multiply a_ij by tanh(⟨w, [h_i + h_j, |h_i − h_j|]⟩ + b), a sign and a strength read from the source.
+        hops: number of edges of a walk between interacting nodes.
+        matrix: ``"full"``; ``"diagonal"`` (and so symmetric), one number in [−1, 1] for every channel; ``"identity"``,
+            nothing to learn: neighbours attract each other, as in T1.
+
+    Examples:
+        >>> isinstance(WeightedGraph(4)(x, graph), EnergyTerm)
+        True
+    """
+
+    def __init__(
+        self, channels: int, weight: float = 1.0, *, edge_dim: int | None = None, symmetric: bool = True,
+        normalization: Literal["sum", "sym"] = "sum", gate: bool = False, hops: int = 1,
+        matrix: Literal["full", "diagonal", "identity"] = "full",
+    ) -> None:  # fmt: skip
+        super().__init__(channels, weight)
+        relations = 1 if edge_dim is None else edge_dim
+        check_counts(edge_dim=relations, hops=hops)
+        check_flags(symmetric=symmetric, gate=gate)
+        check_choice(normalization, "normalization", ["sum", "sym"])
+        self.symmetric, self.hops, self.edge_dim = symmetric, hops, edge_dim
+        self.adjacency = AdjacencyDiffusivity(normalization)
+        check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
+        shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
+        self.matrix = None if matrix == "identity" else nn.Parameter(torch.empty(shape))
+        self.relations = relations
+        self.gate = nn.Linear(2 * channels, relations) if gate else None
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.matrix is not None:
+            nn.init.normal_(self.matrix, std=1.0 if self.matrix.dim() == 2 else self.channels**-0.5)
+
+    def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
+        """Return B, of norm at most one, or the diagonals of diagonal matrices."""
+        if self.matrix is None:
+            return self.weight.raw.new_ones(self.relations, self.channels)
+        if self.matrix.dim() == 2:
+            return self.matrix / norm_bounds(self.matrix).clamp(min=1).unsqueeze(1)
+        return _contracting((self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix)
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        coupling = self.adjacency(source, graph)
+        if not isinstance(coupling, SparseCoupling):
+            kind = type(coupling).__name__
+            raise NotImplementedError(
+                f"WeightedGraph needs all edges of the graph at once, not a {kind} of some rows. Call the model itself."
+            )
+        if self.edge_dim is not None:
+            if edge_attr is None:
+                raise ValueError(
+                    f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
+                )
+            check_edge_rows(edge_attr, graph.num_edges)
+            check_state(edge_attr, "edge_attr", self.edge_dim)
+            tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
+            coupling = _RELATIONS.get(graph.num_nodes, tensors, partial(_related, graph.num_nodes))
+        if self.gate is not None:
+            sender, receiver = (source.index_select(0, end) for end in graph.edges)
+            ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
+            gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
+            mutual = values_only() and coupling.symmetric  # as the gate itself
+            coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
+        matrices, mu = self.matrices(), self.weight()  # μ multiplies the matrices once, not the state in every step
+        norms = (mu * matrices.new_ones(matrices.size(0))).to(matrices.dtype)
+        return MatrixTerm(coupling, mu * matrices, norms, hops=self.hops, symmetric=self.symmetric)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
+
+
+class RowAttention(TermModule):
+    r"""λ E(Z) of `AttentionTerm`: softmax attention with learned queries and keys of norm at most one (Theorem T9).
+
+    Args:
+        channels, heads: C and H; a head has C / H channels.
+        weight: initial λ > 0; it is learned.
+        gamma: initial γ > 0, the sharpness; it is learned.
+        neighbours: attend to neighbours only, by the weights of the edges, instead of all nodes of the graph.
+
+    Examples:
+        >>> isinstance(RowAttention(4, heads=2)(x, graph), EnergyTerm)
+        True
+    """
+
+    def __init__(
+        self, channels: int, heads: int = 1, weight: float = 1.0, *, gamma: float = 1.0, neighbours: bool = False
+    ) -> None:
+        super().__init__(channels, weight)
+        check_counts(heads=heads)
+        check_flags(neighbours=neighbours)
+        check_positive(gamma, "gamma")
+        if channels % heads:
+            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        self.heads, self.neighbours, self.gamma = heads, neighbours, Positive(gamma)
+        self.query, self.key = (nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2))
+        self._draw()
+
+    def _draw(self) -> None:
+        for matrix in (self.query, self.key):
+            nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        if graph.num_nodes != graph.total_nodes:
+            known = f"{graph.num_nodes} of {graph.total_nodes}"
+            raise NotImplementedError(f"RowAttention needs all nodes of the graph, not {known}. Use one process.")
+        query, key = _contracting(self.query), _contracting(self.key)
+        ones, prior = query.new_ones(self.heads), None
+        if self.neighbours:
+            prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
+        return ScaledTerm(self.weight(), AttentionTerm(query, key, self.gamma(), prior, (ones, ones)))
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, heads={self.heads}, neighbours={self.neighbours}"
+
+
+class TiedMLP(TermModule):
+    r"""κ times `MLPTerm`: a step adds ½κ Uᵀ σ(U z + b), a hidden layer with tied weights (Theorem T10).
+
+    Args:
+        channels, hidden_channels: of the state, and of U [hidden_channels, channels].
+        weight: initial κ > 0; it is learned.
+        activation: σ, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
+
+    Examples:
+        >>> isinstance(TiedMLP(4, 8)(x, graph), EnergyTerm)
+        True
+    """
+
+    def __init__(self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu") -> None:
+        super().__init__(channels, weight)
+        check_counts(hidden_channels=hidden_channels)
+        check_choice(activation, "activation", ACTIVATIONS)
+        self.linear, self.activation = nn.Linear(channels, hidden_channels), activation
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+        return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
+
+
+def _append_attention(couplings: list[Coupling] | None, terms: list[EnergyTerm], state: Tensor, graph: Graph) -> None:
+    if couplings is not None:
+        found = (term.attention(state, graph) for term in terms)
+        couplings.extend(coupling for coupling in found if coupling is not None)
+
+
+class CertifiedBlock(GraphLayer):
+    r"""Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
+
+    F does not rise in a step, for any parameters. Matrices, weights of edges and norms are computed once for all steps.
+
+    Args:
+        channels: C.
+        terms: the modules that make the terms, or terms that do not depend on the graph.
+        num_layers: K; ``None`` iterates to the limit, the minimiser of F where all terms and C are convex (the source
+            and `WeightedGraph` are), differentiated implicitly. Without a constraint that is a linear system.
+        constraint, radius: of every row, see `CertifiedStep`.
+        beta: initial β > 0; it is learned.
+
+    Shapes:
+        x, output: H and Z^K [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, F], for the
+        modules that read it.
+
+    Examples:
+        >>> block = CertifiedBlock(4, [WeightedGraph(4), TiedMLP(4, 8)], num_layers=3)
+        >>> block(x, graph).shape
+        torch.Size([6, 4])
+    """
+
+    def __init__(
+        self, channels: int, terms: Sequence[nn.Module | EnergyTerm], num_layers: int | None = 2,
+        *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
+        check_positive(beta, "beta")
+        check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
+        for term in terms:
+            check_kind(term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one")
+            if getattr(term, "channels", channels) != channels:
+                raise ValueError(f"every one of terms must have {channels} channels, as the block; got {term!r}.")
+        self.in_channels = self.out_channels = channels
+        self.num_layers = num_layers
+        self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
+        self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
+        self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
+
+    def reset_parameters(self) -> None:
+        """Reset the parameters of all terms, and β."""
+        for part in (*self.terms, self.update):
+            reset(part)
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        batch: Tensor | None = None, *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
+        """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
+        if edge_attr is not None:
+            check_edge_order(edge_index, edge_attr)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+        couplings: list[Coupling] | None = [] if return_coupling else None
+        for state in self.states(x, graph, edge_attr, couplings):  # noqa: B007  # only the last one is kept
+            pass
+        return state if couplings is None else (state, couplings)
+
+    def states(
+        self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None, couplings: list[Coupling] | None = None
+    ) -> Iterator[Float[Tensor, "N C"]]:
+        """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``."""
+        wide = source.to(torch.promote_types(source.dtype, torch.float32))  # half precision is too coarse for an energy
+        terms = [ScaledTerm(self.beta(), SourceTerm(wide)), *self.made(wide, graph, edge_attr)]
+        state = self.update.constraint.project(wide.unsqueeze(1))
+        yield state.squeeze(1).to(source.dtype)
+        if self.num_layers is None:
+            state = self._at_rest(state, terms, graph)
+            _append_attention(couplings, terms, state, graph)
+            yield state.squeeze(1).to(source.dtype)
+        step = self.update.descent(state, terms, graph)
+        for _ in range(self.num_layers or 0):
+            _append_attention(couplings, terms, state, graph)
+            state = step(state)
+            yield state.squeeze(1).to(source.dtype)
+
+    def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
+        """Return the limit of the steps."""
+        constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
+
+        def gradient(z: Tensor, of: list[EnergyTerm]) -> Tensor:
+            return reduce(add, (term.half_gradient(z, graph) for term in of))
+
+        if quadratic and isinstance(constraint, Unconstrained):
+            nothing = torch.zeros_like(state)
+            pull = gradient(nothing, terms)
+            # H is left out, not subtracted again: beside a large H a difference would have no digits left.
+            sourceless = [ScaledTerm(self.beta(), SourceTerm(nothing)), *terms[1:]]
+            rest = gradient(nothing, sourceless)
+            # Scaled to a unit diagonal, in all channels at once.
+            root = reduce(add, (term.majorant(nothing, graph, True).damping for term in terms)).rsqrt()
+
+            def operator(v: Tensor) -> Tensor:
+                return (root * (gradient(root * v.view_as(state), sourceless) - rest)).view_as(v)
+
+            return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
+        check_finite(state, "x")
+        one_minimiser = quadratic and constraint.convex
+        energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
+        return fixed_point(self.update.descent(state, terms, graph), state, energy=energy, total=graph.total)
+
+    def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
+        """Return the terms at a source and a graph, without that of the source."""
+        return [*(module(source, graph, edge_attr) for module in self.terms), *self.fixed]
+
+    def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
+        """Return F, a function of states [N, channels]."""
+        return JointEnergy(
+            source=source, beta=self.beta(), constraint=self.update.constraint,
+            terms=self.made(source, graph, edge_attr), graph=graph,
+        )  # fmt: skip
+
+    @property
+    def beta(self) -> Positive:
+        """The module that computes β."""
+        return cast("Positive", self.update.beta)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, num_layers={self.num_layers}"

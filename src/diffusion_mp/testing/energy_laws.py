@@ -1,0 +1,67 @@
+"""The laws of terms of an energy: a gradient, and a majorant at adversarial states."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.energies.terms import EnergyTerm, term_flaw
+from diffusion_mp.errors import check_counts, check_finite, check_kind, check_seed, check_values
+from diffusion_mp.graph import Graph
+
+
+def check_energy_term(
+    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, *, starts: int = 8, ascent: int = 20, seed: int = 0
+) -> None:
+    """Check that a term is what certified steps need of it (Theorem T11 of docs/certified.md).
+
+    Its half gradient is half of the gradient of its value, as that of a majorant which touches it has to be, and
+
+        value(z′) ≤ value(z) + 2⟨half_gradient, z′ − z⟩ + 2 Σ_i bound_i ‖z′_i − z_i‖²
+
+    at arbitrary states z′ and at those where gradient ascent on the difference leads. In double precision.
+
+    Args:
+        term, z, graph: the term, and a state and a graph to check it at.
+        starts, ascent, seed: number of adversarial states, steps of ascent to each, and the seed of where they begin.
+
+    Raises:
+        AssertionError: a law is broken, in a sentence.
+
+    Examples:
+        >>> check_energy_term(SourceTerm(x), x.unsqueeze(1), graph)
+    """
+    check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+    check_counts(starts=starts, ascent=ascent)
+    check_seed(seed)
+    check_kind(graph, "graph", Graph, "a Graph")
+    check_values(z, graph.num_nodes, 1, "z")
+    check_finite(z, "z")
+    z = z.detach().double()
+    variable = z.clone().requires_grad_()
+    value = term.value(variable, graph) + 0 * variable.sum()  # which the value need not depend on
+    (gradient,) = torch.autograd.grad(value, variable)
+    half = term.half_gradient(z, graph).detach()
+    scale = float(gradient.abs().max()) if gradient.numel() else 0.0
+    if not torch.allclose(2 * half, gradient, rtol=1e-6, atol=1e-8 * scale):
+        worst = float((2 * half - gradient).abs().max())
+        raise AssertionError(
+            f"{term!r}: the half gradient is not half of the gradient of the value; off by {worst:.3g}."
+        )
+    generator, bound = torch.Generator().manual_seed(seed), term.bound(z, graph).detach()
+    moves = []
+    for start in range(starts):
+        move = 10.0 ** (start % 4 - 2) * torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        move = move.to(z.device).requires_grad_()
+        optimizer = torch.optim.Adam([move], lr=0.1 * float(move.detach().norm()) / max(move.numel(), 1) ** 0.5)
+        for _ in range(ascent):
+            majorant = (2 * half * move + 2 * bound * move.square()).sum()
+            loss = (majorant - term.value(z + move, graph)) / move.square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        moves.append(move.detach())
+    flaw = term_flaw(term, z, graph, moves)
+    if flaw is not None:
+        raise AssertionError(flaw)

@@ -1,0 +1,386 @@
+"""Theorem T11: terms of an energy bound themselves, and a step down their sum never raises it, for any parameters."""
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp import Graph
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.energies import JointEnergy, certify_step
+from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
+from diffusion_mp.energies.penalties import get_penalty
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Mean, PairTerm, ScaledTerm, SourceTerm, term_flaw
+from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.testing import check_energy_term
+
+DOUBLE = torch.float64
+NODES, CHANNELS, RELATIONS, HEADS = 9, 5, 3, 2
+CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DOUBLE)
+
+
+def a_graph(edges: int = 24) -> Graph:
+    return Graph(NODES, torch.randint(NODES, (2, edges)), ptr=None)
+
+
+def pairs_of_nodes() -> Graph:
+    """Every node has one neighbour, so that bounds are attained."""
+    ends = torch.arange(8)
+    return Graph(NODES, torch.stack([ends, ends ^ 1]))
+
+
+def symmetric(graph: Graph) -> SparseCoupling:
+    both = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1))
+    return SparseCoupling(both, torch.rand(graph.num_edges, 1, dtype=DOUBLE).repeat(2, 1), nonnegative=True)
+
+
+def matrix(graph: Graph, **options: object) -> MatrixTerm:
+    weight = random(graph.num_edges, RELATIONS)
+    return MatrixTerm(SparseCoupling(graph, weight, symmetric=False), random(RELATIONS, CHANNELS, CHANNELS), **options)
+
+
+def one_matrix(graph: Graph) -> MatrixTerm:
+    b = random(1, CHANNELS, CHANNELS)
+    return MatrixTerm(symmetric(graph), b + b.mT, symmetric=True)
+
+
+def attention(graph: Graph, prior: bool = False) -> AttentionTerm:
+    query, key = random(HEADS, 4, CHANNELS), random(HEADS, 4, CHANNELS)
+    weight = SparseCoupling(graph, torch.rand(graph.num_edges, dtype=DOUBLE)) if prior else None
+    return AttentionTerm(query, key, 0.7, weight)
+
+
+def mlp(activation: str) -> MLPTerm:
+    return MLPTerm(random(7, CHANNELS), random(7), activation)
+
+
+TERMS = {
+    "source": lambda graph: SourceTerm(random(NODES, CHANNELS), torch.rand(NODES, dtype=DOUBLE)),
+    "graph": lambda graph: CouplingTerm(symmetric(graph)),
+    "pairs": lambda graph: PairTerm(get_penalty("gaussian"), random(2, 3, CHANNELS), mean=True),
+    "matrices": matrix,
+    "two hops": lambda graph: matrix(graph, hops=2),
+    "one symmetric matrix": one_matrix,
+    "diagonals": lambda graph: MatrixTerm(
+        SparseCoupling(graph, random(graph.num_edges, RELATIONS)), random(RELATIONS, CHANNELS)
+    ),
+    "attention": attention,
+    "attention to neighbours": lambda graph: attention(graph, prior=True),
+    **{f"MLP, {name}": partial(lambda name, graph: mlp(name), name) for name in ACTIVATIONS},
+    "twice attention": lambda graph: 2.0 * attention(graph),
+}
+
+
+class Bounded(EnergyTerm):
+    """A term with another bound."""
+
+    def __init__(self, term: EnergyTerm, factor: float) -> None:
+        self.term, self.factor, self.quadratic = term, factor, term.quadratic
+
+    def weighted_mean(self, z: Tensor) -> Mean | None:
+        return self.term.weighted_mean(z) if self.factor == 1 else None
+
+    def value(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.term.value(z, graph)
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.term.half_gradient(z, graph)
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.factor * self.term.bound(z, graph)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_term_is_bounded_by_its_majorant(name: str) -> None:
+    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    check_energy_term(TERMS[name](graph), z, graph)
+
+
+@pytest.mark.parametrize("name", ["source", "graph", "one symmetric matrix", "attention to neighbours"])
+def test_a_smaller_bound_is_found_out(name: str) -> None:
+    graph, z = pairs_of_nodes(), random(NODES, 1, CHANNELS)
+    eye = torch.eye(CHANNELS, dtype=DOUBLE)[None]
+    sharp = {
+        "one symmetric matrix": MatrixTerm(SparseCoupling(graph), -eye, symmetric=True),
+        "attention to neighbours": AttentionTerm(eye, eye, prior=SparseCoupling(graph)),
+    }
+    term = sharp.get(name) or TERMS[name](graph)
+    check_energy_term(term, z, graph)
+    with pytest.raises(AssertionError, match="exceeds its majorant"):
+        check_energy_term(Bounded(term, 0.4), z, graph)
+
+
+def test_a_wrong_gradient_is_found_out() -> None:
+    class Wrong(Bounded):
+        def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+            return 1.01 * self.term.half_gradient(z, graph)
+
+    with pytest.raises(AssertionError, match="half of the gradient"):
+        check_energy_term(Wrong(mlp("tanh"), 1.0), random(NODES, 1, CHANNELS), a_graph())
+
+
+def test_the_terms_equal_dense_formulas() -> None:
+    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    flat = z.squeeze(1)
+    term = matrix(graph, hops=2)
+    dense = term.forward.to_dense()
+    walks = dense @ dense
+    along = torch.einsum("ic,rij,rcd,jd->", flat, walks, term.matrix, flat)
+    norms = torch.linalg.matrix_norm(term.matrix, 2)
+    sizes = SparseCoupling(graph, term.forward.weight.abs()).to_dense()
+    reach = sizes @ sizes
+    k = ((reach.sum(2) + reach.sum(1)) / 2 * norms[:, None]).sum(0)
+    exact = MatrixTerm(term.forward, term.matrix, norms, hops=2)
+    assert torch.allclose(exact.value(z, graph), (k * flat.square().sum(1)).sum() - along)
+    weights = attention(graph)
+    q, k = (torch.einsum("hdc,nc->hnd", w, flat) for w in (weights.query, weights.key))
+    scores = -0.35 * torch.cdist(q, k).square()
+    value = -2 / 0.7 * (scores.logsumexp(2) - math.log(NODES)).sum()
+    assert torch.allclose(weights.value(z, graph), value)
+    omega = scores.softmax(2)
+    half = torch.einsum("hdc,hnd->nc", weights.query, q - omega @ k)
+    half = half + torch.einsum("hdc,hnd->nc", weights.key, omega.sum(1).unsqueeze(2) * k - omega.mT @ q)
+    assert torch.allclose(weights.half_gradient(z, graph).squeeze(1), half)
+
+
+@pytest.mark.parametrize("directed", [False, True], ids=["symmetric", "directed"])
+@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("relations", [1, RELATIONS])
+def test_diagonals_equal_diagonal_matrices(relations: int, hops: int, directed: bool) -> None:
+    graph, weight = a_graph(), random(24, relations)
+    if not directed:
+        graph, weight = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1)), weight.repeat(2, 1)
+    given = [random(NODES, 1, CHANNELS), random(relations, CHANNELS), weight]
+    pull, found = random(NODES, 1, CHANNELS), []
+    for form in (torch.clone, torch.diag_embed):
+        z, diagonals, weight = leaves = [tensor.clone().requires_grad_() for tensor in given]
+        coupling = SparseCoupling(graph, weight, symmetric=not directed)
+        term = MatrixTerm(coupling, form(diagonals), norm_bounds(diagonals), hops=hops, symmetric=not directed)
+        results = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
+        total = results[0] + (pull * results[1]).sum() + results[2].square().sum()
+        found.append([*results, *torch.autograd.grad(total, leaves)])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_the_identity_between_neighbours_is_the_term_of_the_graph() -> None:
+    ends, z = a_graph().edges, random(NODES, 1, CHANNELS)
+    graph = Graph(NODES, torch.cat([ends, ends.flip(0)], 1))
+    part = WeightedGraph(CHANNELS, 0.3, matrix="identity").double()
+    got, expected = part(z.squeeze(1), graph), 0.3 * CouplingTerm(part.adjacency(z.squeeze(1), graph))
+    torch.testing.assert_close(got.value(z, graph), expected.value(z, graph))
+    torch.testing.assert_close(got.half_gradient(z, graph), expected.half_gradient(z, graph))
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["fixed weights", "learned weights"])
+@pytest.mark.parametrize("dims", [2, 1], ids=["matrices", "diagonals"])
+@pytest.mark.parametrize("edges", [0, 1, 31])
+def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(edges: int, dims: int, learned: bool) -> None:
+    ends = torch.randint(NODES - 2, (2, edges))  # the last nodes are isolated
+    graph = Graph(NODES, torch.cat([ends, ends[:, :5]], 1))  # multi-edges
+    weight = random(graph.num_edges, RELATIONS) * torch.randint(2, (graph.num_edges, RELATIONS))
+    weight[:, 1] = 0  # a relation without edges
+    given = [random(NODES, CHANNELS), random(RELATIONS, *[CHANNELS] * dims), weight]
+    pull, found = random(NODES, CHANNELS), []
+    for path in (SparseCoupling, Coupling):
+        v, matrix, weight = (tensor.clone().requires_grad_() for tensor in given)
+        out = path.transformed(SparseCoupling(graph, weight if learned else given[2]), v, matrix)
+        leaves = [v, matrix, weight][: 3 if learned else 2]
+        found.append([out, *torch.autograd.grad((pull * out).sum(), leaves)])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> None:
+    graph, source, edge_attr = a_graph(), random(NODES, CHANNELS), random(24, RELATIONS)
+    parts = [WeightedGraph(CHANNELS, edge_dim=RELATIONS).double() for _ in range(2)]
+    first, second = (part(source, graph, edge_attr).forward for part in parts)
+    assert first is second
+    for write in (
+        lambda: edge_attr.mul_(2), lambda: edge_attr.numpy().__imul__(3), lambda: edge_attr.data.__setitem__(0, 7.0)
+    ):  # fmt: skip
+        write()
+        term, fresh = parts[0](source, graph, edge_attr), parts[0](source, graph, edge_attr.clone())
+        assert torch.equal(term.forward.weight, fresh.forward.weight)
+        assert not torch.equal(term.forward.weight, first.weight)
+        first = term.forward
+
+
+def test_the_batch_of_graphs_has_the_sum_of_their_values() -> None:
+    sizes, query, key = (4, 0, 5), random(HEADS, 4, CHANNELS), random(HEADS, 4, CHANNELS)
+    z, term = random(NODES, 1, CHANNELS), AttentionTerm(query, key, 0.7)
+    batch = Graph(NODES, ptr=torch.tensor([0, *sizes]).cumsum(0))
+    parts = z.split(sizes)
+    one_by_one = sum(term.value(part, Graph(len(part))) for part in parts)
+    assert torch.allclose(term.value(z, batch), torch.as_tensor(one_by_one))
+    halves = torch.cat([term.half_gradient(part, Graph(len(part))) for part in parts])
+    assert torch.allclose(term.half_gradient(z, batch), halves)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_norms_are_bounded_from_above_and_closely(scale: float) -> None:
+    for shape in [(4, 30, 30), (2, 3, 11), (2, 11, 3), (1, 1, 1)]:
+        for dtype in (torch.float32, DOUBLE):
+            w = scale * torch.randn(shape, dtype=dtype)
+            exact, bound = torch.linalg.matrix_norm(w.double(), 2), norm_bounds(w).double()
+            assert bool(((bound >= exact) & (bound <= 1.03 * exact)).all())
+    assert norm_bounds(torch.zeros(2, 3, 3)).tolist() == [0, 0]
+
+
+def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, CertifiedBlock]]:
+    """A block for every combination of terms, with parameters over many orders of magnitude."""
+    found = []
+    for with_graph in (None, "sum", "directed", "relations"):
+        for with_attention in (None, "all", "neighbours"):
+            for activation in (None, "relu", "tanh"):
+                terms: list[torch.nn.Module] = []
+                if with_graph is not None:
+                    options = {"edge_dim": RELATIONS, "gate": True} if with_graph == "relations" else {}
+                    terms.append(WeightedGraph(CHANNELS, symmetric=with_graph != "directed", **options))
+                if with_attention is not None:
+                    terms.append(RowAttention(CHANNELS, 1, neighbours=with_attention == "neighbours"))
+                if activation is not None:
+                    terms.append(TiedMLP(CHANNELS, 7, activation=activation))
+                block = CertifiedBlock(CHANNELS, terms, 3, constraint=constraint, radius=1.5).to(dtype)
+                with torch.no_grad():
+                    for parameter in block.parameters():
+                        parameter.mul_(10 ** float(torch.empty(()).uniform_(-1, 1)))
+                        parameter.add_(float(torch.empty(()).uniform_(-3, 3)) if parameter.dim() == 0 else 0)
+                found.append((f"{with_graph}, {with_attention}, {activation}", block))
+    return found
+
+
+def relative_rise(block: CertifiedBlock, source: Tensor, graph: Graph, edge_attr: Tensor) -> float:
+    """The largest rise of F in a step, relative to the sizes of its terms."""
+    energy, worst = block.energy(source, graph, edge_attr), -math.inf
+    states = [z.unsqueeze(1) for z in block.states(source, graph, edge_attr)]
+    for before, after in pairwise(states):
+        size = sum(float(term.value(before, graph).abs()) for term in energy.terms)
+        worst = max(worst, float(energy(after) - energy(before)) / max(size, 1e-300))
+    return worst
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_no_combination_of_terms_raises_its_energy(
+    constraint: str | None, dtype: torch.dtype, tolerance: float
+) -> None:
+    graph = a_graph()
+    edge_attr = torch.randn(graph.num_edges, RELATIONS, dtype=dtype)
+    for name, block in blocks(constraint, dtype):
+        for scale in (0.1, 1.0, 30.0):
+            source = scale * torch.randn(NODES, CHANNELS, dtype=dtype)
+            rise = relative_rise(block.requires_grad_(False), source, graph, edge_attr)
+            assert rise <= tolerance, (name, scale, rise)
+
+
+def test_a_certificate_needs_terms_that_bound_themselves() -> None:
+    graph, z = pairs_of_nodes(), random(NODES, 1, CHANNELS)
+    term = MatrixTerm(SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None], symmetric=True)
+    good = certify_step(JointEnergy(source=z, terms=[term], graph=graph), None, z)
+    assert good.holds
+    assert good.theorem == "Theorem T11"
+    assert "MatrixTerm" in good.energy
+    refused = certify_step(JointEnergy(source=z, terms=[Bounded(term, 0.4)], graph=graph), None, z)
+    assert not refused
+    assert "exceeds its majorant" in refused.reason
+    term.matrix.fill_(math.nan)
+    assert "not finite" in str(term_flaw(term, z, graph))
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS[:3])  # on a sphere there may be several
+def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(constraint: str | None) -> None:
+    graph, source = a_graph(), random(NODES, CHANNELS)
+    rest = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], None, constraint=constraint).double()
+    steps = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], 1000, constraint=constraint).double()
+    steps.load_state_dict(rest.state_dict())
+    weight = random(NODES, CHANNELS)
+    for block in (rest, steps):
+        (block(source, graph) * weight).sum().backward()
+    assert torch.allclose(rest(source, graph), steps(source, graph), atol=1e-9)
+    for a, b in zip(rest.parameters(), steps.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, atol=1e-6)
+
+
+def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> None:
+    graph, source = a_graph(), random(NODES, CHANNELS)
+    for _ in range(50):
+        beta, mu, size = (10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(3))
+        block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS, mu)], None, constraint=None, beta=beta).double()
+        with torch.no_grad():
+            block.terms[0].matrix.mul_(size)
+            z = block(source, graph).unsqueeze(1)
+            terms = block.energy(source, graph).terms
+            parts = [term.majorant(z, graph, True) for term in terms]
+            left = sum(part.half_gradient for part in parts)
+            assert float(left.norm()) <= 1e-11 * float((sum(part.damping for part in parts) * z).norm())
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str | None) -> None:
+    """In values and all gradients, also where the source is weighted by a metric."""
+    graph = a_graph()
+    edge_attr = random(graph.num_edges, RELATIONS)
+    for name, block in blocks(constraint, DOUBLE):
+        source, metric = random(NODES, CHANNELS).requires_grad_(), random(NODES).exp()
+        terms = [ScaledTerm(block.beta(), SourceTerm(source, metric)), *block.made(source, graph, edge_attr)]
+        start = block.update.constraint.project(random(NODES, 1, CHANNELS)).requires_grad_()
+        steps, leaves = block.update.descent(start, terms, graph), [start, source, *block.parameters()]
+        shared, single = steps(steps(start)), start
+        for _ in range(2):
+            single = block.update.descend(single, terms, graph)
+        torch.testing.assert_close(shared, single, msg=name)
+        weights = torch.randn_like(start)
+        ours, theirs = (torch.autograd.grad((out * weights).sum(), leaves, allow_unused=True, retain_graph=True)
+                        for out in (shared, single))  # fmt: skip
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, msg=name, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constraint", CONSTRAINTS[:3])
+def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensors(constraint: str | None) -> None:
+    """Also for states of any size; what backward keeps does not grow with the number of iterations."""
+    for number in range(1000):
+        torch.manual_seed(number)
+        beta, mu, size, scale = (10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(4))
+        graph, source = a_graph(), scale * random(NODES, CHANNELS)
+        part = WeightedGraph(CHANNELS, mu, symmetric=False, hops=1 + number % 2)
+        block = CertifiedBlock(CHANNELS, [part], None, constraint=constraint, beta=beta).double()
+        with torch.no_grad():
+            part.matrix.mul_(size)
+        kept = []
+        for block.num_layers in (1, None):
+            found: list[Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, found=found: found.append(t) or t, lambda t: t):
+                z = block(source, graph)
+            kept.append(len(found))
+        assert kept[1] <= 3 * kept[0]  # of hundreds of steps
+        with torch.no_grad():
+            terms = block.energy(source, graph).terms
+            after = block.update.descend(z.unsqueeze(1), terms, graph).squeeze(1)
+            assert float((after - z).norm()) <= 1e-11 * float(z.norm())
+        z.sum().backward()
+        assert all(bool(parameter.grad.isfinite().all()) for parameter in block.parameters())
+
+
+@pytest.mark.parametrize("bad", [
+    lambda graph: ScaledTerm(-1.0, mlp("tanh")),
+    lambda graph: MatrixTerm(SparseCoupling(graph), torch.eye(3)),
+    lambda graph: AttentionTerm(torch.eye(3)[None], torch.eye(4)[None]),
+    lambda graph: JointEnergy(terms=[1.0]),
+    lambda graph: WeightedGraph(4, edge_dim=2)(torch.zeros(NODES, 4), graph),
+])  # fmt: skip
+def test_bad_terms_are_refused_with_a_sentence(bad: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"(must|need)"):
+        bad(a_graph())

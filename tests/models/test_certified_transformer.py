@@ -1,0 +1,171 @@
+"""``CertifiedTransformer``: every block goes down its energy, before, during and after training; tasks and batches."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Batch, Data
+
+from diffusion_mp import CertifiedTransformer, Graph, certify
+from diffusion_mp.errors import ConvergenceError
+from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_synmol, load_tu
+
+NODES, FEATURES, RELATIONS = 30, 5, 3
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def inputs() -> dict[str, Tensor]:
+    edge_index = torch.randint(NODES, (2, 90))
+    relation = torch.randint(RELATIONS, (90,))
+    return {
+        "x": torch.randn(NODES, FEATURES), "edge_index": edge_index,
+        "edge_attr": torch.nn.functional.one_hot(relation, RELATIONS).float(),
+    }  # fmt: skip
+
+
+OPTIONS = {
+    "graph alone": {},
+    "relations, attention and an MLP": {"edge_dim": RELATIONS, "gate": True, "attention": "all", "heads": 2,
+        "mlp_channels": 16, "num_blocks": 3, "layer_norm": True},
+    "neighbours on a sphere": {"attention": "neighbours", "constraint": "sphere", "num_layers": 4},
+    "directed, in a ball": {"symmetric": False, "hops": 2, "constraint": "ball", "mlp_channels": 8,
+        "activation": "tanh"},
+    "at rest": {"num_layers": None, "constraint": None},
+}  # fmt: skip
+
+
+def falls(model: CertifiedTransformer, given: dict[str, Tensor]) -> None:
+    energies = model.eval().energies(**given)
+    assert len(energies) == len(model.blocks)
+    assert bool((energies.diff(dim=1) <= 1e-5 * energies.abs().amax(1, keepdim=True)).all()), energies
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_block_goes_down_its_energy_while_it_is_trained(name: str) -> None:
+    given = inputs()
+    if "edge_dim" not in OPTIONS[name]:
+        del given["edge_attr"]
+    model, y = CertifiedTransformer(FEATURES, 8, 2, dropout=0.2, **OPTIONS[name]), torch.randint(2, (NODES,))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    first = None
+    for step in range(30):
+        if step % 10 == 0:
+            falls(model, given)
+        loss = cross_entropy(model.train()(**given), y)
+        first = float(loss.detach()) if first is None else first
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < first
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    falls(model, given)
+    certificate = model.certificate(**given)
+    assert certificate.holds, str(certificate)
+    assert [*certificate.layers] == [f"blocks.{number}" for number in range(len(model.blocks))]
+
+
+def test_a_certificate_needs_no_data_and_names_what_is_broken() -> None:
+    model = CertifiedTransformer(FEATURES, 8, 2, edge_dim=RELATIONS, mlp_channels=4)
+    assert certify(model).holds
+    with torch.no_grad():
+        model.blocks[0].terms[0].matrix[0, 0, 0] = torch.nan
+    assert "blocks.0.terms.0.matrix has entries that are not finite" in certify(model).reason
+
+
+@pytest.mark.parametrize("task", ["node", "graph"])
+def test_the_graphs_of_a_batch_are_independent(task: str) -> None:
+    options = {"attention": "all", "mlp_channels": 4, "num_blocks": 2, "task": task}
+    model = CertifiedTransformer(FEATURES, 8, 2, **options).double().eval()
+    sizes, x = (12, 18), torch.randn(NODES, FEATURES, dtype=torch.float64)
+    parts = [torch.randint(size, (2, 40)) for size in sizes]
+    edge_index = torch.cat([parts[0], parts[1] + sizes[0]], 1)
+    batch = torch.arange(2).repeat_interleave(torch.tensor(sizes))
+    whole = model(x, edge_index, batch=batch)
+    apart = torch.cat([model(part, edges) for part, edges in zip(x.split(sizes), parts, strict=True)])
+    torch.testing.assert_close(whole, apart)
+
+
+def test_a_step_that_has_no_limit_says_so() -> None:
+    model = CertifiedTransformer(FEATURES, 8, 2, num_layers=None, mlp_channels=8)
+    with torch.no_grad():
+        model.blocks[0].terms[1].linear.weight.abs_().mul_(100)  # the energy is not bounded from below
+    with pytest.raises(ConvergenceError):
+        model(torch.randn(NODES, FEATURES), torch.randint(NODES, (2, 90)))
+
+
+def test_edges_need_the_features_that_the_model_was_built_for() -> None:
+    model, given = CertifiedTransformer(FEATURES, 8, 2, edge_dim=RELATIONS), inputs()
+    with pytest.raises(ValueError, match=r"edge_attr must come, \[num_edges, 3\]"):
+        model(given["x"], given["edge_index"])
+    with pytest.raises(ValueError, match="edge_attr must have 3 channels"):
+        model(given["x"], given["edge_index"], edge_attr=torch.ones(90, 2))
+    assert model(given["x"], Graph(NODES, given["edge_index"]), edge_attr=given["edge_attr"]).shape == (NODES, 2)
+
+
+REAL = {  # the terms that suit a data set; every one is under every constraint
+    "Cora": {"attention": "neighbours", "mlp_channels": 16, "graph": "sym", "num_blocks": 2},
+    "chameleon_filtered": {"symmetric": False, "hops": 2, "mlp_channels": 16, "activation": "tanh"},
+    "SynMol": {"edge_dim": 5, "attention": "all", "heads": 2, "num_blocks": 2, "layer_norm": True, "task": "graph"},
+    "MUTAG": {"gate": True, "attention": "all", "mlp_channels": 16, "activation": "sigmoid", "task": "graph"},
+}  # fmt: skip
+
+
+def real(name: str, root: Path) -> Data:
+    if name == "Cora":
+        return load_planetoid(root / "Planetoid", name)
+    if name == "chameleon_filtered":
+        return load_heterophilous(root / "heterophilous_npz", name)
+    graphs = load_synmol(root / name, "train") if name == "SynMol" else load_tu(root / "TUDataset", name)
+    return Batch.from_data_list(graphs[:32])
+
+
+@torch.no_grad()
+def largest_rise(model: CertifiedTransformer, inputs: dict[str, Tensor]) -> float:
+    """The largest rise of an energy in a step, relative to the sizes of its terms, for their sum may be near zero."""
+    worst = -1.0
+    runs = model._runs(*(inputs.get(key) for key in ("x", "edge_index", "edge_weight", "batch", "edge_attr")))
+    for energy, states in runs:
+        graph = energy.graph(states[0])
+        terms = [[float(term.value(z.unsqueeze(1), graph)) for term in energy.terms] for z in states]
+        rises = [(sum(after) - sum(before)) / sum(map(abs, before + after)) for before, after in pairwise(terms)]
+        worst = max(worst, *rises)
+    return worst
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["single", "double"])
+@pytest.mark.parametrize("constraint", [None, "nonnegative", "ball", "sphere"])
+@pytest.mark.parametrize("name", REAL)
+def test_no_energy_rises_in_three_hundred_steps_of_adam(
+    name: str, constraint: str | None, dtype: torch.dtype, limit: float, data_root: Path
+) -> None:
+    data = real(name, data_root)
+    keys = [
+        "x",
+        "edge_index",
+        *(["batch"] if "task" in REAL[name] else []),
+        *(["edge_attr"] if name == "SynMol" else []),
+    ]
+    inputs = {key: data[key].to(dtype) if data[key].is_floating_point() else data[key] for key in keys}
+    inputs["x"] = inputs["x"] / inputs["x"].sum(1, keepdim=True).clamp(min=1)
+    options = {"dropout": 0.2, "constraint": constraint, **REAL[name]}
+    model = CertifiedTransformer(data.x.size(1), 16, int(data.y.max()) + 1, num_layers=3, **options).to(dtype)
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for step in range(300):
+        if step % 10 == 0:
+            rise = largest_rise(model.train(step % 20 == 0), inputs)
+            assert rise <= limit, step
+        loss = cross_entropy(model.train()(**inputs), data.y.long())
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert min(losses) < 0.9 * losses[0]
