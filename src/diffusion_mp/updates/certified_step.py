@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -84,21 +83,15 @@ class CertifiedStep(StateUpdate):
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
             terms.append(ScaledTerm(self.source_weight, SourceTerm(source, metric)))
-        return self.descend(x, terms, ptr=coupling.ptr)
+        return self.descend(x, terms, Graph(x.size(0), ptr=coupling.ptr, validate=False))
 
-    def descend(
-        self, x: State, terms: Sequence[EnergyTerm], graph: Graph | None = None, *, ptr: Tensor | None = None
-    ) -> State:
-        """Return Proj_C(x − g / p), with g the half gradients and p the damping of all terms (Theorem T11).
-
-        ``graph`` is what the terms read; without one, ``ptr`` bounds the graphs of a batch.
-        """
-        ptr = ptr if graph is None else graph.segments
+    def descend(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> State:
+        """Return Proj_C(x − g / p), with g the half gradients and p the damping of all terms (Theorem T11)."""
         wide, convex = x.to(torch.promote_types(x.dtype, torch.float32)), self.constraint.convex
-        parts = [term.majorant(wide, cast("Graph", graph), convex) for term in terms]
+        parts = [term.majorant(wide, graph, convex) for term in terms]
         rough, total, slack, cost = [reduce(add, columns) for columns in zip(*parts, strict=True)]
         shrink = -reciprocal(total)
-        if _resolved(wide, total, cost, ptr):
+        if _resolved(wide, total, cost, graph.segments):
             return self.constraint.project(wide + rough * shrink, wide).to(x.dtype)
         move = rough * shrink
         best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
