@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import NoneType
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.kernels.spmm import edge_softmax
 
@@ -154,41 +156,47 @@ class AttentionTerm(SharedTerm):
         centre = graph.centre(k)
         return q - centre, k - centre
 
-    def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> tuple[Coupling, Tensor]:
-        """Return ω and Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
+    def _logits(self, q: Tensor, k: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        return -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
+
+    def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
+        """Return ω."""
         if self.prior is not None:
             edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
-            source, target = edges.edges
-            logits = -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
-            weight = edge_softmax(edges.csr, logits, prior)
-            index = target.unsqueeze(1).expand_as(logits)
-            top = logits.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, index, logits.detach(), "amax")
-            sums = torch.zeros_like(top).index_add(0, target, prior * (logits - top[target]).exp())
-            total = torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
-            return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True), total
+            weight = edge_softmax(edges.csr, self._logits(q, k, edges.edges), prior)
+            return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
         ones = q.new_ones(*q.shape[:2], 1)
         shift = -self.gamma / 2 * k.square().sum(2, keepdim=True)
-        coupling = PairwiseCoupling(torch.cat([self.gamma * q, ones], 2), torch.cat([k, shift], 2), graph.segments)
-        ptr = graph.segments
-        sizes = (q.new_tensor([0, graph.num_nodes], dtype=torch.int64) if ptr is None else ptr).diff().double()
-        total = (
-            -coupling.shifts[0].sum() - self.gamma / 2 * q.square().sum() - q.size(1) * torch.xlogy(sizes, sizes).sum()
-        )
-        return coupling, total
+        return PairwiseCoupling(torch.cat([self.gamma * q, ones], 2), torch.cat([k, shift], 2), graph.segments)
+
+    def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
+        """Return Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
+        if self.prior is not None:
+            edges, prior = self.prior.graph.edges, self.prior.weight.to(q.dtype)
+            logits = self._logits(q, k, edges)
+            index = edges[1].unsqueeze(1).expand_as(logits)
+            top = logits.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, index, logits.detach(), "amax")
+            sums = torch.zeros_like(top).index_add(0, edges[1], prior * (logits - top[edges[1]]).exp())
+            return torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
+        coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
+        sizes = q.new_tensor(graph_sizes(graph.segments, graph.num_nodes), dtype=torch.float64)
+        shared = self.gamma / 2 * q.square().sum() + q.size(1) * torch.xlogy(sizes, sizes).sum()
+        return -coupling.shifts[0].sum() - shared
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         check_channels(z, "query", self.query)
-        return -2 / self.gamma * self._attention(*self._ends(z.double(), graph), graph)[1]
+        return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
         """Return ω."""
         with without_autocast(z):
-            return self._attention(*self._ends(z, graph), graph)[0]
+            return self._attention(*self._ends(z, graph), graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         with without_autocast(z):
             q, k = self._ends(z, graph)
-            attention = self._attention(q, k, graph)[0]
+            attention = self._attention(q, k, graph)
             received = attention.matmul(k)
             back = attention.T.matmul(torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2))
             column = back[:, :, -1:]
