@@ -1,10 +1,13 @@
 """The data modules of tables, and what trains on them: batches of graphs, snapshots, several labels."""
 
+from functools import partial
+
 import pytest
 import torch
 from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_ogb, make_series, make_synmol, make_tu
 from torch import nn
 from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, SAGEConv
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedTransformer, DiffusionGNN, GatedGCN
@@ -184,6 +187,16 @@ def test_a_classic_network_does_not_depend_on_the_order_of_edges(conv, edge_dim)
     assert ClassicGNN(5, 6, 2, conv=conv, task="graph")(x[:1], edge_index[:, :0]).shape == (1, 2)
     with pytest.raises(ValueError, match="edge_dim goes with the layers that read edge_attr"):
         ClassicGNN(5, 6, 2, conv="sage", edge_dim=3)
+
+
+@pytest.mark.parametrize(("conv", "make"), [("gcn", GCNConv), ("sage", partial(SAGEConv, root_weight=False))])
+def test_classic_layers_are_those_of_pyg(conv, make):
+    with seeded(0):
+        x, edge_index = torch.randn(7, 6), torch.randint(7, (2, 13))
+        ours, theirs = ClassicGNN(5, 6, 2, conv=conv).convs[0], make(6, 6)
+    linear = theirs.lin if conv == "gcn" else theirs.lin_l
+    ours.load_state_dict({"value.weight": linear.weight, "bias": theirs.bias if conv == "gcn" else linear.bias})
+    torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
 
 
 def test_the_score_counts_graphs_of_all_batches_alike():

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
-from torch_geometric.nn import GATv2Conv, GCNConv, GINConv, GINEConv, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, ResGatedGraphConv
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity, UniformDiffusivity
@@ -15,12 +15,12 @@ from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers import APPNPConv, DiffusionConv
+from diffusion_mp.layers import APPNPConv, DiffusionConv, GCNConv
 from diffusion_mp.layers.certified_conv import PairAttraction
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import DIFFormer, DiffusionGNN
 from diffusion_mp.models.base import Collect, LayerStack, Task
-from diffusion_mp.updates import HeatKernel
+from diffusion_mp.updates import ExplicitEuler, HeatKernel
 
 ABLATIONS: dict[str, type[Diffusivity]] = {"identity": IdentityDiffusivity, "uniform": UniformDiffusivity}
 
@@ -84,11 +84,12 @@ ClassicConv = Literal["gcn", "sage", "gine", "gat", "gatedgcn"]
 
 class ClassicGNN(LayerStack):
     """x⁰ = drop(ReLU(Norm(W x + b))),  xᵏ⁺¹ = xᵏ + drop(ReLU(Norm(conv(xᵏ) + W_k xᵏ))): a strong baseline (Luo, Shi &
-    Wu 2024), on PyG's layers.
+    Wu 2024).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, layer_norm, dropout, task: see `LayerStack`.
-        conv: `GCNConv`, `SAGEConv`, `GINEConv`, `GATv2Conv` or `ResGatedGraphConv`; the last three read `edge_attr`.
+        conv: `GCNConv`, the mean of the neighbours, or PyG's `GINEConv`, `GATv2Conv` or `ResGatedGraphConv`, which read
+            `edge_attr`.
         edge_dim: channels of `edge_attr` [E, edge_dim]; without it "gine" is `GINConv`.
         heads: of "gat".
     """
@@ -106,7 +107,7 @@ class ClassicGNN(LayerStack):
 
         makes: dict[str, Callable[[], nn.Module]] = {
             "gcn": lambda: GCNConv(width, width),
-            "sage": lambda: SAGEConv(width, width, root_weight=False),
+            "sage": lambda: DiffusionConv(width, width, AdjacencyDiffusivity("row"), ExplicitEuler(1.0, "residual")),
             "gine": lambda: GINConv(mlp()) if edge_dim is None else GINEConv(mlp(), edge_dim=edge_dim),
             "gat": lambda: GATv2Conv(width, width // heads, heads, edge_dim=edge_dim, add_self_loops=False),
             "gatedgcn": lambda: ResGatedGraphConv(width, width, edge_dim=edge_dim, root_weight=False),
