@@ -484,7 +484,7 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-equilibrium": lambda: DiffusionConv(4, 3, undirected("sym"), Equilibrium(leak=0.5)),
     **{
         f"generic-certified-{constraint}": (partial(certified, constraint), {"extra": source})
-        for constraint in (None, "nonnegative", "ball", "sphere")
+        for constraint in (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
     },
     "equation-24": lambda: DiffusionConv(4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")),
     "difformer-conv": lambda: DIFFormerConv(4, 4),

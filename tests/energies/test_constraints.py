@@ -6,9 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.energies import Ball, Constraint, Nonnegative, Sphere, Unconstrained, get_constraint
+from diffusion_mp.energies import (
+    Ball,
+    Constraint,
+    Nonnegative,
+    NonnegativeBall,
+    NonnegativeSphere,
+    Sphere,
+    Unconstrained,
+    get_constraint,
+)
 
-ALL = [Unconstrained(), Nonnegative(), Ball(), Ball(0.3), Sphere(), Sphere(2.5)]
+ALL = [
+    Unconstrained(),
+    *(Nonnegative(), Ball(), Ball(0.3), NonnegativeBall(0.7)),
+    *(Sphere(), Sphere(2.5), NonnegativeSphere(0.7)),
+]
 
 
 @pytest.fixture
@@ -58,12 +71,20 @@ def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
         assert Sphere().project(torch.zeros(2, 3, dtype=dtype)).tolist() == [[1.0, 0.0, 0.0]] * 2
 
 
+def test_rows_that_are_equally_far_from_a_nonnegative_sphere_keep_close_to_their_start() -> None:
+    start = torch.tensor([[3.0, 4.0, 0.0], [0.0, 1.0, 2.0], [0.6, 0.0, 0.8]], dtype=torch.float64)
+    y = torch.tensor([[0.0, 0.0, 0.0], [-1.0, -1.0, -2.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
+    assert NonnegativeSphere().project(y, start).tolist() == [[0.6, 0.8, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+
+
 def test_getting_one_by_name(no_typecheck: None) -> None:
     assert get_constraint(None) == Unconstrained()
     assert get_constraint("ball", 2.0) == Ball(2.0)
     assert get_constraint(Sphere(3.0), 2.0) == Sphere(3.0)
-    assert [c.convex for c in ALL] == [True, True, True, True, False, False]
-    with pytest.raises(ValueError, match="constraint must be one of None, 'nonnegative', 'ball', 'sphere'; got 'cone'"):
+    assert [c.convex for c in ALL] == [True] * 5 + [False] * 3
+    with pytest.raises(
+        ValueError, match=r"constraint must be one of None, 'nonnegative', 'ball', 'sphere', .*; got 'cone'"
+    ):
         get_constraint("cone")
     with pytest.raises(TypeError, match="radius must be a number"):
         Ball("wide")

@@ -19,7 +19,8 @@ from diffusion_mp.testing import check_energy_term
 
 DOUBLE = torch.float64
 NODES, CHANNELS, RELATIONS, HEADS = 9, 5, 3, 2
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
+CONVEX = (None, "nonnegative", "ball", "nonnegative_ball")
+CONSTRAINTS = (*CONVEX, "sphere", "nonnegative_sphere")
 
 
 @pytest.fixture(autouse=True)
@@ -298,11 +299,12 @@ def test_a_certificate_needs_terms_that_bound_themselves() -> None:
     assert "not finite" in str(term_flaw(term, z, graph))
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS[:3])  # on a sphere there may be several
-def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(constraint: str | None) -> None:
+@pytest.mark.parametrize("constraint", CONVEX)  # on a sphere there may be several
+@pytest.mark.parametrize("num_steps", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(constraint: str | None, num_steps: int) -> None:
     graph, source = a_graph(), random(NODES, CHANNELS)
     rest = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], None, constraint=constraint).double()
-    steps = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], 1000, constraint=constraint).double()
+    steps = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], num_steps, constraint=constraint).double()
     steps.load_state_dict(rest.state_dict())
     weight = random(NODES, CHANNELS)
     for block in (rest, steps):
@@ -348,7 +350,7 @@ def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("constraint", CONSTRAINTS[:3])
+@pytest.mark.parametrize("constraint", CONVEX)
 def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensors(constraint: str | None) -> None:
     """Also for states of any size; what backward keeps does not grow with the number of iterations."""
     for number in range(1000):

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from diffusion_mp.energies.constraints import CONSTRAINTS
+
 from .arguments import *
 from .program import Draw, Strategy, Wrong
 from .signatures import arguments, calls, construct, counts, dtype, numbers, texts
@@ -123,7 +125,7 @@ def joint_energy(d: Draw) -> None:
         d, "energy", "JointEnergy", leave="projection graph", terms=some_terms,
         graph_term=coupling(d, symmetric=True, optional=True),
         penalty=options(d, *right, wrong=NOT_A_PENALTY).without("None"), source=source,
-        metric=metric.without("a higher rank"), constraint=texts(None, "nonnegative", "ball", "sphere"), **weights,
+        metric=metric.without("a higher rank"), constraint=texts(*CONSTRAINTS), **weights,
     )  # fmt: skip
     d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from diffusion_mp import DiffusionConv, KernelizedSoftmaxDiffusivity, SparseFlowDiffusivity
+from diffusion_mp.energies.constraints import CONSTRAINTS
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
@@ -40,8 +41,8 @@ SHARE = numbers(0.1, 0.0, zero=True, below="1.0")
 
 def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
     """Options of a certified layer: the simple penalty wants states near each other."""
-    constraint = d.pick(["ball", "sphere", "nonnegative", None])
-    near = constraint in ("ball", "sphere")
+    constraint = d.pick([*CONSTRAINTS])
+    near = constraint not in (None, "nonnegative")
     return {
         "penalty": choice(d, *(["simple"] if near else []), "gaussian", "softmax", "quadratic", None, optional=near),
         "constraint": choice(d, constraint, optional=constraint == "ball").without("None"),
@@ -55,7 +56,7 @@ def certified_conv(d: Draw) -> None:
     called(d, needed=False)
 
 
-CONVEX = "nonnegative", "ball", None
+CONVEX, SPHERES = ("nonnegative", "ball", "nonnegative_ball", None), ("sphere", "nonnegative_sphere")
 PARTS = "RowAttention({c})", "TiedMLP({c}, 3)", "RowAttention({c}, neighbours=True)", "WeightedGraph({c}, gate=True)"
 
 
@@ -80,7 +81,7 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
         others = [] if d.maybe(0.4) else [f"mp.layers.{d.pick(PARTS).format(c=c)}"]
         wrong = bad("None | a number | a string in it: ['graph'] | other channels: "
             f"[mp.layers.TiedMLP({c + 1}, 3)]")  # fmt: skip
-        constraint = choice(d, *CONVEX, *(["sphere"] if others else []))
+        constraint = choice(d, *CONVEX, *(SPHERES if others else []))
         num_layers = count(d, 1, 3, optional=True, none=True)
         construct(
             d, "layer", "CertifiedBlock", cast(d), terms=Arg(f"[{', '.join([graph, *others])}]", wrong),

@@ -11,7 +11,7 @@ from diffusion_mp.layers import DIFFormerConv, SGFormerConv
 from .arguments import *
 from .program import Draw, Strategy, Wrong
 from .signatures import construct, counts, numbers, texts
-from .table_layers import CONVEX, SHARE, called, certified, related
+from .table_layers import CONVEX, SHARE, SPHERES, called, certified, related
 
 NOT_OPTIONS = bad("a string | a number | a list | a module")
 
@@ -233,7 +233,7 @@ def certified_transformer(d: Draw) -> None:
     (task, scored), (dim, features) = tasks(d), related(d)
     attention, mlp = d.pick([None, "all", "neighbours"]), d.pick([0, 5])
     convex = not mlp and attention is None
-    constraint = choice(d, *CONVEX, *([] if convex else ["sphere"]))
+    constraint = choice(d, *CONVEX, *([] if convex else SPHERES))
     num_layers = count(d, 2, 1, optional=True, none=True)
     construct(
         d, "layer", "CertifiedTransformer", cast(d), in_channels=channels, num_blocks=counts(1, 2), heads=heads,

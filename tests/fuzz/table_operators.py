@@ -8,6 +8,7 @@ from typing import Any
 from diffusion_mp.diffusivities import SparseFlowDiffusivity
 from diffusion_mp.diffusivities.all_pair import AllPairDiffusivity, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
+from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.updates.implicit import SolvedUpdate
 
 from .arguments import *
@@ -426,7 +427,7 @@ UPDATES: dict[str, Strategy] = {
     "HeatKernel": step("HeatKernel", symmetric=True, source=False, leave="form"),
     "Equilibrium": step("Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)),
     "CertifiedStep": step("CertifiedStep", symmetric=True, beta=_weight,
-        constraint=texts(None, "nonnegative", "ball", "sphere")),
+        constraint=texts(*CONSTRAINTS)),
     "Backtracking": step("Backtracking", symmetric=True, source=False,
         penalty=lambda d: options(d, "mp.QuadraticPenalty()",
         wrong=bad("None | a number | a list | a name: 'nonsense'")), form=texts("conservative"),

@@ -22,8 +22,8 @@ from helpers import built, refuses
 NODES = 18
 BATCH = torch.arange(3).repeat_interleave(torch.tensor([7, 1, 10]))
 PENALTIES = (None, "simple", "gaussian", "sigmoid", "softmax", "quadratic")
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
-FITTING = [(p, c) for p, c in product(PENALTIES, CONSTRAINTS) if p != "simple" or c in ("ball", "sphere")]
+CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
+FITTING = [(p, c) for p, c in product(PENALTIES, CONSTRAINTS) if p != "simple" or c not in (None, "nonnegative")]
 QUICK = {(None, "nonnegative"), ("simple", "sphere"), ("gaussian", "ball")}
 CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING]
 TIED = pytest.param({"heads": 2, "projection": "tied"}, id="projections", marks=pytest.mark.exhaustive)

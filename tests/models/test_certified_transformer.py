@@ -142,7 +142,9 @@ def largest_rise(model: CertifiedTransformer, inputs: dict[str, Tensor]) -> floa
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["single", "double"])
-@pytest.mark.parametrize("constraint", [None, "nonnegative", "ball", "sphere"])
+@pytest.mark.parametrize(
+    "constraint", [None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere"]
+)
 @pytest.mark.parametrize("name", REAL)
 def test_no_energy_rises_in_three_hundred_steps_of_adam(
     name: str, constraint: str | None, dtype: torch.dtype, limit: float, data_root: Path

@@ -19,7 +19,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler
 
 PENALTIES = ("simple", "sigmoid", "softmax", "gaussian", "quadratic")
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
+CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
 CASES = [(p, c, g) for p, c, g in product(PENALTIES, CONSTRAINTS, (False, True))]
 CHANNELS = 2
 DECADES = 3.0  # β, λ and μ lie between 10^-3 and 10^3

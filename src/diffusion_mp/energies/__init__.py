@@ -1,7 +1,16 @@
 """Energies of diffusions: penalties δ, energies built from them, and certificates that steps descend them."""
 
 from diffusion_mp.energies.certification import certify, certify_step
-from diffusion_mp.energies.constraints import Ball, Constraint, Nonnegative, Sphere, Unconstrained, get_constraint
+from diffusion_mp.energies.constraints import (
+    Ball,
+    Constraint,
+    Nonnegative,
+    NonnegativeBall,
+    NonnegativeSphere,
+    Sphere,
+    Unconstrained,
+    get_constraint,
+)
 from diffusion_mp.energies.energy import Energy, JointEnergy
 from diffusion_mp.energies.learned import FunctionPenalty, MixturePenalty
 from diffusion_mp.energies.matrix_terms import AttentionTerm, MatrixTerm, MLPTerm
@@ -34,6 +43,8 @@ __all__ = [
     "MatrixTerm",
     "MixturePenalty",
     "Nonnegative",
+    "NonnegativeBall",
+    "NonnegativeSphere",
     "PairTerm",
     "Penalty",
     "QuadraticPenalty",

@@ -77,9 +77,11 @@ class _Round(Constraint):
 
     radius: float = 1.0
 
+    reach: ClassVar[float] = 2.0  #: Diameter for radius 1.
+
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")
-        object.__setattr__(self, "diameter", 2.0 * self.radius)
+        object.__setattr__(self, "diameter", self.reach * self.radius)
 
     def _excess(self, x: Tensor) -> tuple[Tensor, float]:
         """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision."""
@@ -136,16 +138,63 @@ class Sphere(_Round):
         return (excess.abs() <= rounding).all()
 
 
+@dataclass(frozen=True)
+class NonnegativeBall(Ball):
+    """Nonnegative entries and ‖x‖ ≤ radius; the projection is ReLU, then clips norms.
+
+    Examples:
+        >>> NonnegativeBall(1.0).project(torch.tensor([[-1.0, 2.0]]))
+        tensor([[0., 1.]])
+    """
+
+    reach: ClassVar[float] = math.sqrt(2)
+
+    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+        return super().project(relu(y))
+
+    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+        return super().holds(x) & (x >= 0).all()
+
+
+@dataclass(frozen=True)
+class NonnegativeSphere(Sphere):
+    """Nonnegative entries and ‖x‖ = radius; the projection is ReLU, then RMSNorm without a gain. Not convex.
+
+    A row without a positive entry is projected to the axis of its largest one.
+
+    Examples:
+        >>> NonnegativeSphere(1.0).project(torch.tensor([[-1.0, 2.0], [-2.0, -1.0]]))
+        tensor([[0., 1.],
+                [0., 1.]])
+    """
+
+    reach: ClassVar[float] = math.sqrt(2)
+
+    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+        if not y.size(-1):
+            return super().project(y, start)
+        largest = y.detach().amax(-1, keepdim=True)
+        near = torch.zeros_like(y) if start is None else start
+        best = near.detach().masked_fill(y < largest, -math.inf).argmax(-1, keepdim=True)
+        axis = torch.zeros_like(y).scatter(-1, best, 1.0)
+        return super().project(relu(y), torch.where((y == 0).all(-1, keepdim=True), near, axis))
+
+    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+        return super().holds(x) & (x >= 0).all()
+
+
 CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {
     None: lambda radius: Unconstrained(),
     "nonnegative": lambda radius: Nonnegative(),
     "ball": Ball,
     "sphere": Sphere,
+    "nonnegative_ball": NonnegativeBall,
+    "nonnegative_sphere": NonnegativeSphere,
 }
 
 
 def get_constraint(constraint: str | Constraint | None, radius: float = 1.0) -> Constraint:
-    """Return the constraint of that name, with ``radius`` for ``"ball"`` and ``"sphere"``; or a `Constraint` unchanged.
+    """Return the constraint of that name, with ``radius`` for balls and spheres; or a `Constraint` unchanged.
 
     Examples:
         >>> get_constraint("ball", radius=2.0)

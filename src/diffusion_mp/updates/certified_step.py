@@ -34,8 +34,8 @@ class CertifiedStep(StateUpdate):
 
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
-        constraint: C, by name or a `Constraint`: None, ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms) or
-            ``"sphere"`` (RMSNorm without a gain), the last two of this ``radius``.
+        constraint: C, by name or a `Constraint`: None, ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms),
+            ``"sphere"`` (RMSNorm without a gain), ``"nonnegative_ball"`` or ``"nonnegative_sphere"``, of this ``radius``.
 
     Shapes: x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
 
@@ -149,7 +149,8 @@ def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> T
         slip = start - constraint.project(start)
         slip = torch.where(slip.abs() <= 4 * torch.finfo(x.dtype).eps * start.abs(), slip, 0.0)
     moved = start + move
-    target = constraint.project(moved - slip, start) + slip
+    target = constraint.project(moved - slip, start)
+    target = target + torch.where(target.abs() > slip.abs(), slip, 0.0)  # no entry changes its sign
     nearest = target.to(x.dtype)
     with torch.no_grad():
         # Measured from x: even in double precision a small move may be lost in x + move.
