@@ -35,7 +35,8 @@ class CertifiedStep(StateUpdate):
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
         constraint: C, by name or a `Constraint`: None, ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms),
-            ``"sphere"`` (RMSNorm without a gain), ``"nonnegative_ball"`` or ``"nonnegative_sphere"``, of this ``radius``.
+            ``"sphere"`` (RMSNorm without a gain), ``"nonnegative_ball"`` or ``"nonnegative_sphere"``.
+        radius: of balls and spheres.
 
     Shapes: x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
 
