@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import index
 from shlex import quote
@@ -96,11 +96,13 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
         raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
 
 
-def check_number(value: float, name: str) -> None:
-    """Raise unless ``value`` is a finite number."""
+def check_number(
+    value: float, name: str, fits: Callable[[float], bool] = math.isfinite, wanted: str = "be a finite number"
+) -> None:
+    """Raise unless ``value`` is a number that ``fits``, as ``wanted`` says."""
     _check_real(value, name)
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number; got {value}.")
+    if not fits(value):
+        raise ValueError(f"{name} must {wanted}; got {value}.")
 
 
 def found_later(channels: object) -> bool:
@@ -169,16 +171,12 @@ def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str
 
 def check_probability(value: float, name: str) -> None:
     """Raise unless ``value`` lies in [0, 1)."""
-    _check_real(value, name)
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} must be a probability in [0, 1); got {value!r}.")
+    check_number(value, name, lambda p: 0.0 <= p < 1.0, "be a probability in [0, 1)")
 
 
 def check_share(value: float, name: str, what: str) -> None:
     """Raise unless ``value`` lies in [0, 1]; ``what`` is weighted by it."""
-    _check_real(value, name)
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], the weight of {what}; got {value!r}.")
+    check_number(value, name, lambda w: 0.0 <= w <= 1.0, f"lie in [0, 1], the weight of {what}")
 
 
 def check_tensor(value: object, name: str, shape: str, device: torch.device | None = None, other: str = "") -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffusion_mp.diagnostics.hooks import Call, evaluating, hooked, recorded, tokens
+from diffusion_mp.diagnostics.hooks import Call, hooked, recorded, tokens
 from diffusion_mp.errors import (
     ConvergenceError,
     check_counts,
@@ -25,6 +25,7 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.modules import evaluating
 from diffusion_mp.updates import ExplicitEuler
 
 

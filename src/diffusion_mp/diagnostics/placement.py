@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.diagnostics.hooks import axis, declared, evaluating, recorded, tokens
+from diffusion_mp.diagnostics.hooks import axis, declared, recorded, tokens
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
 from diffusion_mp.errors import (
     check_choice,
@@ -25,6 +25,7 @@ from diffusion_mp.errors import (
     check_sequences,
 )
 from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.modules import evaluating
 
 
 @dataclass(frozen=True)

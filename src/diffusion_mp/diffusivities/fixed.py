@@ -348,8 +348,7 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
+    def _draw(self) -> None:
         nn.init.constant_(self.log_gamma, self.initial)
 
     def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:

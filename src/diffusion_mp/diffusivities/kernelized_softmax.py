@@ -244,9 +244,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         seed = torch.randint(MAX_SEED, (), generator=generator)
         self.noise_state.copy_(torch.stack([seed, torch.zeros_like(seed)]))
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.redraw()
+    _draw = redraw
 
     @property
     def temperature(self) -> float:
@@ -328,7 +326,7 @@ class RelationalBias(Diffusivity):
         self.symmetric = self.adjacency.symmetric
         self.bias = nn.Parameter(torch.zeros(hops, heads))
 
-    def reset_parameters(self) -> None:
+    def _draw(self) -> None:
         nn.init.zeros_(self.bias)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:

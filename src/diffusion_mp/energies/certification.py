@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -13,21 +14,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    ScaledCoupling,
-    SparseCoupling,
-    SumCoupling,
-)
+from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling, SparseCoupling, SumCoupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import JointEnergy
-from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above
+from diffusion_mp.energies.pairs import State, by_head, check_heads, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import term_flaw
 from diffusion_mp.energies.theorems import Certificate, penalty_flaw, theorem1, theorem7
-from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_values, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_device,
+    check_has_values,
+    check_kind,
+    check_positive,
+    check_values,
+    describe,
+)
+from diffusion_mp.modules import evaluating
 
 CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
 
@@ -88,7 +92,7 @@ def certify(
     if x is None:
         raise ValueError("x must be given: what a penalty couples depends on the state.")
     check_heads(x)
-    check_not_meta(x)
+    check_has_values(x, "x")
     if x.dim() == 2 and heads > 1:
         if x.size(1) % heads:
             raise ValueError(f"x must have channels that {heads} heads divide; got {describe(x)}.")
@@ -124,20 +128,13 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
     }
     blind = not inputs or inputs[0] is None
     found = {name: layer.certificate() for name, layer in layers.items() if blind or layer.why_uncertified is not None}
-    hooks = [
-        layer.register_forward_pre_hook(partial(_record, found, name), with_kwargs=True)
-        for name, layer in layers.items()
-        if name not in found
-    ]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        if hooks:
-            model.eval()(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes:
-            module.training = training
+    with ExitStack() as stack:
+        for name in layers.keys() - found.keys():
+            hook = layers[name].register_forward_pre_hook(partial(_record, found, name), with_kwargs=True)
+            stack.callback(hook.remove)
+        if len(found) < len(layers):
+            stack.enter_context(evaluating(model))
+            model(*inputs)
     return {name: found[name] for name in layers if name in found}
 
 
@@ -219,7 +216,7 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     if coupling is not None:
         check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
         check_device(x, "x", coupling.device, "the coupling")
-    check_not_meta(x)
+    check_has_values(x, "x")
     failed = (  # every premise returns a sentence saying how it fails, or None where it holds
         _not_finite(energy, x)
         or _outside(energy.constraint, by_head(x))

@@ -61,7 +61,7 @@ class MatrixTerm(SharedTerm):
         check_tensor(matrix, "matrix", "[relations, channels, channels]")
         square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
         if not square or matrix.size(0) != coupling.heads:
-            shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads"
+            shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
             raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
         check_device(matrix, "matrix", coupling.device, "the coupling")
         check_counts(hops=hops)

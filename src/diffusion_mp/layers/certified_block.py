@@ -10,10 +10,11 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
+from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
@@ -29,13 +30,13 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
-from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers.diffusion_conv import GraphLayer
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.linear_solve import solve
 
 
-class TermModule(nn.Module):
+class TermModule(Resettable):
     """Base of modules that return the term of an energy for a source [N, C], a graph and features of edges [E, F]."""
 
     def __init__(self, channels: int, weight: float) -> None:
@@ -44,24 +45,9 @@ class TermModule(nn.Module):
         check_positive(weight, "weight")
         self.channels, self.weight = channels, Positive(weight)
 
-    def reset_parameters(self) -> None:
-        """Draw all matrices again, and reset the weights."""
-        for part in self.children():
-            reset(part)
-        self._draw()
-
-    def _draw(self) -> None:
-        """Draw the matrices that are parameters of the module itself."""
-
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         """Return the term, with everything in it that does not change from step to step."""
         raise NotImplementedError
-
-
-def _contracting(matrix: Float[Tensor, "R D C"]) -> Float[Tensor, "R D C"]:
-    """Return matrices divided to norm at most one, in at least float32, since rounding may lengthen them."""
-    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    return wide / norm_bounds(wide).clamp(min=1)[:, None, None]
 
 
 #: The couplings of relations, which the blocks of a model share.
@@ -119,9 +105,8 @@ class WeightedGraph(TermModule):
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
         if self.matrix is None:
             return self.weight.raw.new_ones(self.relations, self.channels)
-        if self.matrix.dim() == 2:
-            return self.matrix / norm_bounds(self.matrix).clamp(min=1).unsqueeze(1)
-        return _contracting((self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix)
+        turns = self.symmetric and self.matrix.dim() == 3
+        return contracting((self.matrix + self.matrix.mT) / 2 if turns else self.matrix, norm_bounds)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
@@ -174,8 +159,7 @@ class RowAttention(TermModule):
         check_counts(heads=heads)
         check_flags(neighbours=neighbours)
         check_positive(gamma, "gamma")
-        if channels % heads:
-            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        check_heads_divide(channels, heads)
         self.heads, self.neighbours, self.gamma = heads, neighbours, Positive(gamma)
         self.query, self.key = (nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2))
         self._draw()
@@ -188,7 +172,7 @@ class RowAttention(TermModule):
         if graph.num_nodes != graph.total_nodes:
             known = f"{graph.num_nodes} of {graph.total_nodes}"
             raise NotImplementedError(f"RowAttention needs all nodes of the graph, not {known}. Use one process.")
-        query, key = _contracting(self.query), _contracting(self.key)
+        query, key = (contracting(matrix, norm_bounds) for matrix in (self.query, self.key))
         ones, prior = query.new_ones(self.heads), None
         if self.neighbours:
             prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
@@ -268,19 +252,12 @@ class CertifiedBlock(GraphLayer):
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
 
-    def reset_parameters(self) -> None:
-        """Reset the parameters of all terms, and β."""
-        for part in (*self.terms, self.update):
-            reset(part)
-
     def forward(
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None, *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
-        if edge_attr is not None:
-            check_edge_order(edge_index, edge_attr)
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         couplings: list[Coupling] | None = [] if return_coupling else None
         for state in self.states(x, graph, edge_attr, couplings):  # noqa: B007  # only the last one is kept
             pass

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, distributed, nn
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
@@ -32,6 +31,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers.features import channels_at_first, check_input, input_linear
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs, refuse_proxy
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
@@ -204,7 +204,7 @@ def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
     return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
 
 
-class GraphModel(KnowsPyGNames, nn.Module, ABC):
+class GraphModel(KnowsPyGNames, Resettable, ABC):
     """Base of models in the calling convention of PyG; a subclass implements :meth:`propagate`.
 
     Args:
@@ -290,11 +290,6 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         reason = f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
         layers = layer_certificates(self, x, edge_index, edge_weight, batch)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
-
-    def reset_parameters(self) -> None:
-        """Reset all parameters, in the order of the constructor."""
-        for child in self.children():
-            reset(child)
 
 
 class LayerStack(GraphModel):

@@ -14,6 +14,7 @@ from diffusion_mp.errors import (
     INTEGERS,
     check_counts,
     check_device,
+    check_has_values,
     check_kind,
     check_number,
     check_rows,
@@ -108,8 +109,7 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
 def _soft(y: Tensor) -> Tensor:
     """Check labels, and return them as soft labels [N, K]."""
     check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
-    if y.is_meta:
-        raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
+    check_has_values(y, "y")
     if y.dim() not in (1, 2) or (y.dim() == 1 and (y.dtype not in INTEGERS or y.layout != torch.strided)):
         kind = TypeError if y.dim() == 1 else ValueError
         raise kind(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
