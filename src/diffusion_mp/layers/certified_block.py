@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
@@ -18,16 +19,6 @@ from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_finite,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.layers.diffusion_conv import GraphLayer
@@ -41,8 +32,8 @@ class TermModule(Resettable):
 
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
-        check_counts(channels=channels)
-        check_positive(weight, "weight")
+        errors.check_counts(channels=channels)
+        errors.check_positive(weight, "weight")
         self.channels, self.weight = channels, Positive(weight)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
@@ -85,12 +76,12 @@ class WeightedGraph(TermModule):
     ) -> None:  # fmt: skip
         super().__init__(channels, weight)
         relations = 1 if edge_dim is None else edge_dim
-        check_counts(edge_dim=relations, hops=hops)
-        check_flags(symmetric=symmetric, gate=gate)
-        check_choice(normalization, "normalization", ["sum", "sym"])
+        errors.check_counts(edge_dim=relations, hops=hops)
+        errors.check_flags(symmetric=symmetric, gate=gate)
+        errors.check_choice(normalization, "normalization", ["sum", "sym"])
         self.symmetric, self.hops, self.edge_dim = symmetric, hops, edge_dim
         self.adjacency = AdjacencyDiffusivity(normalization)
-        check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
+        errors.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
         shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
         self.matrix = None if matrix == "identity" else nn.Parameter(torch.empty(shape))
         self.relations = relations
@@ -120,8 +111,8 @@ class WeightedGraph(TermModule):
                 raise ValueError(
                     f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
                 )
-            check_edge_rows(edge_attr, graph.num_edges)
-            check_state(edge_attr, "edge_attr", self.edge_dim)
+            errors.check_edge_rows(edge_attr, graph.num_edges)
+            errors.check_state(edge_attr, "edge_attr", self.edge_dim)
             tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
             coupling = _RELATIONS.get(graph.num_nodes, tensors, partial(_related, graph.num_nodes))
         if self.gate is not None:
@@ -156,9 +147,9 @@ class RowAttention(TermModule):
         self, channels: int, heads: int = 1, weight: float = 1.0, *, gamma: float = 1.0, neighbours: bool = False
     ) -> None:
         super().__init__(channels, weight)
-        check_counts(heads=heads)
-        check_flags(neighbours=neighbours)
-        check_positive(gamma, "gamma")
+        errors.check_counts(heads=heads)
+        errors.check_flags(neighbours=neighbours)
+        errors.check_positive(gamma, "gamma")
         check_heads_divide(channels, heads)
         self.heads, self.neighbours, self.gamma = heads, neighbours, Positive(gamma)
         self.query, self.key = (nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2))
@@ -197,8 +188,8 @@ class TiedMLP(TermModule):
 
     def __init__(self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu") -> None:
         super().__init__(channels, weight)
-        check_counts(hidden_channels=hidden_channels)
-        check_choice(activation, "activation", ACTIVATIONS)
+        errors.check_counts(hidden_channels=hidden_channels)
+        errors.check_choice(activation, "activation", ACTIVATIONS)
         self.linear, self.activation = nn.Linear(channels, hidden_channels), activation
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
@@ -239,11 +230,13 @@ class CertifiedBlock(GraphLayer):
         *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
-        check_positive(beta, "beta")
-        check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
+        errors.check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
+        errors.check_positive(beta, "beta")
+        errors.check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
         for term in terms:
-            check_kind(term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one")
+            errors.check_kind(
+                term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one"
+            )
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(f"every one of terms must have {channels} channels, as the block; got {term!r}.")
         self.in_channels = self.out_channels = channels
@@ -282,7 +275,6 @@ class CertifiedBlock(GraphLayer):
             yield state.squeeze(1).to(source.dtype)
 
     def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
-        """Return the limit of the steps."""
         constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
 
         def gradient(z: Tensor, of: list[EnergyTerm]) -> Tensor:
@@ -301,7 +293,7 @@ class CertifiedBlock(GraphLayer):
                 return (root * (gradient(root * v.view_as(state), sourceless) - rest)).view_as(v)
 
             return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
-        check_finite(state, "x")
+        errors.check_finite(state, "x")
         one_minimiser = quadratic and constraint.convex
         energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
         return fixed_point(self.update.descent(state, terms, graph), state, energy=energy, total=graph.total)
