@@ -219,9 +219,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         generator: torch.Generator | None = None, stabilizer: float = 0.0, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(channels, **options)
-        errors.check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
-        samples = {"num_samples": num_samples} if num_samples else {}
-        errors.check_counts(channels=channels, num_features=num_features, **samples)
+        errors.check_counts(channels=channels, num_features=num_features)
+        errors.check_counts(0, num_samples=num_samples)
         errors.check_positive(tau, "tau")
         errors.check_generator(generator)
         errors.check_choice(logits, "logits", ["dot", "scaled_dot"])
