@@ -104,11 +104,6 @@ def check_heads_divide(channels: int, heads: int, what: str = "channels") -> Non
         raise ValueError(f"heads must divide {what}; got {heads} heads, {channels} channels.")
 
 
-def check_diffusivities(**parts: object) -> None:
-    for name, part in parts.items():
-        check_kind(part, name, Diffusivity, "a Diffusivity")
-
-
 class ScaledDiffusivity(Diffusivity):
     """a · D; a number a, or a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``.
 
@@ -126,7 +121,7 @@ class ScaledDiffusivity(Diffusivity):
 
     def __init__(self, scale: float | Tensor | Positive, diffusivity: Diffusivity) -> None:
         super().__init__()
-        check_diffusivities(diffusivity=diffusivity)
+        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         if not isinstance(scale, Positive):
             check_scale(scale, diffusivity.heads)
         self._keep("scale", scale)

@@ -33,11 +33,6 @@ def by_head(x: State) -> Float[Tensor, "N H D"]:
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
-def metric_by_head(metric: Metric) -> Float[Tensor, "N H"]:
-    """Return the node weights by head; [N] applies to all heads."""
-    return metric.unsqueeze(1) if metric.dim() == 1 else metric
-
-
 def check_metric(metric: Tensor, x: State) -> None:
     """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its heads, [N, 1] or [N, H]."""
     heads = by_head(x).size(1)

@@ -141,7 +141,6 @@ class CertifiedConv(CertifiableLayer):
         return self._sum(self._couplings(state, graph, source, beside), state)
 
     def _sum(self, weighted: list[tuple[Tensor, Coupling]], state: Tensor) -> Coupling:
-        """Return the sum of weights times couplings."""
         terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in weighted]
         if not terms:
             return 0.0 * IdentityCoupling(len(state), dtype=state.dtype, device=state.device)

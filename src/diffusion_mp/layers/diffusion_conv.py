@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
@@ -206,6 +207,8 @@ class DiffusionConv(CertifiableLayer):
             self.in_channels = channels_at_first(self.value or self, x)
             if self.value is None:
                 self.out_channels = self.head_channels = self.in_channels
+            elif is_lazy(self.value.weight) and self.in_channels != -1:  # so that the checks see its dtype
+                self.value.initialize_parameters(self.value, (x,))
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         if self.validate:
             errors.check_finite(x, "x")
@@ -223,7 +226,6 @@ class DiffusionConv(CertifiableLayer):
         return x.unflatten(1, (-1, self.head_channels)) if self.concat else x.unsqueeze(1)
 
     def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
-        """The input of the diffusivity."""
         if (self.reads == "features") != (features is not None):
             came = "none came" if features is None else f"features came with reads={self.reads!r}"
             raise ValueError(
@@ -236,7 +238,6 @@ class DiffusionConv(CertifiableLayer):
         return features
 
     def _previous(self, previous: Tensor) -> Tensor:
-        """The values of the step before."""
         if not self.update.takes_previous:
             way_out = "Leave it out, or take MomentumStep(..., steps=1)."
             raise ValueError(f"previous is for updates of two steps; {self.update!r} looks at one state. {way_out}")

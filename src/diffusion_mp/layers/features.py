@@ -55,7 +55,6 @@ class FeatureLinear(nn.Linear):
     """``torch.nn.Linear`` that also takes sparse features."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, dense."""
         return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
 
 
@@ -63,7 +62,6 @@ class ValueLinear(Linear):
     """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, dense."""
         return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
 
 
@@ -114,7 +112,6 @@ class LaplacianEncoder(Resettable):
         eigenvalues: Float[Tensor, "N R"] | None = None,
         mask: Bool[Tensor, "N R"] | None = None,
     ) -> Float[Tensor, "N C"]:
-        """Return the encoding of every node."""
         check_state(eigenvectors, "eigenvectors", module=self)
         values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
         check_state(values, "eigenvalues", module=self)

@@ -171,7 +171,6 @@ class NoDiffusion(nn.Identity):
     """The identity, with the calling convention of diffusion layers on sequences; as a :data:`Place` at every site."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return x."""
         return x
 
 
@@ -208,7 +207,6 @@ class SelfAttention(nn.Module):
         self.mix = nn.Linear(channels, channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
-        """Return the state after attention."""
         errors.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
@@ -240,7 +238,6 @@ class SelfAttention(nn.Module):
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _join(self, heads: Tensor) -> Tensor:
-        """Mix the heads [B, H, L, D] to [B, L, C]."""
         tokens = heads.transpose(1, 2).flatten(0, 1)
         return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (heads.size(0), heads.size(2)))
 
@@ -287,7 +284,6 @@ class TransformerBlock(nn.Module):
         self.after_mlp, self.after_block = place("mlp", channels), place("block", channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
-        """Return the next state."""
         routed = self.attention(self.attention_norm(self.before_attention_norm(x, mask)), mask)
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))

@@ -153,7 +153,6 @@ class ResidualGCN(Resettable):
         self.norms = nn.ModuleList(make_norm("batch", hidden_channels) for _ in range(num_layers + 1))
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """Return the last state."""
         first = x = self._activated(self.norms[0](self.encoder(x)))
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             x = self._activated(norm(conv(x, graph))) + first

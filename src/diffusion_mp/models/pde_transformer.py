@@ -123,7 +123,6 @@ class PDETransformer(Resettable):
         other: Tensor | None = None,
         other_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B out"]:
-        """Return the logits of every sequence, or of every pair."""
         if (other is None) != (self.task == "classify"):
             came = f"got {'none' if other is None else 'one'} with task={self.task!r}"
             raise ValueError(f"other must be passed with task='retrieve', the second of a pair, and only then; {came}.")

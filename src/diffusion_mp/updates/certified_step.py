@@ -95,10 +95,11 @@ class CertifiedStep(StateUpdate):
 
     def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
         """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
-        means = [(mean, term.quadratic) for term in terms if (mean := term.weighted_mean(x)) is not None]
-        quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
         on_gpu = values_only() and x.device.type != "cpu"  # where every step rounds as `descend` does
-        if on_gpu or not self.constraint.convex or len(means) < len(terms) or not quadratic:
+        asked = terms if self.constraint.convex and not on_gpu else ()
+        means = [(mean, term.quadratic) for term in asked if (mean := term.weighted_mean(x)) is not None]
+        quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
+        if len(means) < len(terms) or not quadratic:
             return partial(self.descend, terms=terms, graph=graph)
         damping, constant, offset = (
             reduce(add, parts) for parts in zip(*(mean.fixed for mean, _ in means), strict=True)

@@ -64,7 +64,6 @@ class ExplicitEuler(LaplacianUpdate):
 
     @property
     def step_size(self) -> float | Tensor:
-        """The current value of τ."""
         return self.tau() if isinstance(self.tau, Positive) else self.tau
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
@@ -239,7 +238,6 @@ class Backtracking(LaplacianUpdate):
             )
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Take the first step tried that does not raise the energy."""
         values = self.validate(x, coupling, values, source)
         own = self.decay(x, coupling)
         slope = own - coupling @ values
@@ -322,7 +320,6 @@ def first_minimum(p: np.ndarray) -> float | None:
 
 
 def _edge_distances(x: Float[Tensor, "N H D"], coupling: SparseCoupling) -> Float[Tensor, "E H"]:
-    """Return ‖x_i − x_j‖² over the observed edges, in float64."""
     sender, receiver = coupling.graph.edges
     return (x[sender] - x[receiver]).double().square().sum(-1)
 
@@ -352,7 +349,6 @@ def _sum(x: Tensor, coupling: Coupling | None) -> Tensor:
 
 
 def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
-    """Return Σ x [E, H] over the edges of every graph."""
     if coupling.ptr is None:
         return x.sum()
     graph = torch.searchsorted(coupling.ptr.to(x.device), coupling.graph.edges[1], right=True) - 1
