@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import index
 from shlex import quote
@@ -77,7 +77,6 @@ def describe(value: object) -> str:
 
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
-    """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     options = list(choices)
     if not (value is None or isinstance(value, str)) or value not in options:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
@@ -96,11 +95,13 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
         raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
 
 
-def check_number(value: float, name: str) -> None:
-    """Raise unless ``value`` is a finite number."""
+def check_number(
+    value: float, name: str, fits: Callable[[float], bool] = math.isfinite, wanted: str = "be a finite number"
+) -> None:
+    """Raise unless ``value`` is a number that ``fits``, as ``wanted`` says."""
     _check_real(value, name)
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number; got {value}.")
+    if not fits(value):
+        raise ValueError(f"{name} must {wanted}; got {value}.")
 
 
 def found_later(channels: object) -> bool:
@@ -108,15 +109,15 @@ def found_later(channels: object) -> bool:
     return type(channels) is int and channels == -1
 
 
-def check_counts(**counts: int) -> None:
-    """Raise unless every named value is a positive integer (numbers of heads, channels or layers)."""
+def check_counts(least: int = 1, /, **counts: int) -> None:
+    """Raise unless every named value is an integer of at least 1, or ``least`` (heads, channels or layers)."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer; got {describe(value)}.")
-        if value < 1:
+        if value < least:
             lazy = " Only what begins with one linear map finds it out at the first call (GCNConv, DIFFormer, …)."
             way_out = lazy if name == "in_channels" and value == -1 else ""
-            raise ValueError(f"{name} must be at least 1; got {value}.{way_out}")
+            raise ValueError(f"{name} must be at least {least}; got {value}.{way_out}")
 
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
@@ -150,7 +151,6 @@ def check_seed(seed: int, name: str = "seed") -> None:
 
 
 def check_generator(generator: object) -> None:
-    """Raise unless ``generator`` is a `torch.Generator` or ``None``."""
     what = "a torch.Generator, such as torch.Generator().manual_seed(0), or None"
     check_kind(generator, "generator", (torch.Generator, type(None)), what)
 
@@ -168,17 +168,12 @@ def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str
 
 
 def check_probability(value: float, name: str) -> None:
-    """Raise unless ``value`` lies in [0, 1)."""
-    _check_real(value, name)
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} must be a probability in [0, 1); got {value!r}.")
+    check_number(value, name, lambda p: 0.0 <= p < 1.0, "be a probability in [0, 1)")
 
 
 def check_share(value: float, name: str, what: str) -> None:
     """Raise unless ``value`` lies in [0, 1]; ``what`` is weighted by it."""
-    _check_real(value, name)
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], the weight of {what}; got {value!r}.")
+    check_number(value, name, lambda w: 0.0 <= w <= 1.0, f"lie in [0, 1], the weight of {what}")
 
 
 def check_tensor(value: object, name: str, shape: str, device: torch.device | None = None, other: str = "") -> None:
@@ -334,7 +329,6 @@ def check_pairs(
 
 
 def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]") -> None:
-    """Raise unless ``pairs`` is a dense integer tensor [2, E]."""
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
     if pairs.dim() != 2 or pairs.size(0) != 2:

@@ -176,7 +176,7 @@ test_bad_input_is_answered_by_a_sentence = refuses(
     (lambda: STEP(X, TRUE, key_padding_mask=~TRUE), ValueError, r"say the same thing.*pass one"),
     (lambda: STEP(X[0], TRUE[0]), ValueError, r"mask goes with sequences.*For its rows pass batch"),
     (lambda: STEP(X, batch=torch.zeros(2).long()), ValueError, r"batch goes with rows.*padding pass mask"),
-    (lambda: PDEDiffusion1d(4, heads=3), ValueError, r"heads must divide channels=4; got 3"),
+    (lambda: PDEDiffusion1d(4, heads=3), ValueError, "heads must divide channels; got 3 heads, 4 channels"),
     (lambda: PDEDiffusion1d(4, per="token"), ValueError, r"per must be one of 'layer'"),
     (lambda: PDEDiffusion1d(4, update="euler"), TypeError, r"update must be a StateUpdate; got 'euler'"),
     (lambda: PDEDiffusion1d(4, boundary="reflect"), ValueError, r"boundary must be one of 'symmetric'"),

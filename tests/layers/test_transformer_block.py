@@ -92,7 +92,7 @@ def test_every_site_is_called_once_and_in_order() -> None:
 
 X = state(3, 5, 6)
 test_it_says_what_it_needs = refuses(
-    (lambda: SelfAttention(6, 4), ValueError, "heads must divide the channels; got 4 heads and 6 channels"),
+    (lambda: SelfAttention(6, 4), ValueError, "heads must divide channels; got 4 heads, 6 channels"),
     (lambda: attention()(X[..., :4]), ValueError, r"x must be \[batch, length, 6\]; got a float64 .* \[3, 5, 4\]"),
     (lambda: attention()(X.long()), TypeError, "x must be floating point"),
     (lambda: attention()(X, MASK.long()), TypeError, "mask must be a bool tensor"),

@@ -248,7 +248,7 @@ test_it_says_what_it_needs = refuses(
     (lambda: build(None, diffusion={}), "diffusion belongs to a placement"),
     (lambda: build(pooling="max"), "pooling must be one of 'mean', 'first', 'last'"),
     (lambda: build(task="node"), "task must be one of"),
-    (lambda: build(heads=4), "heads must divide the channels"),
+    (lambda: build(heads=4), "heads must divide channels"),
     (lambda: build()(sequences(21)), r"x must not be longer than max_length=20; got a int64 tensor"),
     (lambda: build()(sequences()[0]), r"x must be \[batch, length\], as in_channels says"),
     (lambda: build(in_channels=2)(randn(3, 7)), r"x must be \[batch, length, 2\], as in_channels says"),

@@ -451,7 +451,6 @@ class Change:
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def keep(self, value: Any, changed: Any) -> Any:
-        """Register ``changed`` as the copy of ``value`` and return it."""
         self._copies[id(value)] = value, changed
         return changed
 

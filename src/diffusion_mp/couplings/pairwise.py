@@ -262,7 +262,6 @@ class SparseFlowCoupling(Coupling):
         self._work, self._support = solved.work, solved.support
 
     def _by_row(self, value: float | Tensor, name: str, like: Tensor) -> Tensor:
-        """Expand a number or tensor to [N, H]."""
         shape = (self.num_nodes, self.heads)
         if not isinstance(value, Tensor):
             return like.new_full(shape, value)

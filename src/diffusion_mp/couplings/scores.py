@@ -99,7 +99,6 @@ class Score(AnyScore):
     offset: float = 0.0
 
     def __call__(self, s: Tensor) -> Tensor:
-        """f(s), elementwise."""
         return _ELEMENTWISE[self.g](self.scale * (s + self.offset))
 
     def log(self, s: Tensor) -> Tensor:

@@ -112,7 +112,6 @@ class DenseCoupling(Coupling):
 
 
 def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
-    """A matrix [N, N] or [H, N, N] as [H, N, N]."""
     shape = "[num_nodes, num_nodes] or [heads, num_nodes, num_nodes]"
     check_tensor(matrix, name, shape)
     square = matrix.unsqueeze(0) if matrix.dim() == 2 else matrix

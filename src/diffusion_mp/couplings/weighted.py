@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -114,10 +115,10 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
     return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=sign, positive=sign)
 
 
-def averaged(coupling: Coupling, num_nodes: int | None = None) -> Coupling:
-    """s_ij / n with n the nodes of the graph of i and j; ``num_nodes`` if not all of one graph are rows of S."""
+def averaged(coupling: Coupling) -> Coupling:
+    """s_ij / n with n the nodes of the graph of i and j."""
     if coupling.ptr is None:
-        return ScaledCoupling(1.0 / max(coupling.num_nodes if num_nodes is None else num_nodes, 1), coupling)
+        return ScaledCoupling(1.0 / max(coupling.num_nodes, 1), coupling)
     sizes = coupling.ptr.diff()
     root = sizes.clamp(min=1).to(torch.float64).rsqrt().repeat_interleave(sizes, output_size=coupling.num_nodes)
     weight = root.to(coupling.device, coupling.dtype).unsqueeze(1)
@@ -282,20 +283,13 @@ class ProjectedCoupling(Coupling):
     def _transpose(self) -> Coupling:
         return ProjectedCoupling(self.coupling.T, self.projection)
 
-    def degree(self) -> NoReturn:
-        raise self._no("row sums")
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> NoReturn:
-        raise self._no("entries")
-
-    def to_dense(self) -> NoReturn:
-        raise self._no("entries")
-
-    def _no(self, what: str) -> CouplingMismatchError:
-        return CouplingMismatchError(
-            f"a ProjectedCoupling has no {what}: it mixes channels, so what a pair of nodes has is a matrix. Ask its "
-            f"`coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
+    def _refuse(self, edge_index: Tensor | None = None) -> NoReturn:
+        raise CouplingMismatchError(
+            "a ProjectedCoupling has no entries or row sums: it mixes channels, so a pair of nodes has a matrix. "
+            "Ask its `coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
         )
+
+    degree = _at = to_dense = _refuse
 
 
 def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
@@ -303,3 +297,9 @@ def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
     finite = w.isfinite()
     norms = torch.linalg.matrix_norm(w.masked_fill(~finite, 0.0), 2)
     return norms.masked_fill(~finite.all(2).all(1), torch.nan)
+
+
+def contracting(matrix: Tensor, norms: Callable[[Tensor], Tensor] = spectral_norms) -> Tensor:
+    """Divide matrices [H, …] to norm at most one, in at least float32, since rounding may lengthen them."""
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return wide / norms(wide).clamp(min=1).view(-1, *[1] * (wide.dim() - 1))

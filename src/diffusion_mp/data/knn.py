@@ -12,17 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import (
-    as_whole,
-    check_choice,
-    check_finite,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_state,
-    describe,
-    needed_by,
-)
+from diffusion_mp import errors
 
 Metric = Literal["euclidean", "cosine"]
 # The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
@@ -66,13 +56,13 @@ class KNNGraph(BaseTransform):
     def __init__(
         self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False, sharpness: float = 8.0
     ) -> None:
-        check_flags(weighted=weighted)
-        check_positive(sharpness, "sharpness")
+        errors.check_flags(weighted=weighted)
+        errors.check_positive(sharpness, "sharpness")
         (self.k, self.metric), self.weighted, self.sharpness = _options(k, metric), weighted, sharpness
 
     def forward(self, data: Any) -> Data:
         """Set the edges of data, of which PyG passes a shallow copy."""
-        check_kind(data, "data", Data, "a torch_geometric Data")
+        errors.check_kind(data, "data", Data, "a torch_geometric Data")
         data.edge_index, weights = _edges(data.x, self.k, self.metric, self.sharpness, name="data.x")
         if self.weighted:
             data.edge_weight = weights
@@ -134,7 +124,7 @@ def _without(itself: np.ndarray, distance: np.ndarray, column: np.ndarray) -> tu
 
 def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; to length one for "cosine"."""
-    with needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
+    with errors.needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.preprocessing import normalize
     largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()
     _, exponent = np.frexp(largest.toarray().ravel() if issparse(largest) else largest)  # powers of two are exact
@@ -171,20 +161,20 @@ def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpnes
 
 
 def _options(k: int, metric: Metric) -> tuple[int, Metric]:
-    k = as_whole(k, "k")
+    k = errors.as_whole(k, "k")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}.")
-    check_choice(metric, "metric", get_args(Metric))
+    errors.check_choice(metric, "metric", get_args(Metric))
     return k, metric
 
 
 def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
-    check_state(x, name)
+    errors.check_state(x, name)
     if not x.size(1):
-        raise ValueError(f"{name} must have a channel at least; got {describe(x)}.")
+        raise ValueError(f"{name} must have a channel at least; got {errors.describe(x)}.")
     if k >= len(x):
         raise ValueError(f"k must be below the number of nodes, {len(x)}; got {k}.")
-    check_finite(x, name)
+    errors.check_finite(x, name)
     edges, weights, _ = joined(x.detach().cpu().double().numpy(), k, metric, sharpness)
     if len(weights):
         weights = weights / weights.mean()

@@ -77,7 +77,6 @@ class RandomPartitionLoader(DataLoader[Data]):
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass."""
         cast("PartSampler", self.sampler).set_epoch(as_whole(epoch, "epoch"))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -140,7 +140,6 @@ def _shuffled(y: object, generator: torch.Generator) -> tuple[Int[Tensor, " N"],
 
 
 def _masks(y: object, *parts: Int[Tensor, " _"]) -> Split:
-    """Return a mask for each set of nodes, on the device of the labels."""
     labels = _labels(y)
     masks = torch.zeros(3, len(labels), dtype=torch.bool)
     for mask, nodes in zip(masks, parts, strict=True):

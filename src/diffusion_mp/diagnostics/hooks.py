@@ -54,11 +54,9 @@ class Call:
     out: Tensor
 
     def roughness(self) -> float:
-        """Return 𝓔(x), summed over all sequences."""
         return float(roughness(self.x, self.mask).sum())
 
     def square(self) -> float:
-        """Return ‖x‖² over the tokens of all sequences."""
         return float(tokens(self.x, self.mask).square().sum())
 
     def moved(self) -> Tensor:
@@ -69,18 +67,6 @@ class Call:
 def declared(model: nn.Module, mark: str) -> dict[str, nn.Module]:
     """Return the modules of a model, by name, whose attribute ``mark`` is true."""
     return {name: module for name, module in model.named_modules() if getattr(module, mark, False)}
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the body in evaluation mode and restore the mode of every module, also after an error."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager
@@ -145,7 +131,7 @@ class EnergyTrace:
 
     def __init__(self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
-        self.energy = _spread if energy is None else energy
+        self.energy = (lambda x, x_prev: Energy("quadratic")(x)) if energy is None else energy
         check_function(self.energy, "energy", "called as energy(x_out, x_in)")
         found = declared(model, "is_diffusion_layer")
         self.layers = {name or type(module).__name__: module for name, module in found.items()}
@@ -191,7 +177,3 @@ class EnergyTrace:
         out = out[0] if isinstance(out, tuple) else out  # (output, coupling) with return_coupling=True
         before, after = self.energy(x, None), self.energy(out, x if x.shape == out.shape else None)
         self.records.append(LayerEnergy(layer, float(before), float(after)))
-
-
-def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:
-    return Energy("quadratic")(x)

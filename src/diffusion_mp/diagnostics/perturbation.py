@@ -12,19 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffusion_mp.diagnostics.hooks import Call, evaluating, hooked, recorded, tokens
-from diffusion_mp.errors import (
-    ConvergenceError,
-    check_counts,
-    check_finite,
-    check_function,
-    check_generator,
-    check_kind,
-    check_positive,
-    check_tensor,
-    describe,
-)
+from diffusion_mp import errors
+from diffusion_mp.diagnostics.hooks import Call, hooked, recorded, tokens
 from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.modules import evaluating
 from diffusion_mp.updates import ExplicitEuler
 
 
@@ -56,18 +47,18 @@ def lipschitz(
     """
     from scipy.linalg import eigh_tridiagonal
 
-    check_positive(tol, "tol")
-    check_counts(max_iter=max_iter)
-    check_function(f, "f", "of one tensor")
-    check_tensor(x, "x", "that f takes")
-    check_finite(x, "x")
-    check_generator(generator)
+    errors.check_positive(tol, "tol")
+    errors.check_counts(max_iter=max_iter)
+    errors.check_function(f, "f", "of one tensor")
+    errors.check_tensor(x, "x", "that f takes")
+    errors.check_finite(x, "x")
+    errors.check_generator(generator)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         point = x.detach().requires_grad_()
         value = f(point)
-        check_kind(value, "f(x)", Tensor, "a tensor")
+        errors.check_kind(value, "f(x)", Tensor, "a tensor")
         if value.is_complex():
-            raise TypeError(f"f(x) must be real; got {describe(value)}. Take torch.view_as_real of it.")
+            raise TypeError(f"f(x) must be real; got {errors.describe(value)}. Take torch.view_as_real of it.")
         if not value.requires_grad or not value.numel() or not x.numel():
             return 0.0
         pull = torch.zeros_like(value, requires_grad=True)
@@ -99,7 +90,7 @@ def lipschitz(
                 return math.sqrt(square)
             side.append(alpha * beta)
             right = right / beta
-    raise ConvergenceError(
+    raise errors.ConvergenceError(
         f"the residual of ‖J‖² is {residual / square:.3g} of it, above tol={tol:g} over √n = {x.numel() ** 0.5:.4g}, "
         f"after {max_iter} iterations, at ‖J‖ = {math.sqrt(square):.6g}. Raise max_iter or tol."
     )
@@ -174,14 +165,14 @@ def perturbation_bound(
         >>> perturbation_bound(model, model.after_embedding, torch.rand(2, 5, 4)).truth >= 0
         True
     """
-    check_counts(points=points)
-    check_positive(tol, "tol")
-    check_kind(model, "model", nn.Module, "a torch.nn.Module")
-    check_kind(site, "site", nn.Module, "a module of the model")
-    check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")
+    errors.check_counts(points=points)
+    errors.check_positive(tol, "tol")
+    errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    errors.check_kind(site, "site", nn.Module, "a module of the model")
+    errors.check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")
     layer = site if diffusion is None else diffusion
     if not getattr(layer, "is_diffusion_layer", False):
-        raise ValueError(f"diffusion must be given where site is not a diffusion layer; got {describe(layer)}.")
+        raise ValueError(f"diffusion must be given where site is not a diffusion layer; got {errors.describe(layer)}.")
     with evaluating(model), evaluating(layer):
         with torch.no_grad(), recorded({"site": site}) as found:
             model(*inputs, **named)
@@ -191,7 +182,7 @@ def perturbation_bound(
             if diffusion is not None:
                 calls = [Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls]
         for call in calls:
-            check_finite(call.moved(), "the state that inputs give at site")
+            errors.check_finite(call.moved(), "the state that inputs give at site")
 
         def tail(states: Tensor) -> Tensor:
             """Return T of the flattened outputs of all calls, which replace those of ``site``."""

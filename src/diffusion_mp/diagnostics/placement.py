@@ -13,18 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.diagnostics.hooks import axis, declared, evaluating, recorded, tokens
+from diffusion_mp import errors
+from diffusion_mp.diagnostics.hooks import axis, declared, recorded, tokens
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_finite,
-    check_function,
-    check_kind,
-    check_positive,
-    check_sequences,
-)
 from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.modules import evaluating
 
 
 @dataclass(frozen=True)
@@ -79,10 +72,10 @@ def commutator(
         >>> commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4)).exact > 0
         True
     """
-    check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
-    check_function(attention, "attention", "called as attention(x, mask)")
-    check_sequences(x, mask, diffusion.in_channels, diffusion)
-    check_finite(x, "x")
+    errors.check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
+    errors.check_function(attention, "attention", "called as attention(x, mask)")
+    errors.check_sequences(x, mask, diffusion.in_channels, diffusion)
+    errors.check_finite(x, "x")
     if diffusion.norm is not None:  # remove it from a copy, not from the caller's layer
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
@@ -123,7 +116,6 @@ class PlacementReport:
     insertion: Columns
 
     def to_dict(self) -> dict[str, Columns]:
-        """Return both tables by name."""
         return {"attention": self.attention, "insertion": self.insertion}
 
     def plot(self, ax: Any = None, quantity: str = "commutator", *, label: str = "") -> Any:
@@ -132,7 +124,9 @@ class PlacementReport:
         ``"estimate"`` also plots the truth and the estimate by roughness, on a logarithmic scale.
         """
         table = self.attention if quantity in self.attention else self.insertion
-        check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
+        errors.check_choice(
+            quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"]
+        )
         ax, colour = axis(ax), None  # all lines of a report have one colour, the next of the axis
         drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
         for name, style in zip(drawn, ("-", "--", ":"), strict=False):
@@ -173,16 +167,16 @@ def diagnose(
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
         >>> report = diagnose(model, torch.rand(2, 5, 4))  # report.plot(quantity="commutator") draws it
     """
-    check_kind(model, "model", nn.Module, "a torch.nn.Module")
-    check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
-    check_kind(diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None")
-    check_counts(points=points)
-    check_positive(tol, "tol")
+    errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    errors.check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
+    errors.check_kind(diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None")
+    errors.check_counts(points=points)
+    errors.check_positive(tol, "tol")
     modules = dict(model.named_modules())
     if sites is not None and diffusion is None:
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
     for site in sites or ():
-        check_choice(site, "sites", modules)
+        errors.check_choice(site, "sites", modules)
     insertion = []
     for name in declared(model, "is_diffusion_layer") if sites is None else sites:
         inserting = None if sites is None else diffusion
@@ -193,7 +187,7 @@ def diagnose(
         with torch.no_grad(), recorded(attentions) as calls:
             model(*inputs, **named)
         for name, call in [(key, call) for key in attentions for call in calls[key]]:
-            check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
+            errors.check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
             smoothing = diffusion or _nearest(model, name, call.x.size(2))
             both = commutator(smoothing, attentions[name], call.x, call.mask)
             rough, square = call.roughness(), call.square()

@@ -8,18 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.energies.pairs import State, by_head, check_heads
-from diffusion_mp.errors import (
-    CouplingMismatchError,
-    SingularSystemError,
-    check_device,
-    check_number,
-    check_positive,
-    check_values,
-    describe,
-)
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.precision import quotient
 from diffusion_mp.updates.implicit import DENSE, dense_factor
@@ -43,11 +35,13 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         torch.Size([6, 1])
     """
     check_coupling_kind(coupling)
-    check_positive(leak, "leak")
+    errors.check_positive(leak, "leak")
     _check_promises(coupling, "posterior_variance")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
-        raise SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave the node out.")
+        raise errors.SingularSystemError(
+            "posterior_variance needs positive row sums; got a zero row. Leave the node out."
+        )
     dtype, diagonal = torch.promote_types(coupling.dtype, torch.float32), (1.0 + leak) * degree
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
     if form is not None:
@@ -56,10 +50,10 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     if entries > DENSE:
         way_out = "Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
         limit = f"inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got {entries:,}"
-        raise CouplingMismatchError(f"posterior_variance {limit}. {way_out}")
+        raise errors.CouplingMismatchError(f"posterior_variance {limit}. {way_out}")
     factor = dense_factor(coupling, diagonal)
     if factor is None:
-        raise SingularSystemError(
+        raise errors.SingularSystemError(
             "posterior_variance found (1 + leak) D̄ − Ω not positive definite: the coupling is not what it promises to "
             "be, or the leak is lost in the rounding of its row sums. Raise the leak."
         )
@@ -69,7 +63,9 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 def _check_promises(coupling: Coupling, name: str) -> None:
     if not (coupling.symmetric and coupling.nonnegative):
         needed = "a coupling Ω that is symmetric and nonnegative, before its rows are divided by their sums"
-        raise CouplingMismatchError(f"{name} needs {needed}; got {coupling!r}. Make it with row_stochastic=False.")
+        raise errors.CouplingMismatchError(
+            f"{name} needs {needed}; got {coupling!r}. Make it with row_stochastic=False."
+        )
 
 
 @dataclass(frozen=True)
@@ -111,15 +107,15 @@ def smoothing_floor(
         True
     """
     check_coupling_kind(coupling)
-    check_number(beta, "beta")
-    check_positive(leak, "leak", allow_zero=True)
+    errors.check_number(beta, "beta")
+    errors.check_positive(leak, "leak", allow_zero=True)
     for name, state in (("x", x), ("source", source)):
         check_heads(state, name)
-        check_values(by_head(state), coupling.num_nodes, coupling.heads, name)
-        check_device(state, name, coupling.device, "the coupling")
+        errors.check_values(by_head(state), coupling.num_nodes, coupling.heads, name)
+        errors.check_device(state, name, coupling.device, "the coupling")
     z, h = by_head(x).double(), by_head(source).double()
     if z.shape != h.shape:
-        raise ValueError(f"source must have the shape {list(x.shape)} of the state x; got {describe(source)}.")
+        raise ValueError(f"source must have the shape {list(x.shape)} of the state x; got {errors.describe(source)}.")
     _check_promises(coupling, "smoothing_floor")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     residual = quotient(coupling.laplacian(z), degree) + leak * z - beta * h

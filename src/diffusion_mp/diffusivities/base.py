@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.algebra import check_scale
 from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates.base import Positive
 
 if TYPE_CHECKING:
     from diffusion_mp.energies import Penalty
 
 
-class Diffusivity(nn.Module, ABC):
+class Diffusivity(Resettable, ABC):
     r"""F: state x [N, C] and graph → coupling S (Wu, Wipf & Yan 2025, Eqs. 3 and 17, *diffusivity inference*).
 
     A new kind writes :meth:`couple` and declares:
@@ -88,11 +88,6 @@ class Diffusivity(nn.Module, ABC):
         self.positional = any(part.positional for part in parts)
         self.heads = max(part.heads for part in parts)
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters again."""
-        for child in self.children():
-            reset(child)
-
     def __mul__(self, scale: float | Tensor | Positive) -> Diffusivity:
         return ScaledDiffusivity(scale, self)
 
@@ -109,11 +104,6 @@ def check_heads_divide(channels: int, heads: int, what: str = "channels") -> Non
         raise ValueError(f"heads must divide {what}; got {heads} heads, {channels} channels.")
 
 
-def check_diffusivities(**parts: object) -> None:
-    for name, part in parts.items():
-        check_kind(part, name, Diffusivity, "a Diffusivity")
-
-
 class ScaledDiffusivity(Diffusivity):
     """a · D; a number a, or a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``.
 
@@ -127,16 +117,14 @@ class ScaledDiffusivity(Diffusivity):
     depends_on = "parts"
     why_no_penalty = "a multiple of a diffusivity: scale λ in its Energy instead, or certify the diffusivity itself."
 
+    scale: float | Tensor | Positive
+
     def __init__(self, scale: float | Tensor | Positive, diffusivity: Diffusivity) -> None:
         super().__init__()
-        check_diffusivities(diffusivity=diffusivity)
+        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         if not isinstance(scale, Positive):
             check_scale(scale, diffusivity.heads)
-        self._initial = scale.detach().clone() if isinstance(scale, nn.Parameter) else None
-        if isinstance(scale, Tensor) and not isinstance(scale, nn.Parameter):
-            self.register_buffer("scale", scale)
-        else:
-            self.scale: float | Tensor | Positive = scale
+        self._keep("scale", scale)
         self.diffusivity = diffusivity
         self.declare_parts(diffusivity)
 
@@ -145,12 +133,6 @@ class ScaledDiffusivity(Diffusivity):
         if isinstance(self.scale, Positive):
             return ScaledCoupling(self.scale(), coupling, nonnegative=True)
         return ScaledCoupling(self.scale, coupling)
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if self._initial is not None and isinstance(self.scale, Tensor):
-            with torch.no_grad():
-                self.scale.copy_(self._initial)
 
     def extra_repr(self) -> str:
         return f"{self.scale if not isinstance(self.scale, Tensor) else list(self.scale.shape)} *"

@@ -67,10 +67,6 @@ class GATDiffusivity(Diffusivity):
             self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
         self._draw()
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self._draw()
-
     def _draw(self) -> None:
         for parameter in (self.att_src, self.att_dst, self.att_edge):
             glorot(parameter)

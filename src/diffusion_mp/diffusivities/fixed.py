@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from diffusion_mp import couplings
 from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil, is_symmetric_stencil
-from diffusion_mp.diffusivities.base import Diffusivity, check_diffusivities
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_share
+from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_share
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.neumann import Boundary
@@ -172,7 +172,6 @@ class AdjacencyDiffusivity(Diffusivity):
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
-        """Return the graph with the entries as its weights."""
         counted = _prepared(_ones(graph), self.direction, self.self_loops) if self.degrees == "count" else None
         graph = _prepared(graph, self.direction, self.self_loops)
         name = (self.normalization, self.direction, self.zero_degree, self.degrees, like.dtype)
@@ -244,7 +243,7 @@ class SymmetricDiffusivity(Diffusivity):
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
-        check_diffusivities(diffusivity=diffusivity)
+        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         check_flags(diagonal=diagonal)
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
@@ -292,7 +291,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
         self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum", graph_weight: float | None = None
     ) -> None:
         super().__init__()
-        check_diffusivities(attention=attention, graph_term=graph_term)
+        check_kind(attention, "attention", Diffusivity, "a Diffusivity")
+        check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
         check_choice(mix, "mix", get_args(Mix))
         if graph_weight is not None:
             check_share(graph_weight, "graph_weight", "the graph term beside 1 - graph_weight of the attention")
@@ -307,7 +307,6 @@ class GraphAugmentedDiffusivity(Diffusivity):
         return attention if graph.edge_index is None else self.mixed(attention, self.graph_term(x, graph))
 
     def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:
-        """Combine both couplings."""
         weight = self.graph_weight
         terms = [attention, graph_term] if weight is None else [(1 - weight) * attention, weight * graph_term]
         both = couplings.SumCoupling(terms)
@@ -348,8 +347,7 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
+    def _draw(self) -> None:
         nn.init.constant_(self.log_gamma, self.initial)
 
     def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:

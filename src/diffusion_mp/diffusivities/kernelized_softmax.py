@@ -219,9 +219,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         generator: torch.Generator | None = None, stabilizer: float = 0.0, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(channels, **options)
-        errors.check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
-        samples = {"num_samples": num_samples} if num_samples else {}
-        errors.check_counts(channels=channels, num_features=num_features, **samples)
+        errors.check_counts(channels=channels, num_features=num_features)
+        errors.check_counts(0, num_samples=num_samples)
         errors.check_positive(tau, "tau")
         errors.check_generator(generator)
         errors.check_choice(logits, "logits", ["dot", "scaled_dot"])
@@ -244,9 +243,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         seed = torch.randint(MAX_SEED, (), generator=generator)
         self.noise_state.copy_(torch.stack([seed, torch.zeros_like(seed)]))
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.redraw()
+    _draw = redraw
 
     @property
     def temperature(self) -> float:
@@ -328,7 +325,7 @@ class RelationalBias(Diffusivity):
         self.symmetric = self.adjacency.symmetric
         self.bias = nn.Parameter(torch.zeros(hops, heads))
 
-    def reset_parameters(self) -> None:
+    def _draw(self) -> None:
         nn.init.zeros_(self.bias)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:

@@ -37,7 +37,6 @@ class FrictionAttention(nn.Module):
         self.key = nn.Linear(channels, heads * head_channels, bias=False)
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
-        """Return q̃ and k̃."""
         query, key = self.query(x), self.key(x - origin_of(x, graph))
         return self.scale * query.unflatten(1, (self.heads, -1)), key.unflatten(1, (self.heads, -1))
 

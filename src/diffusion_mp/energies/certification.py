@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -13,21 +14,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp.couplings import (
-    Coupling,
-    IdentityCoupling,
-    ScaledCoupling,
-    SparseCoupling,
-    SumCoupling,
-)
+from diffusion_mp import errors
+from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling, SparseCoupling, SumCoupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import JointEnergy
-from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above
+from diffusion_mp.energies.pairs import State, by_head, check_heads, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import term_flaw
 from diffusion_mp.energies.theorems import Certificate, penalty_flaw, theorem1, theorem7
-from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_values, describe
+from diffusion_mp.modules import evaluating
 
 CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
 
@@ -69,13 +65,13 @@ def certify(
             return _certify_parts(subject, x)
         raise TypeError(
             f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy, a layer "
-            f"or a model; got {describe(subject)}."
+            f"or a model; got {errors.describe(subject)}."
         )
     if tau is None:
-        raise ValueError(f"tau must be given, the size of the explicit step; got None for {describe(subject)}.")
-    check_positive(tau, "tau")
-    check_positive(leak, "leak", allow_zero=True)
-    check_choice(form, "form", ["conservative", "residual"])
+        raise ValueError(f"tau must be given, the size of the explicit step; got None for {errors.describe(subject)}.")
+    errors.check_positive(tau, "tau")
+    errors.check_positive(leak, "leak", allow_zero=True)
+    errors.check_choice(form, "form", ["conservative", "residual"])
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
@@ -88,10 +84,10 @@ def certify(
     if x is None:
         raise ValueError("x must be given: what a penalty couples depends on the state.")
     check_heads(x)
-    check_not_meta(x)
+    errors.check_has_values(x, "x")
     if x.dim() == 2 and heads > 1:
         if x.size(1) % heads:
-            raise ValueError(f"x must have channels that {heads} heads divide; got {describe(x)}.")
+            raise ValueError(f"x must have channels that {heads} heads divide; got {errors.describe(x)}.")
         x = x.unflatten(1, (heads, -1))
     return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
 
@@ -112,7 +108,7 @@ def _inputs(data: Any) -> list[Any]:
     if isinstance(data, Tensor) or data is None:
         return [data]
     if not hasattr(data, "x"):
-        raise TypeError(f"data must have an attribute x, as PyG's Data has; got {describe(data)}.")
+        raise TypeError(f"data must have an attribute x, as PyG's Data has; got {errors.describe(data)}.")
     return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
 
 
@@ -124,20 +120,13 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
     }
     blind = not inputs or inputs[0] is None
     found = {name: layer.certificate() for name, layer in layers.items() if blind or layer.why_uncertified is not None}
-    hooks = [
-        layer.register_forward_pre_hook(partial(_record, found, name), with_kwargs=True)
-        for name, layer in layers.items()
-        if name not in found
-    ]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        if hooks:
-            model.eval()(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes:
-            module.training = training
+    with ExitStack() as stack:
+        for name in layers.keys() - found.keys():
+            hook = layers[name].register_forward_pre_hook(partial(_record, found, name), with_kwargs=True)
+            stack.callback(hook.remove)
+        if len(found) < len(layers):
+            stack.enter_context(evaluating(model))
+            model(*inputs)
     return {name: found[name] for name in layers if name in found}
 
 
@@ -156,7 +145,7 @@ def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
     for name, parameter in module.named_parameters():
         checked = name.startswith(prefixes or "") and not is_lazy(parameter) and not parameter.is_meta
         if checked and not bool(parameter.isfinite().all()):
-            return f"the parameter {name} has entries that are not finite: {describe(parameter)}."
+            return f"the parameter {name} has entries that are not finite: {errors.describe(parameter)}."
     return None
 
 
@@ -213,13 +202,13 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         >>> bool(certify_step(JointEnergy(None, graph_term=S, source=x), S, x))
         True
     """
-    check_kind(energy, "energy", JointEnergy, "a JointEnergy")
-    check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")
+    errors.check_kind(energy, "energy", JointEnergy, "a JointEnergy")
+    errors.check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")
     energy._check(x, "x")
     if coupling is not None:
-        check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
-        check_device(x, "x", coupling.device, "the coupling")
-    check_not_meta(x)
+        errors.check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
+        errors.check_device(x, "x", coupling.device, "the coupling")
+    errors.check_has_values(x, "x")
     failed = (  # every premise returns a sentence saying how it fails, or None where it holds
         _not_finite(energy, x)
         or _outside(energy.constraint, by_head(x))
@@ -250,7 +239,7 @@ def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
     given = {"state": x, "source": energy.source, "metric": energy.metric, "projection": energy.projection}
     for name, value in given.items():
         if value is not None and not bool(value.isfinite().all()):
-            return f"the {name} has entries that are not finite: {describe(value)}."
+            return f"the {name} has entries that are not finite: {errors.describe(value)}."
     if energy.metric is not None and not bool((energy.metric > 0).all()):
         return f"the metric must be positive; its least entry is {float(energy.metric.min()):g}."
     return None

@@ -14,15 +14,7 @@ from torch import Tensor
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import (
-    Metric,
-    State,
-    by_head,
-    check_heads,
-    check_metric,
-    large_distance,
-    metric_by_head,
-)
+from diffusion_mp.energies.pairs import Metric, State, by_head, check_heads, check_metric, large_distance
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm, tangents
@@ -187,7 +179,7 @@ class Energy:
         """Return M x."""
         if self.metric is None:
             return x
-        metric = metric_by_head(self.metric)
+        metric = self.metric if self.metric.dim() == 2 else self.metric.unsqueeze(1)
         return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
 
     def _check(self, x: Tensor, x_prev: Tensor | None, name: str = "x") -> None:
@@ -289,7 +281,6 @@ class JointEnergy:
         return [*terms, *self.further]
 
     def graph(self, x: State) -> Graph:
-        """Return the graph that the terms read."""
         return Graph(x.size(0), ptr=self.ptr, validate=False) if self.given is None else self.given
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:

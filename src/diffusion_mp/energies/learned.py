@@ -50,7 +50,6 @@ class MixturePenalty(nn.Module, Penalty):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Reset the parameters to the initial widths and weights."""
         for parameter, numbers in zip((self.log_widths, self.log_weights), self.initial, strict=True):
             parameter.copy_(torch.tensor(numbers, dtype=torch.float64).log())
 

@@ -13,17 +13,9 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn import functional
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.energies.terms import EnergyTerm, Majorant, Mean, SharedTerm, check_weight, majorant_of
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_device,
-    check_flags,
-    check_kind,
-    check_tensor,
-    describe,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_sizes
@@ -57,15 +49,15 @@ class MatrixTerm(SharedTerm):
         self, coupling: Coupling, matrix: Float[Tensor, "R C C"] | Float[Tensor, "R C"],
         norms: Float[Tensor, " R"] | None = None, *, hops: int = 1, symmetric: bool = False,
     ) -> None:  # fmt: skip
-        check_kind(coupling, "coupling", Coupling, "a Coupling")
-        check_tensor(matrix, "matrix", "[relations, channels, channels]")
+        errors.check_kind(coupling, "coupling", Coupling, "a Coupling")
+        errors.check_tensor(matrix, "matrix", "[relations, channels, channels]")
         square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
         if not square or matrix.size(0) != coupling.heads:
-            shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads"
-            raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
-        check_device(matrix, "matrix", coupling.device, "the coupling")
-        check_counts(hops=hops)
-        check_flags(symmetric=symmetric)
+            shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
+            raise ValueError(f"matrix must be {shape}; got {errors.describe(matrix)}.")
+        errors.check_device(matrix, "matrix", coupling.device, "the coupling")
+        errors.check_counts(hops=hops)
+        errors.check_flags(symmetric=symmetric)
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
             wanted = "coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries"
             raise ValueError(f"{wanted}; got {coupling!r}.")
@@ -138,13 +130,12 @@ class AttentionTerm(SharedTerm):
         prior: SparseCoupling | None = None,
         norms: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None,
     ) -> None:  # fmt: skip
-        check_kind(prior, "prior", (SparseCoupling, NoneType), "a SparseCoupling of nonnegative weights, or None")
+        errors.check_kind(prior, "prior", (SparseCoupling, NoneType), "a nonnegative SparseCoupling, or None")
+        shape = "[heads, head_channels, channels]"
         for name, matrix in (("query", query), ("key", key)):
-            check_tensor(matrix, name, "[heads, head_channels, channels]", getattr(query, "device", None), "query")
+            errors.check_tensor(matrix, name, shape, getattr(query, "device", None), "query")
             if matrix.dim() != 3 or matrix.shape != query.shape:
-                raise ValueError(
-                    f"{name} must be [heads, head_channels, channels], like query; got {describe(matrix)}."
-                )
+                raise ValueError(f"{name} must be {shape}, like query; got {errors.describe(matrix)}.")
         check_weight(gamma, "gamma", allow_zero=False)
         self.query, self.key, self.gamma, self.prior = query, key, gamma, prior
         self.norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
@@ -161,7 +152,6 @@ class AttentionTerm(SharedTerm):
         return -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
 
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
-        """Return ω."""
         if self.prior is not None:
             edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
             weight = edge_softmax(edges.csr, self._logits(q, k, edges.edges), prior)
@@ -189,7 +179,6 @@ class AttentionTerm(SharedTerm):
         return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
-        """Return ω."""
         with without_autocast(z):
             return self._attention(*self._ends(z, graph), graph)
 
@@ -235,13 +224,13 @@ class MLPTerm(EnergyTerm):
         self, matrix: Float[Tensor, "M C"], bias: Float[Tensor, " M"], activation: str = "relu",
         weight: float | Tensor = 1.0,
     ) -> None:  # fmt: skip
-        check_tensor(matrix, "matrix", "[hidden_channels, channels]")
-        check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
+        errors.check_tensor(matrix, "matrix", "[hidden_channels, channels]")
+        errors.check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
         if matrix.dim() != 2 or bias.shape != matrix.shape[:1]:
-            came = f"got {describe(matrix)}, {describe(bias)}"
+            came = f"got {errors.describe(matrix)}, {errors.describe(bias)}"
             raise ValueError(f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}.")
         check_weight(weight, "weight")
-        check_choice(activation, "activation", ACTIVATIONS)
+        errors.check_choice(activation, "activation", ACTIVATIONS)
         self.matrix, self.bias, self.activation, self.weight = matrix, bias, activation, weight
         self.back = 0.5 * weight * matrix
 
@@ -270,8 +259,8 @@ def check_channels(z: Tensor, name: str, matrix: Tensor) -> None:
     """Raise unless a state [N, 1, C] is what a matrix reads."""
     if z.shape[1:] != (1, matrix.size(-1)):
         wanted = f"{name} reads states of one head and {matrix.size(-1)} channels"
-        raise ValueError(f"{wanted}; the state is {describe(z)}, and {name} {describe(matrix)}.")
-    check_device(matrix, name, z.device, "the state")
+        raise ValueError(f"{wanted}; the state is {errors.describe(z)}, and {name} {errors.describe(matrix)}.")
+    errors.check_device(matrix, name, z.device, "the state")
 
 
 def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5) -> Float[Tensor, " R"]:

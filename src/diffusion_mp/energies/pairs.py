@@ -28,25 +28,14 @@ def check_heads(x: Tensor, name: str = "x") -> None:
         raise ValueError(f"{name} must be [num_nodes, channels] or [num_nodes, heads, channels]; got {describe(x)}.")
 
 
-def check_not_meta(x: Tensor) -> None:
-    """Raise if ``x`` has no values, on which certificates depend."""
-    if x.is_meta:
-        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
-
-
 def by_head(x: State) -> Float[Tensor, "N H D"]:
     """Return the state by head; [N, C] has one head."""
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
-def metric_by_head(metric: Metric) -> Float[Tensor, "N H"]:
-    """Return the node weights by head; [N] applies to all heads."""
-    return metric.unsqueeze(1) if metric.dim() == 1 else metric
-
-
-def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
-    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its ``heads``, [N, 1] or [N, H]."""
-    heads = by_head(x).size(1) if heads is None else heads
+def check_metric(metric: Tensor, x: State) -> None:
+    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its heads, [N, 1] or [N, H]."""
+    heads = by_head(x).size(1)
     if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
         shape = f"[{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}"
         raise ValueError(f"metric must be {shape}; got {describe(metric)}.")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import spectrum
-from diffusion_mp.energies.pairs import State, blocks, check_not_meta, find_distance_above
+from diffusion_mp.energies.pairs import State, blocks, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.errors import check_kind, check_positive
+from diffusion_mp.errors import check_has_values, check_kind, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
     check_kind(penalty, "penalty", Penalty, "a Penalty")
     check_positive(tau, "tau")
     parts = blocks(x, ptr)
-    check_not_meta(x)
+    check_has_values(x, "x")
     flaw = penalty_flaw(penalty)
     if flaw is not None:
         return Certificate.refused(name, tau, flaw)

@@ -159,7 +159,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu).double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
-        """Train a network on the targets [R] of some of the scaled rows."""
         width, classes = int(self.hidden_channels), len(self.classes_)
         weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
@@ -250,5 +249,4 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
 
 
 def _inverse_root(degree: Any) -> Any:
-    """Return 1/√d, and 0 for d = 0."""
     return np.divide(1.0, np.sqrt(degree), out=np.zeros(len(degree)), where=degree > 0)

@@ -86,14 +86,12 @@ class Graph:
         # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
         if validate and not torch.compiler.is_compiling():
-            self._validate()
-
-    def _validate(self) -> None:
-        if self._batch is not None:
-            checks.check_batch(self.num_nodes, self._batch)
-        if self._ptr is not None:
-            checks.check_ptr(self.num_nodes, self._ptr)
-        checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, None if self.is_single else self.batch)
+            if self._batch is not None:
+                checks.check_batch(self.num_nodes, self._batch)
+            if self._ptr is not None:
+                checks.check_ptr(self.num_nodes, self._ptr)
+            member = None if self.is_single else self.batch
+            checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
 
     @classmethod
     def from_edge_index(
@@ -402,7 +400,6 @@ class Graph:
         return self._derived[name]
 
     def reverse(self) -> Graph:
-        """Every edge turned around (the transpose Aᵀ)."""
         degree = None if self.full_degree is None else self.full_degree.flip(1)
         graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
         graph.pattern = self.pattern.T

@@ -10,58 +10,35 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch_geometric.nn.inits import reset
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
+from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_finite,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_state,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
-from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers.diffusion_conv import GraphLayer
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.linear_solve import solve
 
 
-class TermModule(nn.Module):
+class TermModule(Resettable):
     """Base of modules that return the term of an energy for a source [N, C], a graph and features of edges [E, F]."""
 
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
-        check_counts(channels=channels)
-        check_positive(weight, "weight")
+        errors.check_counts(channels=channels)
+        errors.check_positive(weight, "weight")
         self.channels, self.weight = channels, Positive(weight)
-
-    def reset_parameters(self) -> None:
-        """Draw all matrices again, and reset the weights."""
-        for part in self.children():
-            reset(part)
-        self._draw()
-
-    def _draw(self) -> None:
-        """Draw the matrices that are parameters of the module itself."""
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         """Return the term, with everything in it that does not change from step to step."""
         raise NotImplementedError
-
-
-def _contracting(matrix: Float[Tensor, "R D C"]) -> Float[Tensor, "R D C"]:
-    """Return matrices divided to norm at most one, in at least float32, since rounding may lengthen them."""
-    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    return wide / norm_bounds(wide).clamp(min=1)[:, None, None]
 
 
 #: The couplings of relations, which the blocks of a model share.
@@ -99,12 +76,12 @@ class WeightedGraph(TermModule):
     ) -> None:  # fmt: skip
         super().__init__(channels, weight)
         relations = 1 if edge_dim is None else edge_dim
-        check_counts(edge_dim=relations, hops=hops)
-        check_flags(symmetric=symmetric, gate=gate)
-        check_choice(normalization, "normalization", ["sum", "sym"])
+        errors.check_counts(edge_dim=relations, hops=hops)
+        errors.check_flags(symmetric=symmetric, gate=gate)
+        errors.check_choice(normalization, "normalization", ["sum", "sym"])
         self.symmetric, self.hops, self.edge_dim = symmetric, hops, edge_dim
         self.adjacency = AdjacencyDiffusivity(normalization)
-        check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
+        errors.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
         shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
         self.matrix = None if matrix == "identity" else nn.Parameter(torch.empty(shape))
         self.relations = relations
@@ -119,9 +96,8 @@ class WeightedGraph(TermModule):
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
         if self.matrix is None:
             return self.weight.raw.new_ones(self.relations, self.channels)
-        if self.matrix.dim() == 2:
-            return self.matrix / norm_bounds(self.matrix).clamp(min=1).unsqueeze(1)
-        return _contracting((self.matrix + self.matrix.mT) / 2 if self.symmetric else self.matrix)
+        turns = self.symmetric and self.matrix.dim() == 3
+        return contracting((self.matrix + self.matrix.mT) / 2 if turns else self.matrix, norm_bounds)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
@@ -135,8 +111,8 @@ class WeightedGraph(TermModule):
                 raise ValueError(
                     f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
                 )
-            check_edge_rows(edge_attr, graph.num_edges)
-            check_state(edge_attr, "edge_attr", self.edge_dim)
+            errors.check_edge_rows(edge_attr, graph.num_edges)
+            errors.check_state(edge_attr, "edge_attr", self.edge_dim)
             tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
             coupling = _RELATIONS.get(graph.num_nodes, tensors, partial(_related, graph.num_nodes))
         if self.gate is not None:
@@ -171,11 +147,10 @@ class RowAttention(TermModule):
         self, channels: int, heads: int = 1, weight: float = 1.0, *, gamma: float = 1.0, neighbours: bool = False
     ) -> None:
         super().__init__(channels, weight)
-        check_counts(heads=heads)
-        check_flags(neighbours=neighbours)
-        check_positive(gamma, "gamma")
-        if channels % heads:
-            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        errors.check_counts(heads=heads)
+        errors.check_flags(neighbours=neighbours)
+        errors.check_positive(gamma, "gamma")
+        check_heads_divide(channels, heads)
         self.heads, self.neighbours, self.gamma = heads, neighbours, Positive(gamma)
         self.query, self.key = (nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2))
         self._draw()
@@ -188,7 +163,7 @@ class RowAttention(TermModule):
         if graph.num_nodes != graph.total_nodes:
             known = f"{graph.num_nodes} of {graph.total_nodes}"
             raise NotImplementedError(f"RowAttention needs all nodes of the graph, not {known}. Use one process.")
-        query, key = _contracting(self.query), _contracting(self.key)
+        query, key = (contracting(matrix, norm_bounds) for matrix in (self.query, self.key))
         ones, prior = query.new_ones(self.heads), None
         if self.neighbours:
             prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
@@ -213,8 +188,8 @@ class TiedMLP(TermModule):
 
     def __init__(self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu") -> None:
         super().__init__(channels, weight)
-        check_counts(hidden_channels=hidden_channels)
-        check_choice(activation, "activation", ACTIVATIONS)
+        errors.check_counts(hidden_channels=hidden_channels)
+        errors.check_choice(activation, "activation", ACTIVATIONS)
         self.linear, self.activation = nn.Linear(channels, hidden_channels), activation
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
@@ -255,11 +230,13 @@ class CertifiedBlock(GraphLayer):
         *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
-        check_positive(beta, "beta")
-        check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
+        errors.check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
+        errors.check_positive(beta, "beta")
+        errors.check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
         for term in terms:
-            check_kind(term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one")
+            errors.check_kind(
+                term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one"
+            )
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(f"every one of terms must have {channels} channels, as the block; got {term!r}.")
         self.in_channels = self.out_channels = channels
@@ -268,19 +245,12 @@ class CertifiedBlock(GraphLayer):
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
 
-    def reset_parameters(self) -> None:
-        """Reset the parameters of all terms, and β."""
-        for part in (*self.terms, self.update):
-            reset(part)
-
     def forward(
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None, *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
-        if edge_attr is not None:
-            check_edge_order(edge_index, edge_attr)
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         couplings: list[Coupling] | None = [] if return_coupling else None
         for state in self.states(x, graph, edge_attr, couplings):  # noqa: B007  # only the last one is kept
             pass
@@ -305,7 +275,6 @@ class CertifiedBlock(GraphLayer):
             yield state.squeeze(1).to(source.dtype)
 
     def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
-        """Return the limit of the steps."""
         constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
 
         def gradient(z: Tensor, of: list[EnergyTerm]) -> Tensor:
@@ -324,7 +293,7 @@ class CertifiedBlock(GraphLayer):
                 return (root * (gradient(root * v.view_as(state), sourceless) - rest)).view_as(v)
 
             return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
-        check_finite(state, "x")
+        errors.check_finite(state, "x")
         one_minimiser = quadratic and constraint.convex
         energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
         return fixed_point(self.update.descent(state, terms, graph), state, energy=energy, total=graph.total)

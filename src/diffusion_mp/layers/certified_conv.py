@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
-from diffusion_mp.couplings.weighted import averaged, spectral_norms
+from diffusion_mp.couplings.weighted import averaged, contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
+from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
@@ -78,8 +79,7 @@ class CertifiedConv(CertifiableLayer):
         check_choice(projection, "projection", [None, "tied"])
         check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
         check_kind(penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None")
-        if channels % heads:
-            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        check_heads_divide(channels, heads)
         self.in_channels = self.out_channels = channels
         self.heads = heads if projection is None else 1
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
@@ -99,13 +99,6 @@ class CertifiedConv(CertifiableLayer):
     def _draw(self) -> None:
         if self.weight is not None:
             nn.init.uniform_(self.weight, -(self.in_channels**-0.5), self.in_channels**-0.5)
-
-    def reset_parameters(self) -> None:
-        """Reset every parameter; β, λ and μ return to their initial values."""
-        for child in (self.attention, self.graph_term, self.lam, self.mu, self.beta):
-            if child is not None:
-                child.reset_parameters()
-        self._draw()
 
     def forward(
         self,
@@ -148,7 +141,6 @@ class CertifiedConv(CertifiableLayer):
         return self._sum(self._couplings(state, graph, source, beside), state)
 
     def _sum(self, weighted: list[tuple[Tensor, Coupling]], state: Tensor) -> Coupling:
-        """Return the sum of weights times couplings."""
         terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in weighted]
         if not terms:
             return 0.0 * IdentityCoupling(len(state), dtype=state.dtype, device=state.device)
@@ -241,10 +233,7 @@ class CertifiedConv(CertifiableLayer):
     @property
     def projection(self) -> Float[Tensor, "H D C"] | None:
         """The projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
-        if self.weight is None:
-            return None
-        wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        return wide / spectral_norms(wide).clamp(min=1)[:, None, None]
+        return None if self.weight is None else contracting(self.weight)
 
     def _fixed(self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
         """A, ``beside``, or their sum."""

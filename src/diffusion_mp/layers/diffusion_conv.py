@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
@@ -19,12 +18,13 @@ from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.features import ValueLinear, check_input
+from diffusion_mp.layers.features import ValueLinear, channels_at_first, check_input
 from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
-class GraphLayer(KnowsPyGNames, nn.Module):
+class GraphLayer(KnowsPyGNames, Resettable):
     """Base of the layers that are called as ``layer(x, edge_index, edge_weight, batch, …)``."""
 
     in_channels: int
@@ -39,10 +39,13 @@ class GraphLayer(KnowsPyGNames, nn.Module):
         batch: Tensor | None,
         return_coupling: bool,
         others: dict[str, Any],
+        edge_attr: Tensor | None = None,
     ) -> Graph:
         """Check the inputs that all layers take, refuse ``others``, and return the graph."""
         if others:
             refuse_inputs(self, others)
+        if edge_attr is not None:
+            check_edge_order(edge_index, edge_attr)
         if type(return_coupling) is not bool:
             errors.check_flags(return_coupling=return_coupling)
         (check_input if self.sparse_features else errors.check_state)(x, channels=self.in_channels, module=self)
@@ -54,11 +57,6 @@ class GraphLayer(KnowsPyGNames, nn.Module):
         ):
             return edge_index
         return Graph.coerce(x, edge_index, edge_weight, batch)
-
-    def reset_parameters(self) -> None:
-        """Reset every parameter, in the order of the constructor."""
-        for child in self.children():
-            reset(child)
 
 
 class CertifiableLayer(GraphLayer):
@@ -175,9 +173,7 @@ class DiffusionConv(CertifiableLayer):
             self.value = ValueLinear(in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot")
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
-    def reset_parameters(self) -> None:
-        """Reset every parameter, in the order of the constructor; the bias becomes zero."""
-        super().reset_parameters()
+    def _draw(self) -> None:
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -208,10 +204,12 @@ class DiffusionConv(CertifiableLayer):
             others |= {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
             return between(self, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
         if self.in_channels == -1:
-            self._find_channels(x)
-        if edge_attr is not None:
-            check_edge_order(edge_index, edge_attr)
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+            self.in_channels = channels_at_first(self.value or self, x)
+            if self.value is None:
+                self.out_channels = self.head_channels = self.in_channels
+            elif is_lazy(self.value.weight) and self.in_channels != -1:  # so that the checks see its dtype
+                self.value.initialize_parameters(self.value, (x,))
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         if self.validate:
             errors.check_finite(x, "x")
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
@@ -223,22 +221,11 @@ class DiffusionConv(CertifiableLayer):
             results.append(_attention_weights(self, coupling))
         return tuple(results) if len(results) > 1 else out
 
-    def _find_channels(self, x: Tensor) -> None:
-        """Take ``in_channels`` from ``x`` [N, C]; anything else is refused by the checks that follow."""
-        if isinstance(x, Tensor) and x.dim() == 2:
-            if self.value is None:
-                self.in_channels = self.out_channels = self.head_channels = x.size(1)
-            else:
-                if is_lazy(self.value.weight):  # no state dict has been loaded
-                    self.value.initialize_parameters(self.value, (x,))
-                self.in_channels = self.value.in_channels
-
     def _by_head(self, x: Tensor) -> Tensor:
         """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""
         return x.unflatten(1, (-1, self.head_channels)) if self.concat else x.unsqueeze(1)
 
     def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
-        """The input of the diffusivity."""
         if (self.reads == "features") != (features is not None):
             came = "none came" if features is None else f"features came with reads={self.reads!r}"
             raise ValueError(
@@ -251,7 +238,6 @@ class DiffusionConv(CertifiableLayer):
         return features
 
     def _previous(self, previous: Tensor) -> Tensor:
-        """The values of the step before."""
         if not self.update.takes_previous:
             way_out = "Leave it out, or take MomentumStep(..., steps=1)."
             raise ValueError(f"previous is for updates of two steps; {self.update!r} looks at one state. {way_out}")

@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.errors import check_counts, check_kind, check_mask, check_place, check_state, describe, found_later
 from diffusion_mp.graph.cache import cached_by, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.spmm import spmm
+from diffusion_mp.modules import Resettable
 
 SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
@@ -55,7 +55,6 @@ class FeatureLinear(nn.Linear):
     """``torch.nn.Linear`` that also takes sparse features."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, dense."""
         return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
 
 
@@ -63,7 +62,6 @@ class ValueLinear(Linear):
     """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, dense."""
         return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
 
 
@@ -80,7 +78,7 @@ def channels_at_first(module: nn.Module, x: object) -> int:
     return x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else -1
 
 
-class LaplacianEncoder(nn.Module):
+class LaplacianEncoder(Resettable):
     r"""p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)]), invariant to the signs of the eigenvectors v_r (Lim et al. 2023).
 
     φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be flat around v = 0. (GraphGPS
@@ -108,18 +106,12 @@ class LaplacianEncoder(nn.Module):
         self.phi = nn.Sequential(nn.Linear(2, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
         self.rho = nn.Sequential(nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out_channels))
 
-    def reset_parameters(self) -> None:
-        """Reset every parameter, in the order of the constructor."""
-        reset(self.phi)
-        reset(self.rho)
-
     def forward(
         self,
         eigenvectors: Float[Tensor, "N R"],
         eigenvalues: Float[Tensor, "N R"] | None = None,
         mask: Bool[Tensor, "N R"] | None = None,
     ) -> Float[Tensor, "N C"]:
-        """Return the encoding of every node."""
         check_state(eigenvectors, "eigenvectors", module=self)
         values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
         check_state(values, "eigenvalues", module=self)

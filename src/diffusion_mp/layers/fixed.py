@@ -311,10 +311,9 @@ class GCNIIConv(DiffusionConv):
             check_counts(layer=layer)
             self.mapping = math.log(theta / layer + 1)
         self.weight = nn.Parameter(torch.empty(channels, channels))
-        glorot(self.weight)
+        self._draw()
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
+    def _draw(self) -> None:
         glorot(self.weight)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, ClassVar
@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity
 from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.errors import check_flags, check_integer_pairs, check_kind, check_range, check_state, describe, plain
-from diffusion_mp.layers.renaming import Rule, renamed
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
@@ -73,6 +72,17 @@ INPUTS: dict[str, str] = {
 }
 
 
+Rule = tuple[str, str | Callable[[re.Match[str]], str]]
+"""A regular expression, and what replaces its match: a template or a function of the match, as for ``re.sub``."""
+
+
+def new_name(name: str, rules: Iterable[Rule]) -> str:
+    """Apply the rules to a name, one after another."""
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 class KnowsPyGNames:
     """Mixin whose subclasses take the options of PyG's classes, or refuse them with the way out."""
 
@@ -85,8 +95,18 @@ class KnowsPyGNames:
             cls.__init__ = _translated(cls.__init__)  # type: ignore[method-assign]
 
     def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-        """Rename the parameters of PyG's layer; ``prefix`` is its path, for messages."""
-        return renamed(state, self.pyg_weights, type(self).__name__, prefix)
+        """Rename the parameters of PyG's layer; ``prefix`` is its path, for messages.
+
+        Several may get one name only if they are equal, else this raises ``ValueError``.
+        """
+        found, source = dict[str, Tensor](), dict[str, str]()
+        for key, value in state.items():
+            name = new_name(key, self.pyg_weights)
+            if name in found and (value.shape != found[name].shape or not torch.equal(value, found[name])):
+                kind, both = type(self).__name__, f"{prefix}{source[name]} and {prefix}{key}"
+                raise ValueError(f"{kind} has one matrix, {name}, where the state has two that differ: {both}.")
+            found[name], source[name] = value, key
+        return found
 
 
 class UnknownOptionError(TypeError):
@@ -129,18 +149,18 @@ def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _taken(kind: type) -> str:
-    parameters = list(signature(kind).parameters.values())
+def _taken(function: Callable[..., Any]) -> str:
+    parameters = list(signature(function).parameters.values())
     names = [parameter.name for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
     further = " and the options its documentation names" if len(names) < len(parameters) else ""
     return f"It takes {', '.join(names)}{further}."
 
 
-def refuse_inputs(module: object, inputs: Mapping[str, Any]) -> None:
+def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Raise for inputs that a call does not take; inputs of PyG's classes may be ``None``."""
     for name, value in inputs.items():
         if name not in INPUTS or value is not None:
-            way_out = INPUTS.get(name, f"It takes {', '.join(signature(module.forward).parameters)}.")  # type: ignore[attr-defined]
+            way_out = INPUTS.get(name) or _taken(module.forward)
             raise TypeError(f"a call of {type(module).__name__} takes no {name}. {way_out}")
 
 

@@ -13,13 +13,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
-class PDEDiffusion1d(nn.Module):
+class PDEDiffusion1d(Resettable):
     r"""x + Σ_k α_k Δ_{h_k} x along the sequence, channel by channel (Zhang & Zhou, Eq. 2, § 3.2).
 
     (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}. The tokens of a row form one sequence, wherever its padding stands, and padded
@@ -62,8 +64,7 @@ class PDEDiffusion1d(nn.Module):
         errors.check_flags(norm=norm, batch_first=batch_first)
         errors.check_choice(per, "per", ["layer", "head", "channel"])
         errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
-        if channels % heads:
-            raise ValueError(f"heads must divide channels={channels}; got {heads}.")
+        check_heads_divide(channels, heads)
         self.in_channels, self.out_channels, self.batch_first = channels, channels, batch_first
         self.diffusivity = NeumannDiffusivity({"layer": 1, "head": heads, "channel": channels}[per], **options)
         self.update = ExplicitEuler(1.0) if update is None else update
@@ -73,12 +74,6 @@ class PDEDiffusion1d(nn.Module):
     def alpha(self) -> Float[Tensor, "K sets"]:
         """α_k of every stride and set."""
         return self.diffusivity.alpha
-
-    def reset_parameters(self) -> None:
-        """Reset α and the norm to their initial values."""
-        self.diffusivity.reset_parameters()
-        if self.norm is not None:
-            self.norm.reset_parameters()
 
     def forward(
         self,
@@ -176,7 +171,6 @@ class NoDiffusion(nn.Identity):
     """The identity, with the calling convention of diffusion layers on sequences; as a :data:`Place` at every site."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return x."""
         return x
 
 
@@ -206,15 +200,13 @@ class SelfAttention(nn.Module):
         errors.check_counts(channels=channels, heads=heads)
         errors.check_probability(dropout, "dropout")
         errors.check_flags(causal=causal)
-        if channels % heads:
-            raise ValueError(f"heads must divide the channels; got {heads} heads and {channels} channels.")
+        check_heads_divide(channels, heads)
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
         self.project = nn.Linear(channels, 3 * channels)
         self.on_values, self.on_heads = place("values", channels), place("heads", channels // heads)
         self.mix = nn.Linear(channels, channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
-        """Return the state after attention."""
         errors.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
@@ -246,7 +238,6 @@ class SelfAttention(nn.Module):
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _join(self, heads: Tensor) -> Tensor:
-        """Mix the heads [B, H, L, D] to [B, L, C]."""
         tokens = heads.transpose(1, 2).flatten(0, 1)
         return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (heads.size(0), heads.size(2)))
 
@@ -293,7 +284,6 @@ class TransformerBlock(nn.Module):
         self.after_mlp, self.after_block = place("mlp", channels), place("block", channels)
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
-        """Return the next state."""
         routed = self.attention(self.attention_norm(self.before_attention_norm(x, mask)), mask)
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))

@@ -10,28 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, distributed, nn
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.inits import reset
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
-from diffusion_mp.errors import (
-    INTEGERS,
-    as_size,
-    check_choice,
-    check_counts,
-    check_device,
-    check_flags,
-    check_kind,
-    check_pairs,
-    check_probability,
-    describe,
-    found_later,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers.features import channels_at_first, check_input, input_linear
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs, refuse_proxy
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
@@ -53,20 +41,13 @@ def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inp
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
     """Return the number of columns of features: ``channels`` numbers (-1: unknown), or categories (a list of sizes)."""
     if isinstance(channels, (int, str)) or not isinstance(channels, Sequence):
-        if not found_later(channels):
-            check_counts(**{name: channels})
+        if not errors.found_later(channels):
+            errors.check_counts(**{name: channels})
         return channels
     if not channels:
         raise ValueError(f"{name} must be a number of channels or a list with a table size per column; got none.")
-    check_counts(**{f"{name}[{column}]": size for column, size in enumerate(channels)})
+    errors.check_counts(**{f"{name}[{column}]": size for column, size in enumerate(channels)})
     return len(channels)
-
-
-def check_rows(x: Tensor, columns: int) -> None:
-    """Raise unless x is a tensor with a row per node."""
-    check_kind(x, "x", Tensor, f"a tensor [num_nodes, {columns}]")
-    if not x.dim():
-        raise ValueError(f"x must be [num_nodes, {columns}]; got {describe(x)}.")
 
 
 class FeatureEncoder(nn.Module):
@@ -79,7 +60,7 @@ class FeatureEncoder(nn.Module):
         super().__init__()
         self.name, self.channels = name, feature_columns(channels, "channels")
         self.sizes = None if isinstance(channels, int) else tuple(channels)
-        check_counts(out_channels=out_channels)
+        errors.check_counts(out_channels=out_channels)
         self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
@@ -96,13 +77,13 @@ class FeatureEncoder(nn.Module):
 
     def _columns(self, x: Tensor, name: str) -> Tensor:
         """Return x as [N, F], with categories checked unless ``torch.compile`` traces."""
-        check_kind(x, name, Tensor, f"a tensor [rows, {self.channels}] of integers")
-        if x.dtype not in INTEGERS:
-            raise TypeError(f"{name} must hold categories (integers); got {describe(x)}. Convert it with .long().")
+        errors.check_kind(x, name, Tensor, f"a tensor [rows, {self.channels}] of integers")
+        if x.dtype not in errors.INTEGERS:
+            raise TypeError(f"{name} must hold categories (integers); got {errors.describe(x)}. Use {name}.long().")
         columns = x.unsqueeze(1) if x.dim() == 1 else x
         if columns.dim() != 2 or columns.size(1) != self.channels:
-            raise ValueError(f"{name} must be [rows, {self.channels}], one column per table; got {describe(x)}.")
-        check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
+            raise ValueError(f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}.")
+        errors.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
         if columns.numel() and not columns.is_meta and not torch.compiler.is_compiling():
             for column, size in enumerate(self.sizes or ()):
                 low, high = (int(end) for end in columns[:, column].aminmax())
@@ -147,9 +128,9 @@ class LinkHead(NodeHead):
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         if pairs is None:
             raise ValueError("edge_label_index is needed for a link task: [2, L], the pairs to score; got None.")
-        pairs = check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
+        pairs = errors.check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
         embedding = self.mlp(x)
-        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * as_size(embedding.size(1)) ** -0.5
+        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * errors.as_size(embedding.size(1)) ** -0.5
 
 
 HEADS: dict[str, type[NodeHead]] = {"node": NodeHead, "graph": GraphHead, "link": LinkHead}
@@ -163,7 +144,7 @@ def check_no_pairs(pairs: Tensor | None) -> None:
 
 def output_layers(channels: int, out_channels: int, task: Task) -> tuple[nn.Module, NodeHead | None]:
     """Return a linear map of states to logits and no head; for graphs and links, the identity and a head."""
-    check_choice(task, "task", HEADS)
+    errors.check_choice(task, "task", HEADS)
     if task == "node":
         return nn.Linear(channels, out_channels), None
     return nn.Identity(), HEADS[task](channels, out_channels)
@@ -204,7 +185,7 @@ def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
     return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
 
 
-class GraphModel(KnowsPyGNames, nn.Module, ABC):
+class GraphModel(KnowsPyGNames, Resettable, ABC):
     """Base of models in the calling convention of PyG; a subclass implements :meth:`propagate`.
 
     Args:
@@ -226,11 +207,13 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
 
     reads: tuple[str, ...] = ()
     """Further inputs of a call that :meth:`propagate` takes, such as ``edge_attr``."""
+    categories: tuple[int, ...] | None = None
+    """Table sizes of the columns of integer features."""
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
-        known = {} if found_later(in_channels) else {"in_channels": in_channels}
-        check_counts(**known, hidden_channels=hidden_channels, out_channels=out_channels)
+        known = {} if errors.found_later(in_channels) else {"in_channels": in_channels}
+        errors.check_counts(**known, hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: NodeHead | None = None
         self.edge_mask = EdgeMask()
@@ -260,7 +243,7 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
             refuse_inputs(self, others)
             check_edge_order(edge_index, inputs.get("edge_attr"))
         if type(return_coupling) is not bool:
-            check_flags(return_coupling=return_coupling)
+            errors.check_flags(return_coupling=return_coupling)
         self._check_features(x)
         graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
@@ -275,6 +258,11 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
 
     def _check_features(self, x: Tensor) -> None:
         """Raise unless the features fit the model; the first call infers ``in_channels=-1``."""
+        if self.categories is not None:  # the tables check them
+            errors.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
+            if not x.dim():
+                raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {errors.describe(x)}.")
+            return
         if self.in_channels == -1:
             self.in_channels = channels_at_first(self, x)
         check_input(x, channels=self.in_channels, module=self)
@@ -290,11 +278,6 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         reason = f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
         layers = layer_certificates(self, x, edge_index, edge_weight, batch)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
-
-    def reset_parameters(self) -> None:
-        """Reset all parameters, in the order of the constructor."""
-        for child in self.children():
-            reset(child)
 
 
 class LayerStack(GraphModel):
@@ -314,9 +297,9 @@ class LayerStack(GraphModel):
         task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        check_counts(num_layers=num_layers)
-        check_flags(layer_norm=layer_norm)
-        check_probability(dropout, "dropout")
+        errors.check_counts(num_layers=num_layers)
+        errors.check_flags(layer_norm=layer_norm)
+        errors.check_probability(dropout, "dropout")
         self.dropout, self.encoder = dropout, input_linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         norm = nn.LayerNorm if layer_norm else nn.Identity

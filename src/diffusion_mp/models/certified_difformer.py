@@ -155,7 +155,6 @@ class CertifiedDIFFormer(GraphModel):
             yield state
 
     def _iterated(self, state: Tensor, graph: Graph, terms: dict[str, Any]) -> Tensor:
-        """Return the fixed point of the steps from a state."""
         convex = self.conv.attention is None and self.conv.update.constraint.convex  # F has one minimum
         energy = None if convex else self.conv.energy(graph, **terms)
         return fixed_point(

@@ -23,7 +23,6 @@ from diffusion_mp.models.base import (
     FeatureEncoder,
     GraphModel,
     Task,
-    check_rows,
     discard,
     feature_columns,
     output_layers,
@@ -65,8 +64,7 @@ class CertifiedTransformer(GraphModel):
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         encoder = FeatureEncoder(in_channels, hidden_channels)
         check_counts(num_blocks=num_blocks, heads=heads)
-        if type(mlp_channels) is not int or mlp_channels:
-            check_counts(mlp_channels=mlp_channels)
+        check_counts(0, mlp_channels=mlp_channels)
         check_flags(layer_norm=layer_norm)
         check_choice(graph, "graph", ["sum", "sym", None])
         check_choice(activation, "activation", ACTIVATIONS)
@@ -96,13 +94,6 @@ class CertifiedTransformer(GraphModel):
         self.dropout, self.edge_dim, self.categories = nn.Dropout(dropout), edge_dim, encoder.sizes
         self.reads = () if edge_dim is None else ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
-
-    def _check_features(self, x: Tensor) -> None:
-        """Raise unless the features fit the model; tables check categories themselves."""
-        if self.categories is None:
-            super()._check_features(x)
-        else:
-            check_rows(x, self.in_channels)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
         source = state = x

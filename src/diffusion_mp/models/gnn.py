@@ -8,10 +8,10 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
-from torch_geometric.nn.inits import reset
 from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.resolver import activation_resolver
 
+from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.errors import check_choice, check_counts, check_kind, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
@@ -19,6 +19,7 @@ from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNI
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
+from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
@@ -71,9 +72,7 @@ class DiffusionGNN(GraphModel):
         check_probability(dropout, "dropout")
         teleport(alpha)  # checks alpha, whichever layers are built
         check_positive(theta, "theta")
-        if hidden_channels % heads:
-            raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
-        check_choice(task, "task", get_args(Task))
+        check_heads_divide(hidden_channels, heads, "hidden_channels")
         check_choice(norm, "norm", ["batch", "layer", None])
         check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, given in (("norm", norm), ("jk", jk)):
@@ -143,7 +142,7 @@ class DiffusionGNN(GraphModel):
         return self.act(self.norms[layer](x) if self.norms else x)
 
 
-class ResidualGCN(nn.Module):
+class ResidualGCN(Resettable):
     r"""The GNN of PyG's SGFormer, h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, dropout after ReLU."""
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
@@ -153,13 +152,7 @@ class ResidualGCN(nn.Module):
         self.convs = nn.ModuleList(GCNConv(hidden_channels, hidden_channels) for _ in range(num_layers))
         self.norms = nn.ModuleList(make_norm("batch", hidden_channels) for _ in range(num_layers + 1))
 
-    def reset_parameters(self) -> None:
-        """Reset all parameters and the statistics of the norms."""
-        for part in (self.encoder, self.convs, self.norms):
-            reset(part)
-
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """Return the last state."""
         first = x = self._activated(self.norms[0](self.encoder(x)))
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             x = self._activated(norm(conv(x, graph))) + first

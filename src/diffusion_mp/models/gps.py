@@ -10,23 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_kind, check_probability, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
-from diffusion_mp.layers.pyg import refuse_proxy
-from diffusion_mp.models.base import (
-    HEADS,
-    Collect,
-    Edges,
-    FeatureEncoder,
-    GraphModel,
-    Task,
-    check_rows,
-    feature_columns,
-    run_layer,
-)
+from diffusion_mp.models.base import HEADS, Collect, FeatureEncoder, GraphModel, Task, feature_columns, run_layer
 
 Encodings = Tensor | tuple[Tensor, ...]
 
@@ -67,8 +55,7 @@ class BlockStack(GraphModel):
         check_choice(task, "task", HEADS)
         if edge_dim is not None:
             feature_columns(edge_dim, "edge_dim")
-        if type(pe_channels) is not int or pe_channels:
-            check_counts(pe_channels=pe_channels)
+        check_counts(0, pe_channels=pe_channels)
         check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
         if not 0 <= pe_channels < hidden_channels:
             most = hidden_channels - 1
@@ -76,40 +63,17 @@ class BlockStack(GraphModel):
         if pe_encoder is not None and not pe_channels:
             raise ValueError("pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0.")
         self.pe_channels, self.encoder = pe_channels, FeatureEncoder(in_channels, hidden_channels - pe_channels)
+        self.categories = self.encoder.sizes
         self.pe_encoder = (pe_encoder or LaplacianEncoder(pe_channels)) if pe_channels else None
         self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_attr")
         self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
         self.blocks = nn.ModuleList(block() for _ in range(num_layers))
         self.head = HEADS[task](hidden_channels, out_channels)
 
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-        pe: Encodings | None = None,
-        edge_label_index: Tensor | None = None,
-        return_coupling: bool = False,
-        **others: Any,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Return predictions; with ``return_coupling`` also the coupling of every block."""
-        refuse_proxy(self, x)
-        others |= {"edge_attr": edge_attr, "edge_label_index": edge_label_index, "return_coupling": return_coupling}
-        return super().forward(x, edge_index, edge_weight, batch, pe=pe, **others)
-
-    def _check_features(self, x: Tensor) -> None:
-        """Raise unless x has a row per node; the encoder checks its columns."""
-        check_rows(x, self.in_channels)
-
     def propagate(
         self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None, pe: Encodings | None = None
     ) -> Tensor:
         x, edges = self._placed(self.encoder(x), pe), self._edges(graph, edge_attr)
-        if self.in_channels == -1:
-            self.in_channels = self.encoder.channels
         for block in self.blocks:
             if edges is None:
                 x = run_layer(collect, block, x, graph)

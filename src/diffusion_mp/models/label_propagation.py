@@ -9,17 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from diffusion_mp import errors
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
-from diffusion_mp.errors import (
-    INTEGERS,
-    check_counts,
-    check_device,
-    check_kind,
-    check_number,
-    check_rows,
-    check_state,
-    describe,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.models.base import Edges
@@ -54,9 +45,9 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
     def __init__(self, num_layers: int | None = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
         super().__init__()
         if num_layers is not None:
-            check_counts(num_layers=num_layers)
-        check_number(alpha, "alpha")
-        check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
+            errors.check_counts(num_layers=num_layers)
+        errors.check_number(alpha, "alpha")
+        errors.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
         if not 0 < alpha <= 1 or (alpha == 1 and num_layers is None):
             bounds = "(0, 1)" if num_layers is None else "(0, 1]"
             raise ValueError(f"alpha must lie in {bounds} for {num_layers=}; got {alpha}.")
@@ -80,21 +71,20 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
         features: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """Return soft labels of every node."""
         refuse_inputs(self, others)
         y = _soft(y)
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
                 order = "The order here is (y, edge_index, edge_weight, mask)."
-                raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}. {order}")
-            check_device(mask, "mask", y.device, "y")
+                raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. {order}")
+            errors.check_device(mask, "mask", y.device, "y")
             y = y * mask.unsqueeze(1)
         if self.reads_features != (features is not None):
             came = "none came" if features is None else "features came, and nobody reads them"
             must = "must come if and only if the diffusivity reads nodes, for it must not read the labels"
             raise ValueError(f"features [num_nodes, channels] {must}; {came}.")
         if features is not None:
-            check_rows(features, "features", y)
+            errors.check_rows(features, "features", y)
         graph = Graph.coerce(y, edge_index, edge_weight, batch)
         coupling = self.diffusivity(y if features is None else features, graph)
         if self.num_layers is None:
@@ -107,18 +97,17 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
 
 def _soft(y: Tensor) -> Tensor:
     """Check labels, and return them as soft labels [N, K]."""
-    check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
-    if y.is_meta:
-        raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
-    if y.dim() not in (1, 2) or (y.dim() == 1 and (y.dtype not in INTEGERS or y.layout != torch.strided)):
+    errors.check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
+    errors.check_has_values(y, "y")
+    if y.dim() not in (1, 2) or (y.dim() == 1 and (y.dtype not in errors.INTEGERS or y.layout != torch.strided)):
         kind = TypeError if y.dim() == 1 else ValueError
-        raise kind(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
+        raise kind(f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}.")
     if y.dim() == 1:
         classes = 1 + max(int(y.max()), 0) if y.numel() else 1
         if classes > y.numel() + MANY_CLASSES:
             raise ValueError(f"y must number the classes of {y.numel()} nodes; it reaches {classes - 1}.")
         y = one_hot(y.long().clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
-    check_state(y, "y")
+    errors.check_state(y, "y")
     return y
 
 

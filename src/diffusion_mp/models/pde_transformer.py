@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, check_probability, describe
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
 from diffusion_mp.models.base import FeatureEncoder, feature_columns
+from diffusion_mp.modules import Resettable
 
 Pooling = Literal["mean", "first", "last"]
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
@@ -34,7 +34,7 @@ SITES: dict[str, str] = {
 }
 
 
-class PDETransformer(nn.Module):
+class PDETransformer(Resettable):
     r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
@@ -114,13 +114,7 @@ class PDETransformer(nn.Module):
         self.norm = nn.LayerNorm(hidden_channels)
         read = hidden_channels if task == "classify" else wide
         self.head = nn.Sequential(nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels))
-        self._start_positions()
-
-    def reset_parameters(self) -> None:
-        """Reset all parameters, in the order of the constructor."""
-        for child in self.children():
-            reset(child)
-        self._start_positions()
+        self._draw()
 
     def forward(
         self,
@@ -129,7 +123,6 @@ class PDETransformer(nn.Module):
         other: Tensor | None = None,
         other_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B out"]:
-        """Return the logits of every sequence, or of every pair."""
         if (other is None) != (self.task == "classify"):
             came = f"got {'none' if other is None else 'one'} with task={self.task!r}"
             raise ValueError(f"other must be passed with task='retrieve', the second of a pair, and only then; {came}.")
@@ -181,7 +174,7 @@ class PDETransformer(nn.Module):
             came = f"got {describe(x)}. Cut it or raise it."
             raise ValueError(f"{name} must not be longer than max_length={limit}; {came}")
 
-    def _start_positions(self) -> None:
+    def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""
         count, channels = self.positions.shape
         sinusoids = PositionalEncoding(channels + channels % 2)(torch.arange(count, dtype=self.positions.dtype))

@@ -359,7 +359,6 @@ def dense_laplacian(dense: Tensor) -> Tensor:
 
 
 def leaf_tensors(*outputs: Tensor) -> list[Tensor]:
-    """Return the leaves of the autograd graph of the outputs."""
     stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Any] = set()
     leaves: dict[int, Tensor] = {}

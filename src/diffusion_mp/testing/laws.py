@@ -94,12 +94,10 @@ def expect(condition: bool, sentence: str) -> None:
 
 
 def expect_equal(got: object, expected: object, what: str) -> None:
-    """Raise `LawBroken` unless two values are equal."""
     expect(got == expected, f"{what} is {got}, expected {expected}")
 
 
 def expect_flags(subject: object, *names: str) -> None:
-    """Raise `LawBroken` unless every named attribute is True or False."""
     for name, value in ((name, getattr(subject, name)) for name in names):
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
 

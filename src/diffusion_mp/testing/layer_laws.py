@@ -20,10 +20,6 @@ from diffusion_mp.updates import StateUpdate
 Extra = Callable[[Tensor], Mapping[str, Any]]
 
 
-def _nothing(x: Tensor) -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class LayerCase(ModuleCase[nn.Module]):
     """A layer, and further arguments as a function of the state."""
@@ -50,7 +46,7 @@ def check_layer(
     *,
     in_channels: int | None = None,
     edges: bool = True,
-    extra: Extra = _nothing,
+    extra: Extra = lambda x: {},
     level: Level = "strict",
     skip: Mapping[str, str] | None = None,
     compile: bool = False,

@@ -51,7 +51,6 @@ class Instance:
         return replace(self, x=x)
 
     def empty(self) -> Instance:
-        """Return an instance of the same kind without nodes."""
         edges = None if self.edge_index is None else self.edge_index[:, :0]
         weight = None if self.edge_weight is None else self.edge_weight[:0]
         return Instance(self.x[:0], edges, weight, torch.tensor([0, 0]))
@@ -84,7 +83,6 @@ def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *
 
 
 def join(instances: Sequence[Instance]) -> Instance:
-    """Return the instances as one ragged batch."""
     sizes = [size for instance in instances for size in instance.sizes]
     first = [0, *accumulate(instance.num_nodes for instance in instances)]
     index = [part.edge_index + first[k] for k, part in enumerate(instances) if part.edge_index is not None]

@@ -10,19 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import Certificate, Energy, Penalty, QuadraticPenalty, certify
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_function,
-    check_kind,
-    check_positive,
-    check_seed,
-    check_tensor,
-    check_values,
-    describe,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
@@ -65,7 +55,7 @@ class Problem:
 
     def heat(self, t: float) -> Float[Tensor, "N H D"]:
         """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
-        check_positive(t, "t", allow_zero=True)
+        errors.check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
         return torch.einsum("ij,jhd->ihd", torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy()))), self.state)
@@ -74,14 +64,14 @@ class Problem:
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
     ) -> Float[Tensor, "N H D"]:
         """Return (I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
-        check_positive(tau, "tau", allow_zero=True)
-        check_positive(leak, "leak", allow_zero=True)
+        errors.check_positive(tau, "tau", allow_zero=True)
+        errors.check_positive(leak, "leak", allow_zero=True)
         return self._solve(tau, 1 + tau * leak, self.state if source is None else self.state + tau * beta * source)
 
     def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
         """Return (Δ + κ)⁻¹ βh, by a dense solve."""
-        check_positive(leak, "leak", allow_zero=True)
-        check_values(source, self.matrix.size(0), 1, "source")
+        errors.check_positive(leak, "leak", allow_zero=True)
+        errors.check_values(source, self.matrix.size(0), 1, "source")
         return self._solve(1.0, leak, beta * source)
 
     def _solve(self, tau: float, shift: float, right: Tensor) -> Tensor:
@@ -100,11 +90,11 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
         >>> problem_on_graph("a pair", torch.tensor([[0.0, 1.0], [1.0, 0.0]])).name
         'a pair, conservative'
     """
-    check_choice(form, "form", ["conservative", "residual"])
-    check_seed(seed)
-    check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
+    errors.check_choice(form, "form", ["conservative", "residual"])
+    errors.check_seed(seed)
+    errors.check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
     if adjacency.dim() != 2 or not torch.equal(adjacency, adjacency.mT) or bool((adjacency < 0).any()):
-        raise ValueError(f"adjacency must be a symmetric, non-negative matrix; got {describe(adjacency)}.")
+        raise ValueError(f"adjacency must be a symmetric, non-negative matrix; got {errors.describe(adjacency)}.")
     adjacency = adjacency.double()
     if form == "residual":
         scale = adjacency.sum(1).rsqrt()
@@ -115,7 +105,7 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
 
 def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
     """Return the adjacency of the path 0 − 1 − … − (N − 1)."""
-    check_counts(num_nodes=num_nodes)
+    errors.check_counts(num_nodes=num_nodes)
     ones = torch.ones(num_nodes - 1, dtype=torch.float64)
     return ones.diag(1) + ones.diag(-1)
 
@@ -137,7 +127,7 @@ def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
         >>> cycle_problem(5).matrix.shape
         torch.Size([5, 5])
     """
-    check_counts(num_nodes=num_nodes)
+    errors.check_counts(num_nodes=num_nodes)
     turn = torch.eye(num_nodes, dtype=torch.float64).roll(1, 0)
     return problem_on_graph(f"cycle of {num_nodes}", turn + turn.T, form)
 
@@ -149,7 +139,7 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
         >>> complete_problem(5).matrix.shape
         torch.Size([5, 5])
     """
-    check_counts(num_nodes=num_nodes)
+    errors.check_counts(num_nodes=num_nodes)
     ones = torch.ones(num_nodes, num_nodes, dtype=torch.float64)
     return problem_on_graph(f"complete graph of {num_nodes}", ones - torch.eye(num_nodes, dtype=torch.float64), form)
 
@@ -161,7 +151,7 @@ def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -
         >>> grid_problem(2, 3).matrix.shape
         torch.Size([6, 6])
     """
-    check_counts(rows=rows, columns=columns)
+    errors.check_counts(rows=rows, columns=columns)
     along = torch.kron(torch.eye(rows, dtype=torch.float64), path_adjacency(columns))
     across = torch.kron(path_adjacency(rows), torch.eye(columns, dtype=torch.float64))
     return problem_on_graph(f"{rows} x {columns} grid", along + across, form)
@@ -174,8 +164,8 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
         >>> random_problem(10, seed=0).matrix.shape
         torch.Size([10, 10])
     """
-    check_counts(num_nodes=num_nodes)
-    check_seed(seed)
+    errors.check_counts(num_nodes=num_nodes)
+    errors.check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     chance, weight = (torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) for _ in range(2))
     upper = (((chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)) * (weight + 0.5)).triu(1)
@@ -202,8 +192,8 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
         >>> cosine_mode(8, 1)[0].shape
         torch.Size([8, 1, 1])
     """
-    check_counts(num_nodes=num_nodes)
-    check_seed(k, "k")
+    errors.check_counts(num_nodes=num_nodes)
+    errors.check_seed(k, "k")
     if k < 0:
         raise ValueError(f"k must be at least 0; got {k}.")
     mode = torch.cos(math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes)
@@ -219,20 +209,20 @@ def order_of_convergence(
         >>> round(order_of_convergence(lambda tau: CrankNicolson(tau), path_problem(5), counts=(8, 16, 32)))
         2
     """
-    check_function(step, "step", "from a time step to a StateUpdate")
-    check_kind(problem, "problem", Problem, "a Problem")
-    check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
-    check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
+    errors.check_function(step, "step", "from a time step to a StateUpdate")
+    errors.check_kind(problem, "problem", Problem, "a Problem")
+    errors.check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
+    errors.check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
     if len(counts) < 2:
         raise ValueError(f"counts must hold two numbers of steps at least, for a slope; got {list(counts)}.")
-    check_positive(t, "t")
-    exact, errors = problem.heat(t), []
+    errors.check_positive(t, "t")
+    exact, missed = problem.heat(t), []
     for count in counts:
         update, x = step(t / count), problem.state
         for _ in range(count):
             x = update(x, problem.coupling)
-        errors.append(float((x - exact).norm()))
-    slope, _ = np.polyfit(np.log([t / count for count in counts]), np.log(errors), 1)
+        missed.append(float((x - exact).norm()))
+    slope, _ = np.polyfit(np.log([t / count for count in counts]), np.log(missed), 1)
     return float(slope)
 
 
@@ -266,11 +256,11 @@ def assert_energy_descent(
     Examples:
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
     """
-    check_kind(layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate")
+    errors.check_kind(layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate")
     if energy is not None:
-        check_function(energy, "energy", "called as energy(coupling, x), or an Energy")
-    check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
-    check_seed(seed)
+        errors.check_function(energy, "energy", "called as energy(coupling, x), or an Energy")
+    errors.check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
+    errors.check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
     width, generator = int(getattr(module, "in_channels", channels)), torch.Generator().manual_seed(seed)
     run = _run_update if isinstance(module, StateUpdate) else _run_layer
@@ -342,7 +332,6 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
 
 
 def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> Energy:
-    """Return the quadratic energy of a coupling, at the certified λ for an explicit step."""
     form: Form = getattr(update, "form", "conservative")
     beta, leak, lam = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0), 1.0
     if isinstance(update, ExplicitEuler):

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp import errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
+from diffusion_mp.modules import Resettable
 
 #: The state of every head; one head broadcasts against several.
 State = Float[Tensor, " N #H D"]
@@ -44,7 +44,7 @@ class Positive(nn.Module):
         return f"initial={self.initial:g}"
 
 
-class StateUpdate(nn.Module, ABC):
+class StateUpdate(Resettable, ABC):
     """One numerical step of a diffusion: (state x, coupling S, values, source) → next state x′.
 
     An update uses only ``S @ v``, ``S.degree()`` and the properties that a coupling declares. A subclass implements
@@ -97,11 +97,6 @@ class StateUpdate(nn.Module, ABC):
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """Return the next state of every head, [N, H, D]."""
-
-    def reset_parameters(self) -> None:
-        """Reset the parameters of all submodules; an update with parameters of its own overrides this."""
-        for child in self.children():
-            reset(child)
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has the properties that this update needs."""

@@ -13,9 +13,8 @@ from torch.linalg import vecdot
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import check_metric
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm
-from diffusion_mp.errors import check_positive, check_tensor
+from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import reciprocal
@@ -78,9 +77,6 @@ class CertifiedStep(StateUpdate):
                 "the source, for the energy is one of the state that moves."
             )
         self.validate(x, coupling, None, source)
-        if metric is not None:
-            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
-            check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
             terms.append(ScaledTerm(self.source_weight, SourceTerm(source, metric)))
@@ -100,10 +96,11 @@ class CertifiedStep(StateUpdate):
 
     def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
         """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
-        means = [(mean, term.quadratic) for term in terms if (mean := term.weighted_mean(x)) is not None]
-        quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
         on_gpu = values_only() and x.device.type != "cpu"  # where every step rounds as `descend` does
-        if on_gpu or not self.constraint.convex or len(means) < len(terms) or not quadratic:
+        asked = terms if self.constraint.convex and not on_gpu else ()
+        means = [(mean, term.quadratic) for term in asked if (mean := term.weighted_mean(x)) is not None]
+        quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
+        if len(means) < len(terms) or not quadratic:
             return partial(self.descend, terms=terms, graph=graph)
         damping, constant, offset = (
             reduce(add, parts) for parts in zip(*(mean.fixed for mean, _ in means), strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
@@ -44,11 +44,12 @@ class ExplicitEuler(LaplacianUpdate):
         True
     """
 
+    tau: float | Tensor | Positive
+
     def __init__(
         self, tau: float | Tensor | Positive, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        self._initial: Tensor | None = None
         if isinstance(tau, Tensor):
             errors.check_tensor(tau, "tau", "of no dimensions")
             if tau.dim():
@@ -56,26 +57,14 @@ class ExplicitEuler(LaplacianUpdate):
                 raise ValueError(f"tau must be {one}; got {errors.describe(tau)}.")
             if not tau.is_meta and not torch.compiler.is_compiling():
                 errors.check_positive(float(tau.detach()), "tau")
-            self._initial = tau.detach().clone() if isinstance(tau, nn.Parameter) else None
         elif not isinstance(tau, Positive):
             errors.check_positive(tau, "tau")
             tau = float(tau)
-        if isinstance(tau, Tensor) and not isinstance(tau, nn.Parameter):
-            self.register_buffer("tau", tau)
-        else:
-            self.tau: float | Tensor | Positive = tau
+        self._keep("tau", tau)
 
     @property
     def step_size(self) -> float | Tensor:
-        """The current value of τ."""
         return self.tau() if isinstance(self.tau, Positive) else self.tau
-
-    def reset_parameters(self) -> None:
-        """Reset the parameters, a learned τ to its initial value."""
-        super().reset_parameters()
-        if self._initial is not None and isinstance(self.tau, Tensor):
-            with torch.no_grad():
-                self.tau.copy_(self._initial)
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """Return (1 − τ(d + κ))·x + τ S v + τβh, in as few passes over memory as possible."""
@@ -249,7 +238,6 @@ class Backtracking(LaplacianUpdate):
             )
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Take the first step tried that does not raise the energy."""
         values = self.validate(x, coupling, values, source)
         own = self.decay(x, coupling)
         slope = own - coupling @ values
@@ -332,7 +320,6 @@ def first_minimum(p: np.ndarray) -> float | None:
 
 
 def _edge_distances(x: Float[Tensor, "N H D"], coupling: SparseCoupling) -> Float[Tensor, "E H"]:
-    """Return ‖x_i − x_j‖² over the observed edges, in float64."""
     sender, receiver = coupling.graph.edges
     return (x[sender] - x[receiver]).double().square().sum(-1)
 
@@ -362,7 +349,6 @@ def _sum(x: Tensor, coupling: Coupling | None) -> Tensor:
 
 
 def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
-    """Return Σ x [E, H] over the edges of every graph."""
     if coupling.ptr is None:
         return x.sum()
     graph = torch.searchsorted(coupling.ptr.to(x.device), coupling.graph.edges[1], right=True) - 1

@@ -63,8 +63,7 @@ def fixed_point(
     if tol is not None:
         errors.check_positive(tol, "tol")
     errors.check_counts(max_iter=max_iter)
-    if type(memory) is not int or memory != 0:
-        errors.check_counts(memory=memory)
+    errors.check_counts(0, memory=memory)
     errors.check_finite(x0, "x0")
     # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
     start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))

@@ -98,7 +98,6 @@ class _ThetaStep(SolvedUpdate):
         self.tau = float(tau)
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Solve for the state after θτ and extrapolate."""
         values = self.validate(x, coupling, values, source)
         start = working_precision(values, x, coupling)
         # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ + 1/θτ) m = v/θτ + βh.
@@ -195,7 +194,6 @@ class Equilibrium(SolvedUpdate):
             )
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Solve for the steady state."""
         if source is None:
             source = x if values is None else values
         self.validate(x, coupling, values, source)

@@ -168,7 +168,6 @@ class LowRankInverse:
         ]
 
     def __call__(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        """Return (diag(d) − S)⁻¹ b."""
         solved = iter(self.blocks)
         return by_graph(self.form, lambda part: next(solved).apply(part), b)
 
@@ -188,7 +187,6 @@ class LowRankInverse:
         return x
 
     def inverse_diagonal(self) -> Float[Tensor, "N H"]:
-        """Return the diagonal of (diag(d) − S)⁻¹."""
         solved = iter(self.blocks)
         return by_graph(self.form, lambda _: next(solved).inverse_diagonal(), self.diagonal).squeeze(2)
 
