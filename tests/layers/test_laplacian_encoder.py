@@ -93,5 +93,4 @@ SHAPE = r"eigenvalues must have the shape \[7, 4\] of eigenvectors; got \[7, 3\]
 test_refusals = refuses(
     (lambda: LaplacianEncoder(6)(V, V[:, 1:]), ValueError, SHAPE),
     (lambda: LaplacianEncoder(6)(V, V, MASK), ValueError, r"mask must have the shape \[7, 4\]"),
-    (lambda: LaplacianEncoder(3, 0), ValueError, "hidden_channels must be at least 1"),
 )

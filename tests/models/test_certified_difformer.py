@@ -274,12 +274,9 @@ test_an_option_or_input_that_does_not_fit_is_refused = refuses(
     (lambda: CertifiedConv(8, constraint="nonnegative"), NEAR),
     (lambda: CertifiedConv(8, constraint="ball", radius=2.0), "lets states be 16 apart"),
     (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
-    (lambda: build(projection="separate"), r"projection must be one of.*'separate'"),
     (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
     (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
     (lambda: build(penalty=3), "penalty must be a Penalty"),
-    (lambda: build(encoder_layers=0), "encoder_layers must be at least 1"),
-    (lambda: build(num_layers=0), "num_layers must be at least 1"),
     (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
     (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
 )
