@@ -352,16 +352,3 @@ def test_the_state_at_rest_is_the_dense_solve_and_where_the_steps_lead(centre):
     torch.testing.assert_close(iterated(x), result, rtol=1e-8, atol=1e-9)
     start, rest = model.energies(x)
     assert rest < start
-
-
-def test_a_centred_source_has_no_mean_in_any_graph_and_does_not_see_other_graphs():
-    torch.manual_seed(0)
-    model = CertifiedDIFFormer(3, 16, 2, num_layers=5, penalty=None, constraint=None, mu=50.0, centre=True).double()
-    x, batch = drawn(11, 3), torch.tensor([0] * 4 + [1] * 7)
-    edges = torch.tensor([[0, 1, 4, 5, 6, 9], [1, 0, 5, 4, 9, 6]])
-    source = model.energy(x, edges, batch=batch).source[:, 0]
-    for graph in (source[:4], source[4:]):
-        torch.testing.assert_close(graph.mean(0), torch.zeros(16, dtype=torch.float64), rtol=0, atol=1e-14)
-    together = model(x, edges, batch=batch)
-    alone = model(x[:4], edges[:, :2])
-    torch.testing.assert_close(together[:4], alone)

@@ -169,8 +169,6 @@ def test_no_guarantee_covers_the_norm() -> None:
 STEP, X, TRUE = PDEDiffusion1d(4), randn(2, 5, 4), torch.ones(2, 5, dtype=torch.bool)
 test_bad_input_is_answered_by_a_sentence = refuses(
     (lambda: STEP(X[..., :3]), ValueError, r"x must be \[batch, length, 4\].*\[2, 5, 3\]"),
-    (lambda: STEP(X.long()), TypeError, r"x must be floating point.*x\.float\(\)"),
-    (lambda: STEP(X, torch.ones(2, 5)), TypeError, r"mask must be a bool tensor"),
     (lambda: STEP(X, TRUE.mT), ValueError, r"\[length, batch, channels\], build .* with batch_first=False"),
     (lambda: STEP(X, key_padding_mask=torch.ones(2, 5)), TypeError, "key_padding_mask must be a bool"),
     (lambda: STEP(X, TRUE, key_padding_mask=~TRUE), ValueError, r"say the same thing.*pass one"),
