@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from energy_cases import randn
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import JointEnergy, SoftmaxPenalty, get_constraint, get_penalty
 from diffusion_mp.graph import Graph
+from helpers import randn
 
 PENALTIES = ["simple", "sigmoid", "gaussian", "quadratic", SoftmaxPenalty(3)]
 PTR = torch.tensor([0, 4, 4, 9])

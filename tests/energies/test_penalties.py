@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from energy_cases import LearnedSlope, every_penalty, randn
+from energy_cases import LearnedSlope, every_penalty
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from diffusion_mp.couplings import pairwise
 from diffusion_mp.energies import Penalty, Sphere, get_penalty
 from diffusion_mp.testing import assert_energy_descent
 from diffusion_mp.updates import Backtracking
+from helpers import randn
 
 
 def grid(penalty: dm.Penalty, points: int = 401, far: float = 12.0) -> torch.Tensor:

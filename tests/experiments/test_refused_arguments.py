@@ -30,7 +30,7 @@ BLOCK_MODELS = [
 POKEC = [
     ({"num_nodes": 1}, "num_nodes must be at least 2"),
     ({"spread": 1e6}, r"spread must be at most 100, .* got 1000000\.0"),
-    ({"seed": 2**70}, "seed must have 64 bits"),
+    ({"seed": 2**70}, "seed must fit into 64 bits"),
 ]
 OTHERS = [
     (lambda: graphs.load_digits(1797), KNN),

@@ -1,8 +1,5 @@
 """The GPU kernels, run by Triton's interpreter, against the references in double precision."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
 from diffusion_mp.testing import tolerance
+from subrun import run_program
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -231,14 +229,8 @@ SLOW = [("float16", 256), ("bfloat16", 8), ("float32", 64), ("float32", 128), ("
     *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
 ])  # fmt: skip
 def test_every_kernel_compiles(dtype: str, width: int, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_for_gpu.py")), dtype, str(width)],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    shared = [(int(line.split()[1]), line) for line in result.stdout.splitlines()]
+    program = str(Path(__file__).with_name("compile_for_gpu.py"))
+    out = run_program(program, dtype, str(width), TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    shared = [(int(line.split()[1]), line) for line in out.splitlines()]
     assert len(shared) >= 20
     assert max(shared)[0] <= LIMIT, max(shared)
