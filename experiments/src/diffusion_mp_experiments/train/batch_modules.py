@@ -24,13 +24,13 @@ class BatchDataModule(SplitDataModule):
 
     Args:
         batch_size: graphs of a batch, or `None`, all of them.
-        options: split and tuning of `SplitDataModule`.
+        split, tuning: as in `SplitDataModule`.
     """
 
     trains: ClassVar[type[pl.LightningModule]] = GraphClassifier
 
-    def __init__(self, batch_size: int | None, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, batch_size: int | None, split: int = 0, tuning: bool = False) -> None:
+        super().__init__(split, tuning)
         if batch_size is not None:
             check_counts(batch_size=batch_size)
         self.batch_size = batch_size
