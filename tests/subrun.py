@@ -17,9 +17,9 @@ RUNS = [
 ]
 
 
-def run_program(*arguments: str) -> str:
+def run_program(*arguments: str, **environment: str) -> str:
     """What Python prints when it is run with these arguments, unwatched by the coverage of this run."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")} | environment
     result = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout

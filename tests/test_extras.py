@@ -1,7 +1,6 @@
 """A core installation: the library is imported without extras and experiments, and whatever needs them says so."""
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from diffusion_mp.errors import needed_by
+from subrun import run_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,14 +18,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def without_extras() -> dict[str, Any]:
     """What without_extras.py found in a process of its own; that it ended well means that all imports were possible."""
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("without_extras.py"))],
-        env={key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
+    program = str(Path(__file__).with_name("without_extras.py"))
+    found: dict[str, Any] = json.loads(run_program(program, TRITON_INTERPRET="0"))
     return found
 
 

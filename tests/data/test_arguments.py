@@ -37,26 +37,21 @@ def test_edges_of_fewer_bits(dtype):
 
 
 OF_LOADER = [
-    ({"seed": "a"}, "seed must be a whole number; got 'a'"), ({"seed": 1.5}, "seed must be a whole number"),
     ({"halo": 1}, "halo must be True or False; got 1"),
     ({"allow_unlabelled": None}, "allow_unlabelled must be True or False"),
-    ({"num_replicas": 1.5}, "num_replicas must be a whole number"),
     ({"num_replicas": 2, "rank": "0"}, "rank must be a whole number"),
     ({"clusters": torch.zeros(60)}, "clusters must hold integers; got a float32 tensor"),
-    ({"clusters": "metis"}, "clusters must be a tensor"), ({"num_parts": 2.5}, "num_parts must be an integer"),
-    ({"num_parts": True}, "num_parts must be an integer"), ({"data": HeteroData()}, "one graph.*got HeteroData"),
+    ({"clusters": "metis"}, "clusters must be a tensor"), ({"data": HeteroData()}, "one graph.*got HeteroData"),
     ({"data": Data(edge_index=EDGES.tolist(), num_nodes=60)}, r"edge_index must be a tensor \[2, num_edges\]"),
 ]  # fmt: skip
 ONES = torch.ones(60, 10).bool()
 OF_LOADER_VALUES = [
     ({"num_parts": None}, "pass num_parts or batch_size, one of them"),
     ({"num_parts": 2, "batch_size": 3}, "one of them; got 2 and 3"),
-    ({"num_parts": 0}, "num_parts must be at least 1; got 0"),
     ({"num_parts": None, "batch_size": 0}, "batch_size must be at least 1"),
     ({"num_parts": 61, "allow_unlabelled": True}, "num_parts must leave every part a node; got 61 parts of 60 nodes"),
     ({"num_parts": 5, "num_replicas": 2}, "multiple of the 2 proc"),
     ({"num_replicas": 2, "rank": 2}, "rank must lie in 0 "),
-    ({"degrees": "all"}, "degrees must be one of"),
     ({"data": Data(edge_index=EDGES, num_nodes=60, train_mask=ONES)}, r"bool tensor \[60\], one split.*Split\.of"),
     ({"data": Data(edge_index=EDGES, num_nodes=60, train_mask=[True] * 60)}, r"train_mask must be a bool tensor"),
     ({"data": Data(edge_index=EDGES + 1, num_nodes=60)}, r"edge_index must lie in \[0, 59\]"),
@@ -75,14 +70,12 @@ OF_BATCHES = [
 ]
 OTHERS = [
     (lambda: RandomPartitionLoader(DATA, 4).set_epoch(1.5), TypeError, "epoch must be a whole number"),
-    (lambda: find_clusters(DATA, 4, seed="a"), TypeError, "seed must be a whole number"),
     (lambda: find_clusters(DATA, 4, seed=-1), ValueError, r"seed must lie in 0 \.\. 2\*\*31 - 1"),
     (lambda: find_clusters(DATA, method="label_propagation", seed=None), TypeError, "seed must be a whole number"),
     (lambda: find_clusters(DATA, 61), ValueError, "num_clusters must be at most the number of nodes, 60; got 61"),
     (lambda: find_clusters(DATA, 0), ValueError, "num_clusters must be at least 1"),
     (lambda: find_clusters(DATA), ValueError, "METIS needs, and label propagation finds; got None"),
     (lambda: find_clusters(DATA, 8, "label_propagation"), ValueError, "got 8 with method='label_propagation'"),
-    (lambda: find_clusters(DATA, 8, "louvain"), ValueError, "method must be one of 'metis', 'label_propagation'"),
 ]
 REFUSALS = [(lambda options=options: parts(**options), TypeError, message) for options, message in OF_LOADER]
 REFUSALS += [(lambda options=options: parts(**options), ValueError, message) for options, message in OF_LOADER_VALUES]

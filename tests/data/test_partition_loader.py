@@ -1,7 +1,6 @@
 """`RandomPartitionLoader`: batches are pieces of the graph, all of it once, as PyG would cut them."""
 
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 from diffusion_mp.data import PartOf, RandomPartitionLoader
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
+from subrun import run_program
 
 NODES, EDGES = 60, 600
 
@@ -252,9 +252,7 @@ def test_memory_maps_are_not_read_as_a_whole(tmp_path: Path) -> None:
         file.truncate(400_000_000)
     source = np.tile(np.arange(100_000), 125)
     np.stack([source, np.roll(source, 1)]).tofile(tmp_path / "edges")
-    command = [sys.executable, "-c", LIMITED, str(tmp_path / "x"), str(tmp_path / "edges")]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.stdout == "done\n", result.stderr
+    assert run_program("-c", LIMITED, str(tmp_path / "x"), str(tmp_path / "edges")) == "done\n"
 
 
 def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:

@@ -178,17 +178,10 @@ def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeyp
 
 
 test_bad_options_are_refused_in_a_sentence = refuses(
-    (lambda: build(tau=0.0), ValueError, "tau must be finite and > 0"),
-    (lambda: build(num_features=0), ValueError, "num_features must be at least 1"),
-    (lambda: build(num_samples=-1), ValueError, "num_samples must be at least 0"),
     (lambda: build(num_samples=1.5), TypeError, "num_samples must be an integer; got 1.5"),
-    (lambda: build(logits="cosine"), ValueError, "logits must be one of 'dot', 'scaled_dot'; got 'cosine'"),
-    (lambda: build(edge_regularization=-1.0), ValueError, "edge_regularization must be finite and >= 0"),
-    (lambda: build(stabilizer=-1.0), ValueError, "stabilizer must be finite and >= 0"),
     (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss must be True or False"),
     (lambda: build(heads=4, projection=None), ValueError, "heads must divide channels"),
     (lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)), TypeError, "must be a KernelizedSoftmaxDiff"),
-    (lambda: kernel_error(build(), torch.zeros(3, 6), draws=0), ValueError, "draws must be at least 1"),
 )
 
 

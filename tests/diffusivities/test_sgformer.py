@@ -1,30 +1,25 @@
 """SGFormer's attention against its formula written out densely, and what ERRATA G1 and G2 say about it."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import helpers
 from diffusion_mp.couplings import LowRankCoupling
 from diffusion_mp.diffusivities import SGFormerDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing import tolerance
-from diffusion_mp.testing.laws import seeded
 
 C, HEADS = 6, 3
 SIZES = (5, 1, 9)
 PTR = torch.tensor([0, 5, 6, 15])
-RTOL, ATOL = tolerance("parity", torch.float64)
+close = partial(helpers.close, operation="parity")
 
 
 def build(normalize: str, **options: Any) -> SGFormerDiffusivity:
-    with seeded(0):
-        return SGFormerDiffusivity(C, heads=HEADS, normalize=normalize, **options).double()  # type: ignore[arg-type]
-
-
-def close(got: Any, expected: Any) -> None:
-    torch.testing.assert_close(got, expected, rtol=RTOL, atol=ATOL)
+    return helpers.built(lambda: SGFormerDiffusivity(C, heads=HEADS, normalize=normalize, **options)).double()
 
 
 def state(num_nodes: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:

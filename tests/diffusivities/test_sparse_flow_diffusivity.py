@@ -9,11 +9,7 @@ from torch import Tensor
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.sparse_flow import solve_rows
-from helpers import built, close, refuses
-
-
-def states(n: int = 9, seed: int = 0) -> Tensor:
-    return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import built, close, randn, refuses
 
 
 def made(cls: type = SparseFlowDiffusivity, **options: object) -> SparseFlowDiffusivity:
@@ -28,7 +24,7 @@ def scores(query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int) 
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
 def test_definition_in_values_and_gradients(alpha: float) -> None:
     """Row i is the sink (S4): r = softmax_j(−q_i·k_j/√d), f = softmax_j(q̃_i·k̃_j/√d), λ = λ*/n."""
-    module, x = made(heads=2, head_channels=4, lam=2.0, alpha=alpha), states().requires_grad_()
+    module, x = made(heads=2, head_channels=4, lam=2.0, alpha=alpha), randn(9, 6).requires_grad_()
     s = scores(module.query, module.key, x, 2)
     u = scores(module.friction.query, module.friction.key, x, 2)
     expected, mu = solve_rows(-(-s).softmax(2).log(), 2.0 / 9 * u.softmax(2), alpha)
@@ -39,26 +35,26 @@ def test_definition_in_values_and_gradients(alpha: float) -> None:
     sums = coupling.degree()
     assert sums.allclose(torch.ones_like(sums)) if alpha == math.inf else bool((sums < 1).all())
     assert len(leaves) == 5
-    v = states(seed=1).unflatten(1, (2, 3))
+    v = randn(9, 6, seed=1).unflatten(1, (2, 3))
     losses = coupling.matmul(v).square().sum(), torch.einsum("hij,jhd->ihd", expected, v).square().sum()
     ours, theirs = (torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses)
     close(ours, theirs, "gradient")
 
 
 def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
-    module, x = made(lam=0.0), states()
+    module, x = made(lam=0.0), randn(9, 6)
     close(module(x).to_dense(), scores(module.query, module.key, x, 1).softmax(2))
     assert [name for name, _ in module.named_parameters()] == ["query.weight", "key.weight"]
     assert module.row_stochastic
     nearly = made(lam=1e-12, alpha=math.inf)
     nearly.load_state_dict(module.state_dict(), strict=False)
     torch.testing.assert_close(nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9)
-    densities = [float(made(lam=lam)(states(40)).density()) for lam in (0.1, 1.0, 10.0)]
+    densities = [float(made(lam=lam)(randn(40, 6)).density()) for lam in (0.1, 1.0, 10.0)]
     assert densities[0] > densities[1] > densities[2] > 0
 
 
 def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not() -> None:
-    small, large = states(4), states(20, seed=1)
+    small, large = randn(4, 6), randn(20, 6, seed=1)
     x, batch = torch.cat([small, large]), torch.tensor([0] * 4 + [1] * 20)
     together = Graph(24, batch=batch)
     for scale, same in (("own", True), ("batch_max", False)):
@@ -77,7 +73,7 @@ class Distance(torch.nn.Module):
 
 
 def test_frictions_are_pluggable() -> None:
-    x = states()
+    x = randn(9, 6)
     module = made(friction=Distance(), alpha=math.inf)
     s, u = scores(module.query, module.key, x, 1), 0.5 * torch.cdist(x, x).square()[None]
     close(module(x).to_dense(), solve_rows(-(-s).softmax(2).log(), u.softmax(2) / 9, math.inf)[0])
@@ -90,7 +86,7 @@ def test_frictions_are_pluggable() -> None:
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
 @pytest.mark.parametrize("hops", [1, 2])
 def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(friction: str, alpha: float, hops: int) -> None:
-    x, nodes = states(), torch.arange(9)
+    x, nodes = randn(9, 6), torch.arange(9)
     options = {"heads": 2, "head_channels": 3, "friction": friction, "alpha": alpha, "lam": 1.5}
     everywhere, on_edges = made(**options), made(EdgeSparseFlowDiffusivity, hops=hops, **options)
     complete = Graph(9, torch.cartesian_prod(nodes, nodes).T)
@@ -98,7 +94,7 @@ def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(friction: str,
 
 
 def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost() -> None:
-    x = states(30)
+    x = randn(30, 6)
     path = torch.stack([torch.arange(29), torch.arange(1, 30)])
     module = made(EdgeSparseFlowDiffusivity, self_loops="keep", alpha=math.inf)
     dense = module(x, Graph(30, path)).to_dense()[0]
@@ -110,16 +106,10 @@ def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost() -> None:
 
 
 test_mistakes_are_answered_in_sentences = refuses(
-    (lambda: made(lam=-1.0), "lam must be finite and >= 0"),
-    (lambda: made(alpha=0.0), "alpha must be finite and > 0"),
-    (lambda: made(lam_scale="batch"), "lam_scale must be one of 'own', 'batch_max'"),
-    (lambda: made(friction="none"), "friction must be one of 'attention', 'constant'"),
     (
-        lambda: made(friction=Distance(), heads=2)(states()),
+        lambda: made(friction=Distance(), heads=2)(randn(9, 6)),
         r"friction must return two tensors \[num_nodes, heads, fea",
     ),
-    (lambda: made(EdgeSparseFlowDiffusivity)(states()), "works on observed edges"),
-    (lambda: made(EdgeSparseFlowDiffusivity, hops=0), "hops must be at least 1"),
-    (lambda: made(EdgeSparseFlowDiffusivity, self_loops="all"), "self_loops must be one of"),
+    (lambda: made(EdgeSparseFlowDiffusivity)(randn(9, 6)), "works on observed edges"),
     error=ValueError,
 )

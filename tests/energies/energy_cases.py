@@ -40,10 +40,6 @@ class LearnedSlope(nn.Module):
         return (1 + self.a.to(z2.dtype) * z2).reciprocal()
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def squares(x: Tensor) -> Tensor:
     """‖x_i − x_j‖² of all pairs from explicit differences."""
     return (x[:, None] - x[None]).square().sum(2)

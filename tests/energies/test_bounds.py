@@ -10,7 +10,7 @@ from energy_cases import from_dense, laplacian
 from torch import Tensor
 
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
-from diffusion_mp.energies import Energy, GaussianPenalty, QuadraticPenalty, energy_bounds, spectrum
+from diffusion_mp.energies import Energy, GaussianPenalty, energy_bounds, spectrum
 from diffusion_mp.energies.spectrum import extreme_eigenvalues, largest_eigenvalue, spectral_interval
 from diffusion_mp.testing.problems import path_problem
 
@@ -54,15 +54,6 @@ def test_bounds_are_reached(symmetric_graph) -> None:
         assert float(second / first) == pytest.approx(rate)
 
 
-def test_lanczos_finds_the_same_ends(symmetric_graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    s = symmetric_graph(40, 0.02, cycle=False)
-    dense = energy_bounds(s, 0.01)
-    monkeypatch.setattr(spectrum, "DENSE_NODES", 5)
-    lanczos = energy_bounds(s, 0.01)
-    assert lanczos.largest == pytest.approx(dense.largest, rel=1e-9)
-    assert lanczos.smallest_nonzero == pytest.approx(dense.smallest_nonzero, rel=1e-6)
-
-
 def cliques(bridge: float, size: int = 6) -> Tensor:
     weight = torch.block_diag(*2 * [1 - torch.eye(size, dtype=torch.double)])
     weight[0, -1] = weight[-1, 0] = bridge
@@ -91,6 +82,8 @@ def test_slow_modes_are_no_kernel(weight, components, dtype, dense_nodes, monkey
     rate = reached(weight, 0.15, components)
     assert rate <= bounds.upper <= rate + 1e-9
     assert bounds.smallest_nonzero == pytest.approx((1 - rate**0.5) / 0.15, rel=1e-5, abs=1e-9)
+    largest = float(np.linalg.eigvalsh((weight.sum(1).diag() - weight).numpy())[-1])
+    assert bounds.largest == pytest.approx(largest, rel=1e-9)
 
 
 def test_all_pairs_of_a_graph_are_joined(ball, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +113,11 @@ def test_the_bounds_are_those_of_all_heads(dense_nodes: int, monkeypatch: pytest
     assert both == second
 
 
-def test_refusals(ball, generator: torch.Generator) -> None:
+def test_refusals(generator: torch.Generator) -> None:
     q, k = (torch.rand(5, 1, 3, generator=generator) for _ in range(2))
     for coupling in (LowRankCoupling(q, k, nonnegative=True), LowRankCoupling(q - 1, q - 1, symmetric=True)):
         with pytest.raises(ValueError, match="need a coupling that is symmetric and nonnegative"):
             energy_bounds(coupling, 0.1)
-    with pytest.raises(ValueError, match="tau must be finite and > 0"):
-        energy_bounds(QuadraticPenalty().coupling(ball(4, 2)), 0.0)
 
 
 @pytest.mark.parametrize("rtol", [1e-2, 1e-3, 1e-6])

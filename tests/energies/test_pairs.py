@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from energy_cases import every_penalty, squares
 from torch import Tensor
 
 from diffusion_mp.energies import Penalty, SimplePenalty, pairs
+from subrun import run_program
 
 
 def dense_total(penalty: Penalty, x: Tensor) -> Tensor:
@@ -124,8 +123,7 @@ print(json.dumps({"seconds": seconds, "extra_mib": peak / 1024, "total": total})
 @pytest.mark.slow
 def test_a_million_nodes() -> None:
     """N = 1 000 000, d = 64, float32: under 10 s and 2 GB beyond the state."""
-    result = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    measured = json.loads(result.stdout)
+    measured = json.loads(run_program("-c", MEASURE))
     print(measured)
     assert measured["seconds"] < 10
     assert measured["extra_mib"] < 2000

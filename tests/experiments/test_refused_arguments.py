@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from torch import nn, ones
+from torch import ones
 
 from diffusion_mp_experiments import graphs, sequences, train
 from diffusion_mp_experiments.files.reading import as_path
@@ -11,8 +11,6 @@ from diffusion_mp_experiments.graphs.node_sets import visible_labels
 
 KNN = "num_neighbors must be between 1 and 1796"
 LIST_OPS = [
-    ({"split": "valid"}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
-    ({"num": 0}, "num must be at least 1"),
     ({"min_length": 3, "max_length": 9}, r"at least 4, .*; got \(3, 9\)"),
     ({"min_length": 10, "max_length": 9}, r"in order .*; got \(10, 9\)"),
     ({"max_args": 1}, r"max_args and max_depth must be at least 2.*got \(1, 10\)"),
@@ -21,16 +19,9 @@ LIST_OPS = [
     ({"operators": ("MIN", "PM")}, "operators must be one of 'MIN', .*; got 'PM'"),
 ]
 PATHFINDER = [
-    ({"split": "valid"}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
-    ({"num": 0}, "num must be at least 1"),
-    ({"dashes": 0}, "dashes must be at least 1"),
-    ({"distractors": -1}, "distractors must be at least 0; got -1"),
     ({"size": 23}, "size must be at least 24 pixels for two paths; got 23"),
 ]
 BLOCK_MODELS = [
-    ({"name": "MNIST"}, "name must be one of 'PATTERN', 'CLUSTER'; got 'MNIST'"),
-    ({"split": "valid"}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
-    ({"num_graphs": 0}, "num_graphs must be at least 1"),
     ({"seed": -1}, "seed must lie in 0"),
     ({"seed": 2**30}, "seed must lie in 0"),
     ({"pattern_sizes": (5, 34)}, "belong to PATTERN"),
@@ -38,35 +29,18 @@ BLOCK_MODELS = [
 ]
 POKEC = [
     ({"num_nodes": 1}, "num_nodes must be at least 2"),
-    ({"num_edges": 0}, "num_edges must be at least 1"),
-    ({"homophily": 1.5}, r"homophily must be a probability; got 1\.5"),
-    ({"unlabelled": -0.1}, "unlabelled must be a probability"),
-    ({"signal": -1.0}, "signal must be finite and >= 0"),
     ({"spread": 1e6}, r"spread must be at most 100, .* got 1000000\.0"),
-    ({"seed": 2**70}, "seed must have 64 bits"),
+    ({"seed": 2**70}, "seed must fit into 64 bits"),
 ]
 OTHERS = [
-    (lambda: sequences.IMDb("none", "val"), "split must be one of 'train', 'test'; got 'val'"),
-    (lambda: sequences.IMDb("none", max_length=0), "max_length must be at least 1"),
-    (lambda: graphs.load_digits(0), KNN),
     (lambda: graphs.load_digits(1797), KNN),
     (lambda: graphs.load_mnist("none", 60_001), "num_images must be at most 60000, got 60001"),
-    (lambda: graphs.load_planetoid("none", "Pokec"), "Cora, CiteSeer, PubMed, got 'Pokec'"),
-    (lambda: graphs.load_ogb("none", "ogbn-mag"), "name must be one of 'ogbn-arxiv', 'ogbn-proteins'"),
-    (lambda: graphs.load_pokec("none", "kaggle"), "source must be one of 'snap', 'linkx'"),
-    (lambda: graphs.fit_forecast("best", []), "name must be one of 'zero', 'last'"),
     (lambda: graphs.fit_forecast("last", []), "at least one snapshot to learn from"),
     *((lambda share=share: visible_labels(ones(5), True, share), "share must") for share in (0, 1, -0.1, float("nan"))),
     (lambda: as_path("a\0b", "root"), "root must be a path that a file can have"),
     (lambda: train.PlanetoidDataModule(split="full"), '"random" or "public", got \'full\''),
     (lambda: train.PlanetoidDataModule(tuning=True), "tuning needs a number as split, .* got 'random'"),
-    (lambda: train.TUDataModule("none", batch_size=0), "batch_size must be at least 1"),
     (lambda: train.SnapshotDataModule(split=4, tuning=True), r"split must lie in 0\.\.3, a window"),
-    (lambda: train.NodeClassifier(nn.Identity(), optimizer="lbfgs"), "must be one of adam, adamw, got 'lbfgs'"),
-    (lambda: train.SequenceClassifier(nn.Identity(), 2, warmup=1.0), r"warmup must lie in \[0, 1\), .*; got 1\.0"),
-    (lambda: train.TaskMetric("accuracy"), "metric must be one of 'acc', 'macro_f1'"),
-    (lambda: train.weighted_accuracy(0), "num_classes must be at least 1"),
-    (lambda: train.weighted_accuracy(1), "num_classes must be at least 2"),
 ]
 
 

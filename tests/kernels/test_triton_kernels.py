@@ -1,6 +1,7 @@
 """The GPU kernels, run by Triton's interpreter, against the references in double precision."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import kernel_cases
@@ -17,6 +18,7 @@ from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
 from diffusion_mp.testing import tolerance
+from subrun import run_program
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -213,3 +215,22 @@ def test_inner_products(boundary: str, generator: torch.Generator) -> None:
         got = _inner(g, v, Stencil([1, 4], boundary, None), backend="triton")
         expected = _inner(g.double(), v.double(), Stencil([1, 4], boundary, None), backend="reference")
         assert_close(got, expected, "gradient", torch.float32)
+
+
+# Shared memory that one program may take on any GPU since the RTX 30 series; an H100 has more.
+LIMIT = 99 * 1024
+
+
+SLOW = [("float16", 256), ("bfloat16", 8), ("float32", 64), ("float32", 128), ("float32", 256)]
+
+
+@pytest.mark.parametrize(("dtype", "width"), [
+    pytest.param("bfloat16", 64, marks=pytest.mark.exhaustive),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+])  # fmt: skip
+def test_every_kernel_compiles(dtype: str, width: int, tmp_path: Path) -> None:
+    program = str(Path(__file__).with_name("compile_for_gpu.py"))
+    out = run_program(program, dtype, str(width), TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    shared = [(int(line.split()[1]), line) for line in out.splitlines()]
+    assert len(shared) >= 20
+    assert max(shared)[0] <= LIMIT, max(shared)

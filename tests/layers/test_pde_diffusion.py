@@ -169,20 +169,13 @@ def test_no_guarantee_covers_the_norm() -> None:
 STEP, X, TRUE = PDEDiffusion1d(4), randn(2, 5, 4), torch.ones(2, 5, dtype=torch.bool)
 test_bad_input_is_answered_by_a_sentence = refuses(
     (lambda: STEP(X[..., :3]), ValueError, r"x must be \[batch, length, 4\].*\[2, 5, 3\]"),
-    (lambda: STEP(X.long()), TypeError, r"x must be floating point.*x\.float\(\)"),
-    (lambda: STEP(X, torch.ones(2, 5)), TypeError, r"mask must be a bool tensor"),
     (lambda: STEP(X, TRUE.mT), ValueError, r"\[length, batch, channels\], build .* with batch_first=False"),
     (lambda: STEP(X, key_padding_mask=torch.ones(2, 5)), TypeError, "key_padding_mask must be a bool"),
     (lambda: STEP(X, TRUE, key_padding_mask=~TRUE), ValueError, r"say the same thing.*pass one"),
     (lambda: STEP(X[0], TRUE[0]), ValueError, r"mask goes with sequences.*For its rows pass batch"),
     (lambda: STEP(X, batch=torch.zeros(2).long()), ValueError, r"batch goes with rows.*padding pass mask"),
     (lambda: PDEDiffusion1d(4, heads=3), ValueError, "heads must divide channels; got 3 heads, 4 channels"),
-    (lambda: PDEDiffusion1d(4, per="token"), ValueError, r"per must be one of 'layer'"),
-    (lambda: PDEDiffusion1d(4, update="euler"), TypeError, r"update must be a StateUpdate; got 'euler'"),
-    (lambda: PDEDiffusion1d(4, boundary="reflect"), ValueError, r"boundary must be one of 'symmetric'"),
     (lambda: PDEDiffusion1d(4, strides=()), ValueError, r"strides must name at least one"),
     (lambda: PDEDiffusion1d(4, strides=(1, 0)), ValueError, r"strides\[1\] must be at least 1; got 0"),
-    (lambda: PDEDiffusion1d(4, alpha=-0.1), ValueError, r"alpha must be finite and > 0"),
     (lambda: PDEDiffusion1d(4, alpha=0.5), ValueError, r"alpha must be below the budget 0.5"),
-    (lambda: PDEDiffusion1d(4, budget=0.0), ValueError, r"budget must be finite and > 0"),
 )

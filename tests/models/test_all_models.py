@@ -16,7 +16,7 @@ from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 from torch_geometric.nn import summary
 
-from diffusion_mp import CertifiedDIFFormer, DIFFormer, PDETransformer, SGFormer, certify
+from diffusion_mp import CertifiedDIFFormer, PDETransformer, SGFormer, certify
 from helpers import refuses
 from model_cases import MODELS, Case
 
@@ -200,7 +200,6 @@ def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 test_channels_that_are_not_found_later = refuses(
-    (lambda: DIFFormer(8, -1, 3), r"hidden_channels must be at least 1; got -1"),
     (lambda: PDETransformer(-1, 8, 3, max_length=5), r"in_channels must be at least 1; got -1"),
     (lambda: CertifiedDIFFormer(-1, 8, 3).certificate(), r"x must be given, or the model called once"),
     error=ValueError,

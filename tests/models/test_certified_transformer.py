@@ -79,19 +79,6 @@ def test_a_certificate_needs_no_data_and_names_what_is_broken() -> None:
     assert "blocks.0.terms.0.matrix has entries that are not finite" in certify(model).reason
 
 
-@pytest.mark.parametrize("task", ["node", "graph"])
-def test_the_graphs_of_a_batch_are_independent(task: str) -> None:
-    options = {"attention": "all", "mlp_channels": 4, "num_blocks": 2, "task": task}
-    model = CertifiedTransformer(FEATURES, 8, 2, **options).double().eval()
-    sizes, x = (12, 18), torch.randn(NODES, FEATURES, dtype=torch.float64)
-    parts = [torch.randint(size, (2, 40)) for size in sizes]
-    edge_index = torch.cat([parts[0], parts[1] + sizes[0]], 1)
-    batch = torch.arange(2).repeat_interleave(torch.tensor(sizes))
-    whole = model(x, edge_index, batch=batch)
-    apart = torch.cat([model(part, edges) for part, edges in zip(x.split(sizes), parts, strict=True)])
-    torch.testing.assert_close(whole, apart)
-
-
 def test_a_step_that_has_no_limit_says_so() -> None:
     model = CertifiedTransformer(FEATURES, 8, 2, num_layers=None, mlp_channels=8)
     with torch.no_grad():

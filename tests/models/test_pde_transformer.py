@@ -217,25 +217,11 @@ def test_tokens_of_several_columns() -> None:
     torch.testing.assert_close(model.embed(columns), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_reset_parameters_and_the_state_dict(placement: str | None) -> None:
-    model, x = build(placement), sequences()
-    expected, random = model(x), torch.get_rng_state()
-    copies = {name: value.clone() for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(17.0)
-    with seeded(0):
-        model.float().reset_parameters()
-    torch.testing.assert_close(dict(model.double().state_dict()), copies, rtol=1e-6, atol=1e-7)
-    model.load_state_dict(copies)
-    assert torch.equal(model(x), expected)
-    assert torch.equal(random, torch.get_rng_state())
-
-
 def test_dropout_papers_and_repr() -> None:
     model, x = build("P2", dropout=0.5), sequences()
+    random = torch.get_rng_state()
     assert torch.equal(model(x), model(x))
+    assert torch.equal(random, torch.get_rng_state())
     with seeded(1):
         assert not torch.allclose(model.train()(x), model.eval()(x))
     for title in ("Where to Add {PDE} Diffusion", "Attention is All you Need", "Long Range Arena"):
@@ -244,17 +230,13 @@ def test_dropout_papers_and_repr() -> None:
 
 
 test_it_says_what_it_needs = refuses(
-    (lambda: build("P8"), r"placement must be one of 'P1', 'P2', .*; got 'P8'"),
     (lambda: build(None, diffusion={}), "diffusion belongs to a placement"),
-    (lambda: build(pooling="max"), "pooling must be one of 'mean', 'first', 'last'"),
-    (lambda: build(task="node"), "task must be one of"),
     (lambda: build(heads=4), "heads must divide channels"),
     (lambda: build()(sequences(21)), r"x must not be longer than max_length=20; got a int64 tensor"),
     (lambda: build()(sequences()[0]), r"x must be \[batch, length\], as in_channels says"),
     (lambda: build(in_channels=2)(randn(3, 7)), r"x must be \[batch, length, 2\], as in_channels says"),
     (lambda: build()(randn(3, 7)), "x must hold categories"),
     (lambda: build()(sequences() + 20), r"column 0 of x must lie in 0\.\.10"),
-    (lambda: build()(sequences(9), RIGHT.long()), "mask must be a bool tensor"),
     (lambda: build(task="retrieve")(sequences()), "other must be passed with task='retrieve'"),
     (lambda: build()(sequences(), None, sequences()), "other must be passed with task='retrieve'"),
 )

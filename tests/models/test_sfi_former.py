@@ -141,13 +141,6 @@ def test_sfi_former_plus_starts_where_dfi_former_ended() -> None:
         SFiFormer.from_dfi(dfi, attention={"projection": "tied"})
 
 
-def test_an_empty_graph_has_a_prediction_too() -> None:
-    model = build(SFiFormer, 3, 8, 2, 1, task="graph")
-    x, ptr_batch = torch.ones(2, 3, dtype=torch.float64), torch.tensor([0, 2])
-    assert model(x, None, None, ptr_batch).shape == (3, 2)
-    assert model(x, None, None, ptr_batch).isfinite().all()
-
-
 def test_it_names_its_papers() -> None:
     text = cite(build(SFiFormer, 3, 8, 2, pe_channels=2)).replace("{", "").replace("}", "")
     for paper in ("SFi-Former", "Residual Gated Graph", "General, Powerful, Scalable", "Sign and Basis Invariant"):

@@ -1,12 +1,15 @@
 """What models with a ``task`` predict for graphs and for pairs of nodes, beside what they predict for nodes."""
 
 import inspect
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 import diffusion_mp as dm
+from diffusion_mp.layers import LaplacianEncoder
+from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import seeded
 from helpers import built
 
@@ -17,6 +20,7 @@ MODELS = {
     "GCN": lambda **o: dm.DiffusionGNN(5, 8, 3, 2, conv="gcn", dropout=0.0, **o),
     "GIN": lambda **o: dm.DiffusionGNN(5, 8, 3, 2, conv="gin", dropout=0.0, **o),
     "CertifiedDIFFormer": lambda **o: dm.CertifiedDIFFormer(5, 8, 3, 3, **o),
+    "CertifiedTransformer": lambda **o: dm.CertifiedTransformer(5, 8, 3, 2, attention="all", mlp_channels=4, **o),
     "SFiFormer": lambda **o: dm.SFiFormer(5, 8, 3, 2, **o),
 }
 SIZES = (4, 1, 7)
@@ -92,16 +96,22 @@ def test_tasks_for_nodes_take_no_pairs_and_those_of_links_need_them(make, genera
         make("link")(x, edges)
 
 
-@pytest.mark.parametrize("name", MODELS)
+DRAWN = {name: partial(build, task="graph") for name, build in MODELS.items()}
+DRAWN |= {f"PDETransformer, {place}": partial(dm.PDETransformer, [11], 6, 4, 2, 3, max_length=20, placement=place)
+          for place in (*SITES, None)}  # fmt: skip
+DRAWN["LaplacianEncoder"] = partial(LaplacianEncoder, 4, 5)
+
+
+@pytest.mark.parametrize("name", DRAWN)
 def test_parameters_are_drawn_anew_in_the_order_of_the_constructor(name):
-    model = built(lambda: MODELS[name](task="graph"))
-    before = {key: value.clone() for key, value in model.head.state_dict().items()}
+    model = built(DRAWN[name])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.zero_()
+            parameter.fill_(17.0)
     with seeded(0):
         model.reset_parameters()
-    torch.testing.assert_close(dict(model.head.state_dict()), before, rtol=0, atol=0)
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
 
 
 def test_help_says_what_a_task_is():

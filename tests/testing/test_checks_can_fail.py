@@ -255,12 +255,6 @@ def test_the_core_level_leaves_out_what_is_strict() -> None:
         check_layer(lambda: BatchNormed(4, 3, Cosine()), level="core")
 
 
-@pytest.mark.usefixtures("no_typecheck")
-def test_there_is_no_other_level() -> None:
-    with pytest.raises(ValueError, match="level must be one of 'core', 'strict'"):
-        check_update(Halfway, level="lax")  # type: ignore[arg-type]
-
-
 def test_the_table_names_its_rows() -> None:
     with pytest.raises(KeyError, match=r"no tolerance for the operation 'prodct'"):
         tolerance("prodct", torch.float64)

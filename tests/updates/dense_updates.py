@@ -9,12 +9,9 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate
+from helpers import randn as random
 
 DOUBLE = torch.float64
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
 
 
 def source_for(update: StateUpdate, x: Tensor) -> Tensor | None:

@@ -6,14 +6,6 @@ import torch.nn.functional as F
 
 from diffusion_mp_experiments import train
 
-WRONG_SHAPES = [
-    ((5, 1), (5,), "one column, so every node is class 0"),
-    ((5, 3), (5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
-    ((5, 3), (4,), r"got \[5, 3\] and \[4\]"),
-    ((5,), (5,), r"got \[5\] and \[5\]"),
-    ((0, 3), (0,), "mask that selected them is empty"),
-]
-
 
 def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     target = torch.tensor([0] * 90 + [1] * 10)
@@ -79,15 +71,43 @@ def test_however_it_is_cut(name, generator):
     assert (score(perfect, targets) > together) == score.higher_is_better
 
 
-@pytest.mark.parametrize(("logits", "target", "message"), WRONG_SHAPES)
+def test_values_of_the_losses(generator):
+    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    assert train.node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
+    guess = torch.randn(7, 1, generator=generator)
+    assert torch.isclose(train.mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "message"),
+    [
+        ((5, 1), (5,), "one column, so every node is class 0"),
+        ((5, 3), (5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
+        ((5, 3), (4,), r"got \[5, 3\] and \[4\]"),
+        ((5,), (5,), r"got \[5\] and \[5\]"),
+        ((0, 3), (0,), "mask that selected them is empty"),
+    ],
+)
 def test_cross_entropy_refuses(logits, target, message):
     with pytest.raises(ValueError, match=message):
         train.node_cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long))
     with pytest.raises(ValueError, match=r"0\.\.2 for 3 logits, got -1\.\.3"):
         train.node_cross_entropy(torch.zeros(2, 3), torch.tensor([-1, 3]))
+    with pytest.raises(ValueError, match="target must have values"):
+        train.node_cross_entropy(torch.zeros(2, 3, device="meta"), torch.zeros(2, dtype=torch.long, device="meta"))
 
 
-def test_values_of_the_losses(generator):
+def test_one_column_against_a_vector_is_refused():
+    """What DIFFormer's Table 5 measured (ERRATA D15): under the broadcast the mean beats a perfect forecast."""
+    y = torch.linspace(-1, 1, 50)
+    assert ((y[:, None] - y) ** 2).mean() > ((y.mean() - y) ** 2).mean()
+    with pytest.raises(ValueError, match=r"\[50, 1\] and target \[50\] must have the same shape"):
+        train.mean_squared_error(y[:, None], y)
+    with pytest.raises(ValueError, match="no node to average"):
+        train.mean_squared_error(y[:0], y[:0])
+
+
+def test_the_loss_of_several_labels(generator):
     logits = torch.randn(7, 3, dtype=torch.float64, generator=generator)
     target = torch.randint(2, (7, 3), generator=generator)
     share = logits.sigmoid()
@@ -98,13 +118,3 @@ def test_values_of_the_losses(generator):
             train.multi_label_loss(logits, wrong)
     with pytest.raises(ValueError, match="target must hold 0 and 1 only"):
         train.multi_label_loss(logits, target * 2)
-    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    assert train.node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
-    guess = torch.randn(7, 1, generator=generator)
-    assert torch.isclose(train.mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
-    y = torch.linspace(-1, 1, 50)
-    assert ((y[:, None] - y) ** 2).mean() > ((y.mean() - y) ** 2).mean()
-    with pytest.raises(ValueError, match=r"\[50, 1\] and target \[50\] must have the same shape"):
-        train.mean_squared_error(y[:, None], y)
-    with pytest.raises(ValueError, match="no node to average"):
-        train.mean_squared_error(y[:0], y[:0])

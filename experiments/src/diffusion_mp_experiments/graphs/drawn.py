@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_number, check_positive, describe
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_number, check_positive, check_seed, describe
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_graph
 
@@ -225,9 +225,8 @@ def synthetic_pokec(
     check_positive(spread, "spread", allow_zero=True)
     if spread > _SPREAD:
         raise ValueError(f"spread must be at most {_SPREAD}, or e^(spread·N(0, 1)) is no number; got {spread}.")
-    if not -(2**63) <= as_whole(seed, "seed") < 2**63:
-        raise ValueError(f"seed must have 64 bits; got {seed}.")
-    generator = torch.Generator().manual_seed(as_whole(seed, "seed"))
+    check_seed(seed := as_whole(seed, "seed"))
+    generator = torch.Generator().manual_seed(seed)
 
     def draw() -> dict[str, Tensor]:
         hidden = torch.randperm(num_nodes, generator=generator) % 2

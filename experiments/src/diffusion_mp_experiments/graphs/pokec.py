@@ -210,8 +210,7 @@ def _days(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
 
 
 def _genders(column: Sequence[bytes]) -> Int[np.ndarray, " rows"]:
-    unknown = set(column) - {b"0", b"1", *_MISSING}
-    if unknown:
+    if unknown := set(column) - {b"0", b"1", *_MISSING}:
         raise ValueError(f"gender {unknown.pop()!r} is neither 0, 1 nor null")
     return np.array([-1 if field in _MISSING else int(field) for field in column])
 

@@ -25,8 +25,7 @@ class Line:
     seconds: float
 
 
-def lines(table: Table, records: Iterable[Record]) -> list[Line]:
-    records = list(records)
+def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     runs, searches = (
         {row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)] for row in table.rows}
         for kind in ("run", "search")

@@ -124,8 +124,7 @@ class Table:
             check_counts(tuning=self.tuning)
         if not self.quick.keys() <= self.__dataclass_fields__.keys():
             raise ValueError(f"quick says how much less there is of what a table has; got {self.quick}.")
-        unknown = sorted(set(self.baselines) - {row.name for row in self.rows})
-        if unknown:
+        if unknown := sorted(set(self.baselines) - {row.name for row in self.rows}):
             raise ValueError(f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not.")
 
     @property
@@ -249,8 +248,7 @@ def _read_row(files: Mapping[str, Path], name: str) -> Config:
 
 def _made(kind: Any, content: Config, path: Path) -> Any:
     fields = kind.__dataclass_fields__
-    unknown = sorted(set(content) - set(fields))
-    if unknown:
+    if unknown := sorted(set(content) - set(fields)):
         raise ValueError(f"{path} says {', '.join(unknown)}; known are {', '.join(fields)}.")
     try:
         return kind(**content)

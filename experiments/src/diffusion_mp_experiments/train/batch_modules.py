@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -29,7 +29,7 @@ class BatchDataModule(SplitDataModule):
 
     trains: ClassVar[type[pl.LightningModule]] = GraphClassifier
 
-    def __init__(self, batch_size: int | None, split: int, tuning: bool) -> None:
+    def __init__(self, batch_size: int | None, split: int = 0, tuning: bool = False) -> None:
         super().__init__(split, tuning)
         if batch_size is not None:
             check_counts(batch_size=batch_size)
@@ -53,7 +53,7 @@ class TUDataModule(BatchDataModule):
     Args:
         root, name: the folder that holds the folder `<name>`, and "MUTAG" or "PROTEINS", say.
         train, val: shares of the graphs; the others test.
-        batch_size, split, tuning: see `BatchDataModule`.
+        batch_size, options: see `BatchDataModule`.
 
     Examples:
         >>> data = TUDataModule("data/TUDataset", "MUTAG")  # reads the files later
@@ -66,10 +66,9 @@ class TUDataModule(BatchDataModule):
         train: float = 0.8,
         val: float = 0.1,
         batch_size: int | None = 64,
-        split: int = 0,
-        tuning: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, split, tuning)
+        super().__init__(batch_size, **options)
         check_kind(name, "name", str, "the name of a data set, like MUTAG")
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
 
@@ -83,21 +82,16 @@ class SynMolDataModule(BatchDataModule):
 
     Args:
         root, val: folder of the file, and the share of the training molecules that validate.
-        batch_size, split, tuning: see `BatchDataModule`.
+        batch_size, options: see `BatchDataModule`.
 
     Examples:
         >>> data = SynMolDataModule("data/SynMol")  # reads the files later
     """
 
     def __init__(
-        self,
-        root: str = "data/SynMol",
-        val: float = 0.1,
-        batch_size: int | None = 256,
-        split: int = 0,
-        tuning: bool = False,
+        self, root: str = "data/SynMol", val: float = 0.1, batch_size: int | None = 256, **options: Any
     ) -> None:
-        super().__init__(batch_size, split, tuning)
+        super().__init__(batch_size, **options)
         self.root, self.val = as_path(root, "root"), val
 
     def parts(self) -> Parts:
@@ -125,7 +119,7 @@ class SnapshotDataModule(BatchDataModule):
         train, val: shares of the snapshots; the others test (2 : 2 : 6 in Wu, Wipf & Yan 2025, Table 5).
         windows: how many windows there are for tuning.
         batch_size: snapshots of a batch.
-        split, tuning: number of the window, or of a run in a table; there is one published split.
+        options: split, the number of the window or of a run, and tuning; there is one published split.
 
     Examples:
         >>> data = SnapshotDataModule("data/spatial_temporal", "chickenpox")  # reads the files later
@@ -143,10 +137,9 @@ class SnapshotDataModule(BatchDataModule):
         val: float = 0.2,
         windows: int = 4,
         batch_size: int | None = None,
-        split: int = 0,
-        tuning: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, split, tuning)
+        super().__init__(batch_size, **options)
         check_choice(name, "name", get_args(TemporalName))
         check_choice(base, "base", get_args(ForecastName))
         check_number(train, "train")
@@ -154,7 +147,7 @@ class SnapshotDataModule(BatchDataModule):
         if not (train > 0 and val > 0 and train + val < 1):
             raise ValueError(f"train and val must be above 0 and their sum below 1; got {train} and {val}.")
         check_counts(windows=windows)
-        if tuning and not 0 <= split < windows:
+        if self.tuning and not 0 <= (split := self.split) < windows:
             raise ValueError(f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {split}.")
         self.root, self.name, self.base = as_path(root, "root"), name, base
         self.lags = None if lags is None else as_whole(lags, "lags")

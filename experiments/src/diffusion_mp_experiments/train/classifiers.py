@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torchmetrics import Metric
 
 from diffusion_mp.diffusivities import auxiliary_loss
-from diffusion_mp.errors import check_counts, check_kind, check_number, check_positive
+from diffusion_mp.errors import check_choice, check_counts, check_kind, check_number, check_positive
 from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
 from diffusion_mp_experiments.train.metrics import TaskMetric
 from diffusion_mp_experiments.train.resume import FiniteLoss, Resumable
@@ -42,8 +42,7 @@ class Supervised(pl.LightningModule):
         check_kind(model, "model", nn.Module, "a module")
         check_positive(lr, "lr", allow_zero=True)
         check_positive(weight_decay, "weight_decay", allow_zero=True)
-        if not isinstance(optimizer, str) or optimizer not in _OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}.")
+        check_choice(optimizer, "optimizer", _OPTIMIZERS)
         self.model, self.lr, self.weight_decay, self.optimizer, self.metric = model, lr, weight_decay, optimizer, metric
         self.train_metric, self.val_metric, self.test_metric = (TaskMetric(metric) for _ in range(3))
         self._val_losses: list[tuple[Tensor, int]] = []
@@ -112,22 +111,15 @@ class NodeClassifier(Supervised):
         model: any module with PyG's forward, returning logits [N, C].
         lr: learning rate.
         weight_decay: L2 penalty of "adam", decoupled decay of "adamw".
-        optimizer: "adam" or "adamw".
-        metric: a name of `TaskMetric`, "acc" or "roc_auc" say.
+        optimizer: "adam", the default, or "adamw".
+        metric: a name of `TaskMetric`, "acc" or "roc_auc" say; "acc" by default.
 
     Examples:
         >>> module = NodeClassifier(DIFFormer(4, 16, 3), lr=0.01)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.01,
-        weight_decay: float = 5e-4,
-        optimizer: OptimizerName = "adam",
-        metric: str = "acc",
-    ) -> None:
-        super().__init__(model, lr, weight_decay, optimizer, metric)
+    def __init__(self, model: nn.Module, lr: float = 0.01, weight_decay: float = 5e-4, **options: Any) -> None:
+        super().__init__(model, lr, weight_decay, **options)
 
     def forward(self, data: Data) -> Tensor:
         check_kind(data, "data", Data, "a torch_geometric Data")
@@ -169,15 +161,8 @@ class Forecaster(Supervised):
         >>> module = Forecaster(DiffusionGNN(4, 16, 1), lr=0.01)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.01,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
-        metric: str = "mse",
-    ) -> None:
-        super().__init__(model, lr, weight_decay, optimizer, metric)
+    def __init__(self, model: nn.Module, lr: float = 0.01, metric: str = "mse", **options: Any) -> None:
+        super().__init__(model, lr, metric=metric, **options)
         self.gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: Data) -> Tensor:
@@ -202,8 +187,7 @@ def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
 
 def _check_batch(batch: object, *parts: str) -> None:
     check_kind(batch, "batch", Data, f"a torch_geometric Data or Batch with {' and '.join(parts)}")
-    missing = [part for part in parts if part not in cast("Data", batch)]
-    if missing:
+    if missing := [part for part in parts if part not in cast("Data", batch)]:
         raise ValueError(f"batch has no {' and no '.join(missing)}; ToDiffusionGraph gives it a graph, last of all.")
 
 

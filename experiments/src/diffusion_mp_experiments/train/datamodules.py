@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -199,7 +199,7 @@ class HeterophilousDataModule(FullGraphDataModule):
     """A graph of Platonov et al. (2023) with one of its published splits (see `load_heterophilous`).
 
     Args:
-        root, name, split, tuning: see `load_heterophilous` and `SplitDataModule`.
+        root, name, options: see `load_heterophilous`, and `SplitDataModule` for split and tuning.
         normalize_features: divide the features of every node by their sum.
 
     Examples:
@@ -210,11 +210,10 @@ class HeterophilousDataModule(FullGraphDataModule):
         self,
         root: str = "data/heterophilous_npz",
         name: str = "chameleon_filtered",
-        split: int = 0,
-        tuning: bool = False,
         normalize_features: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(split, tuning)
+        super().__init__(**options)
         check_kind(name, "name", str, "the name of a file, like chameleon_filtered")
         check_flags(normalize_features=normalize_features)
         self.root, self.name, self.normalize_features = as_path(root, "root"), name, normalize_features
@@ -230,7 +229,7 @@ class FacebookDataModule(FullGraphDataModule):
     """A university of Facebook100 in random parts (see `load_facebook`).
 
     Args:
-        root, name, split, tuning: see `load_facebook` and `SplitDataModule`.
+        root, name, options: see `load_facebook`, and `SplitDataModule` for split and tuning.
         train, val: shares of the students whose gender is known; the others test (Lim et al. 2021).
 
     Examples:
@@ -243,10 +242,9 @@ class FacebookDataModule(FullGraphDataModule):
         name: str = "johnshopkins55",
         train: float = 0.5,
         val: float = 0.25,
-        split: int = 0,
-        tuning: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(split, tuning)
+        super().__init__(**options)
         check_kind(name, "name", str, "the name of a university, like johnshopkins55")
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
 
@@ -266,14 +264,9 @@ class OgbDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self,
-        root: str = "data",
-        name: OgbName = "ogbn-arxiv",
-        cache: str | None = None,
-        split: int = 0,
-        tuning: bool = False,
+        self, root: str = "data", name: OgbName = "ogbn-arxiv", cache: str | None = None, **options: Any
     ) -> None:
-        super().__init__(split, tuning)
+        super().__init__(**options)
         check_choice(name, "name", get_args(OgbName))
         self.root, self.cache = as_path(root, "root"), None if cache is None else as_path(cache, "cache")
         self.name: OgbName = name
@@ -294,7 +287,7 @@ class KNNDataModule(FullGraphDataModule):
         name, root: "MNIST", "20Newsgroups" or "digits"; folder of the files of the first two.
         k, metric, weighted, sharpness: of the graph, see `KNNGraph`.
         per_class, num_val: training labels of each class, and validation nodes; all others are test nodes.
-        split, tuning: see `SplitDataModule`.
+        options: split and tuning of `SplitDataModule`.
         num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`).
 
     Examples:
@@ -309,13 +302,12 @@ class KNNDataModule(FullGraphDataModule):
         metric: Metric = "euclidean",
         per_class: int = 10,
         num_val: int = 1000,
-        split: int = 0,
-        tuning: bool = False,
         num_parts: int = 1,
         weighted: bool = False,
         sharpness: float = 8.0,
+        **options: Any,
     ) -> None:
-        super().__init__(split, tuning)
+        super().__init__(**options)
         check_counts(num_parts=num_parts)
         check_choice(name, "name", _FEATURES)
         graph = KNNGraph(k, metric, weighted, sharpness)

@@ -113,8 +113,7 @@ class DiffusionCLI(LightningCLI):
         config = self.config[command]
         if config.weights_only is False:
             raise ValueError("weights_only cannot be false: checkpoints are read as tensors and plain types, always.")
-        path = config.ckpt_path
-        if path is None:
+        if (path := config.ckpt_path) is None:
             return
         self._checkpoint = checkpoint = load_checkpoint(path)
         if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(k), t) for k, t in _PARTS.items()):
@@ -191,8 +190,7 @@ class DiffusionCLI(LightningCLI):
         """Train, or go on from `--ckpt_path`; test the best checkpoint and print where everything is."""
         try:
             self.trainer.fit(**kwargs)
-            best = self._get(self.config_init, "checkpoint").best_model_path
-            if best:
+            if best := self._get(self.config_init, "checkpoint").best_model_path:
                 self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best)
                 print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
         except BaseException as error:

@@ -50,8 +50,7 @@ def _initialise() -> None:
 
 
 def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
+    if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
 
