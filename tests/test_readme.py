@@ -1,4 +1,4 @@
-"""The Python examples of the README, of docs/certified.md and of docs/released.md run as they stand."""
+"""README is short, its links lead somewhere, and its example and those of two other pages run as they stand."""
 
 import re
 from pathlib import Path
@@ -12,26 +12,42 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def run(page: Path) -> dict[str, object]:
-    """The names that a page's blocks leave behind: one story, except what is about a class of the reader's own."""
+    """The names that a page's blocks leave behind: one story."""
     scope: dict[str, object] = {}
     for block in blocks(page):
-        if "MyDiffusivity" not in block:
-            exec(compile(block, str(page), "exec"), scope)
+        exec(compile(block, str(page), "exec"), scope)
     return scope
 
 
-def test_the_python_blocks_run_in_order(capsys):
-    scope = run(README)
-    assert scope["out"].shape == (100, 32)
-    assert scope["energies"].shape == (9,)
+def test_the_five_lines_find_what_it_says(capsys):
+    (block,) = blocks(README)
+    assert len([line for line in block.splitlines() if line]) == 5
+    run(README)
     printed = capsys.readouterr().out
-    assert "Theorem 7 covers" in printed
-    assert "Theorem T1 covers" in printed
+    assert float(printed.removeprefix("right: ").partition("%")[0]) > 91
+    assert re.search(r"It prints 9\d %", README.read_text())
+
+
+def test_it_is_read_in_thirty_seconds():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 120
+    assert not [line for line in lines if len(line) > 100 and not line.startswith("python -m pip install")]
+
+
+def test_its_links_lead_somewhere():
+    """To files, and to headings in them, by the names that GitHub gives headings."""
+    for path, heading in re.findall(r"(?:\]\(|\]: )(?!https?:)([\w./-]+)(?:#([\w-]+))?", README.read_text()):
+        linked = README.parent / path
+        assert linked.is_file(), path
+        if heading:
+            heads = re.findall(r"^#+ (.*)", linked.read_text(), re.M)
+            assert heading in {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}, heading
 
 
 def test_the_page_on_certified_networks(capsys):
     scope = run(README.parent / "docs" / "certified.md")
     assert scope["energies"].shape == (9,)
+    assert scope["by_block"].shape == (4, 2)
     assert "ExplicitEuler" in capsys.readouterr().out
 
 

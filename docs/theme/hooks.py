@@ -1,4 +1,4 @@
-"""For mkdocs.yml: TeX of formulas, an address for every entry of the errata, and links that lead there."""
+"""For mkdocs.yml: TeX of formulas, addresses of the entries of the errata and links to them, pictures by scheme."""
 
 import re
 import sys
@@ -18,6 +18,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri == "errata.md":
         markdown = re.sub(rf"^({NUMBER})\. ", r'\n<span id="\1"></span>**\1.** ', markdown, flags=re.M)
     markdown = re.sub(rf"\[({NUMBER})\]\(errata\.md\)", r"[\1](errata.md#\1)", markdown)
+    markdown = re.sub(r"!\[(.+)\]\((\S+\.svg)\)", r"![\1](\2#only-light)![\1](\2#only-dark)", markdown)
     return CODE_OR_FORMULA.sub(_formula, markdown)
 
 

@@ -14,6 +14,7 @@ SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "ru
 WRITTEN = {  # what is printed of the files that were made
     "energy_descent": "wrote runs/energy_descent.png",
     "inside": "runs/inside.png",
+    "picture": "runs/pictures/energy.svg",
     "certified_blocks": "runs/certified_blocks.png",
     "attention": "runs/sfi_former_quick/CLUSTER-SFi-seed0.png",
     "pde_transformer": "runs/pde_transformer_quick/picture.png",
@@ -45,7 +46,7 @@ def test_numbers_below_one_are_refused(script, option, capsys):
 @pytest.mark.parametrize("script", [
     "custom_layer",
     "energy_descent",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside", "picture")),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
     *(pytest.param(name, marks=pytest.mark.data) for name in ("cora", "certified_blocks")),
 ])  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from reproduce_tables import write_table
 
-from diffusion_mp_experiments.reproduce import command
+from diffusion_mp_experiments.reproduce import command, figures
 from diffusion_mp_experiments.reproduce.report import lines, markdown, section
 from diffusion_mp_experiments.reproduce.table import load_table, write_records
 from diffusion_mp_experiments.train.cli import main
@@ -88,8 +88,10 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert main(["results", "--made", str(made), *words]) == 0
     page = tmp_path / "docs" / "results.md"
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.jsonl"]
-    assert (tmp_path / "docs" / "images" / "results-digits.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("results", "results-digits"):
+        assert (tmp_path / "docs" / "images" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
     before = page.read_text()
+    assert before.startswith("# Results\n\n![How far every kind of model is ahead of the tuned GCN")
     assert "| DIFFormer-s | 70.0 ± 14.1 |" in before
     assert "](images/results-digits.png)" in before
     assert "](images/results-digits-search.png)" in before
@@ -97,6 +99,15 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     page.unlink()
     assert main(["results", *words]) == 0
     assert page.read_text() == before
+
+
+def test_every_model_is_of_a_kind_that_the_picture_of_all_tables_shows():
+    tables = [load_table(path.parent) for path in Path(CONFIGS).glob("*/table.yaml")]
+    titles = {row.title for table in tables if table.sweep is None for row in table.rows}
+    begins = tuple(begin for all_ in figures._KINDS.values() for begin in all_)
+    others = {title for title in titles if not f"{title},".startswith(begins)}
+    forecasts = {"zero", "last value", "own mean", "mean of the lags", "mean of the lags and common departure"}
+    assert others == {"constant", "AR ridge"} | forecasts
 
 
 CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")

@@ -1,6 +1,6 @@
-"""The table of public names: which are documented, have an example that is run, are tested, and are used.
+"""The pages of public names: what each is, by task; and which are documented, shown, tested and used.
 
-python -m tests.pages.names      # from the root: writes the table into docs/api/index.md anew
+python -m tests.pages.names      # from the root: writes docs/api/index.md and docs/api/audit.md anew
 """
 
 import ast
@@ -10,9 +10,11 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,12 +23,33 @@ import diffusion_mp_experiments
 
 from .blocks import ROOT, blocks
 
-PAGE = ROOT / "docs/api/index.md"
+#: For readers, and for contributors.
+PAGE, AUDIT = ROOT / "docs/api/index.md", ROOT / "docs/api/audit.md"
 #: What every name has to be; see `Name`.
 PROPERTIES = ("documented", "example", "tested", "used")
 #: Folders with code that uses names, and what the table calls them.
 PLACES = {"library": "src", "experiments": "experiments/src", "example": "examples", "benchmark": "benchmarks"}
-MARK = "<!-- what follows is written by `python -m tests.pages.names` -->"
+MARK, END = "<!-- what follows is written by `python -m tests.pages.names` -->", "<!-- end -->"
+#: Headings of the page for readers, and patterns of the names below them, of which the longest that fits counts.
+TASKS = {
+    "Train a whole model": "models.* estimators.*",
+    "Put a layer into your own model": "layers.*",
+    "Say who listens to whom": "diffusivities.*",
+    "Say how the state moves": "updates.*",
+    "Choose an energy": "energies.*",
+    "Certify that it falls": "energies.[Cc]ertif* energies.*ounds energies.theorem*",
+    "Look inside a trained model": "diagnostics.*",
+    "Prepare data": "data.* graph.*",
+    "Work on large graphs, or in several processes": "distributed.* data.RandomPartitionLoader data.find_clusters "
+    "data.PartOf models.full_graph_inference",
+    "Take weights over, hand models on, cite": "export.* layers.from_pyg models.released_state_dict diffusion_mp.cite",
+    "Compute with couplings": "couplings.*",
+    "Test what you have written": "testing.*",
+    "Tell errors apart": "diffusion_mp.*",
+    "Load data sets of papers": "diffusion_mp_experiments.graphs.* diffusion_mp_experiments.sequences.*",
+    "Train by Lightning": "diffusion_mp_experiments.train.*",
+    "Call the operations below the couplings": "kernels.*",
+}
 
 
 class Name(NamedTuple):
@@ -43,6 +66,23 @@ class Name(NamedTuple):
             return _strings().get(self.name, "")
         text = vars(self.value).get("__doc__") if inspect.isclass(self.value) else self.value.__doc__
         return "" if not text or text.startswith(f"{self.name}(") else text  # as dataclasses say by themselves
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring, or the first paragraph where a sentence goes on, in Markdown."""
+        paragraph = inspect.cleandoc(self.documented).partition("\n\n")[0]
+        line = paragraph.partition("\n")[0]
+        text = line if line.endswith(".") else paragraph.replace("\n", " ")
+        text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+        text = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", text)
+        return re.sub(r"(`+)[^`]*\1|_", lambda found: "\\_" if found[0] == "_" else found[0], text)
+
+    @property
+    def task(self) -> str:
+        """The heading that it stands below."""
+        path = f"{self.package.__name__.removeprefix('diffusion_mp.')}.{self.name}"
+        fits = [(len(each), task) for task, all_ in TASKS.items() for each in all_.split() if fnmatch(path, each)]
+        return max(fits)[1]
 
     @property
     def example(self) -> bool:
@@ -114,9 +154,23 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def page() -> str:
-    head, _, _ = PAGE.read_text().partition(MARK)
-    return f"{head}{MARK}\n\n{table()}"
+def by_task() -> str:
+    """A line per name: what it is."""
+    names, parts = public_names(), []
+    for task in TASKS:
+        found = [f"- [`{name.name}`]({name.address}): {name.summary}" for name in names if name.task == task]
+        parts.append("\n".join([f"## {task}", "", *found, ""]))
+    return "\n".join(parts)
+
+
+def pages() -> dict[Path, str]:
+    """What the two pages should say."""
+    wanted = {}
+    for path, text in ((PAGE, by_task()), (AUDIT, table())):
+        head, _, below = path.read_text().partition(MARK)
+        _, end, tail = below.partition(END)
+        wanted[path] = f"{head}{MARK}\n\n{text}" + (f"\n{end}{tail}" if end else "")
+    return wanted
 
 
 @cache
@@ -192,4 +246,5 @@ def _strings() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)

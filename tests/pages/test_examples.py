@@ -1,4 +1,4 @@
-"""The examples of docstrings run, and every public name stands in the table of names as it is."""
+"""The examples of docstrings run, and every public name stands on the pages of names as it is."""
 
 import doctest
 import warnings
@@ -49,8 +49,15 @@ def test_the_example_of(name, monkeypatch, tmp_path):
     assert not outcome.failed, "".join(report)
 
 
-def test_the_table_of_names_is_up_to_date():
-    assert names.PAGE.read_text() == names.page(), "run `python -m tests.pages.names`"
+def test_the_pages_of_names_are_up_to_date():
+    assert {path: path.read_text() for path in names.pages()} == names.pages(), "run `python -m tests.pages.names`"
+
+
+def test_a_line_says_what_a_name_is():
+    name = names.Name(diffusion_mp, "given", given)
+    given.__doc__ = "Say :func:`~a.b`, with s_ij of docs/errata.md.\n\nMore."
+    assert name.summary == r"Say `a.b`, with s\_ij of [errata](../errata.md)."
+    assert not [name.name for name in names.public_names() if not name.summary.endswith((".", ")", "`"))]
 
 
 @pytest.mark.parametrize("what", names.PROPERTIES)

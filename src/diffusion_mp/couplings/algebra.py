@@ -96,7 +96,9 @@ def check_scale(scale: object, heads: int) -> None:
 
 
 class ScaledCoupling(Coupling):
-    """a S with a number, a 0-dimensional tensor or one factor per head [H].
+    """A coupling times a number, or a number per head.
+
+    a S with a number, a 0-dimensional tensor or one factor per head [H].
 
     Args:
         scale, coupling: a, which may be learnable, and S.
@@ -164,7 +166,9 @@ class ScaledCoupling(Coupling):
 
 
 class SumCoupling(Coupling):
-    """S₁ + S₂ + …; a term with a single head is added to every head of the others. Sums in a sum are flattened.
+    """The sum of couplings.
+
+    S₁ + S₂ + …; a term with a single head is added to every head of the others. Sums in a sum are flattened.
 
     Examples:
         >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
@@ -286,7 +290,9 @@ def _sums_to_one(terms: Sequence[Coupling]) -> bool:
 
 
 class PolynomialCoupling(Coupling):
-    r"""Σ_{p=1..P} c_p Sᵖ by Horner's rule, S(c₁v + S(c₂v + …)): P products with S, and no power of it is stored.
+    r"""A polynomial of a coupling: walks of several hops.
+
+    Σ_{p=1..P} c_p Sᵖ by Horner's rule, S(c₁v + S(c₂v + …)): P products with S, and no power of it is stored.
 
     Args:
         coupling, coefficients: S, and c [P], or [P, H] with one polynomial per head.

@@ -56,7 +56,9 @@ class Lazy(Generic[T]):
 
 
 class Coupling(ABC):
-    r"""S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
+    r"""A linear operator over nodes, one per head: who listens to whom, and how much.
+
+    S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
     Row i receives and column j sends; a single head broadcasts. A subclass implements ``_product`` and ``_transpose``,
     and may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries are known. ``_product`` and ``_at``,

@@ -99,7 +99,9 @@ def distance_features(
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
 ) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
-    r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
+    r"""Return features whose inner products are squared distances.
+
+    q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
 
     The result is in at least float32. A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for any norm;
     the DIFFormer-s score 2 − ½z² stays low-rank. (For unit vectors only it is 1 + q_i·k_j; D8 of docs/errata.md.)

@@ -59,7 +59,9 @@ def merged(parts: list[Sums]) -> Sums:
 
 
 class PooledCoupling(Coupling):
-    r"""S v in two steps: :meth:`pool` sums over the senders, and each receiver reads these sums (:meth:`read`).
+    r"""Base of couplings whose products go through sums over the senders.
+
+    S v in two steps: :meth:`pool` sums over the senders, and each receiver reads these sums (:meth:`read`).
 
     The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
     be processed block by block or be distributed over processes. Both steps are differentiable once and refuse a ragged
@@ -100,7 +102,9 @@ class PooledCoupling(Coupling):
 
 
 class LowRankCoupling(PooledCoupling):
-    r"""s_ij = q_i·k_j for i, j of one graph, and 0 across graphs; a product costs O(N F D).
+    r"""Attention by inner products that nothing normalises, in O(N).
+
+    s_ij = q_i·k_j for i, j of one graph, and 0 across graphs; a product costs O(N F D).
 
     Args:
         query, key: features q and k of receivers and senders [N, H, F].
@@ -163,7 +167,9 @@ class LowRankCoupling(PooledCoupling):
 
 
 class UniformCoupling(LowRankCoupling):
-    """s_ij = 1/n with n the size of the graph (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3).
+    """The mean over all nodes of a graph.
+
+    s_ij = 1/n with n the size of the graph (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3).
 
     Args:
         num_nodes, ptr: N, and row boundaries of a ragged batch; ``None`` is one graph.
@@ -205,7 +211,9 @@ class UniformCoupling(LowRankCoupling):
 
 
 class LinearAttentionCoupling(PooledCoupling):
-    r"""(S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
+    r"""Linear attention whose rows are normalised, in O(N).
+
+    (S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
 
     DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
     al. 2023b). A product costs O(N F D). A row whose sum is zero becomes a zero row.

@@ -17,7 +17,9 @@ from diffusion_mp.kernels.neumann.stencil import stencils
 
 
 class NeumannCoupling(Coupling):
-    r"""S = Σ_k α_k A_{h_k} with A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right (Zhang & Zhou, Eq. 1, § 3.2).
+    r"""Neighbours along a sequence, at several strides.
+
+    S = Σ_k α_k A_{h_k} with A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right (Zhang & Zhou, Eq. 1, § 3.2).
 
     Rows are positions, in order. Every row sums to 2Σ_k α_k, so I + Σ_k α_k Δ_{h_k} is a step of
     ``ExplicitEuler(tau=1)``. The boundary defines the neighbours beyond the ends. By Theorems 4.2 and 4.4 and Corollary

@@ -27,7 +27,9 @@ TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates a
 
 
 class PairwiseCoupling(Coupling):
-    r"""s_ij = f(q_i·k_j) within a graph, or f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq. 17).
+    r"""Attention over all pairs of nodes, without a matrix in memory.
+
+    s_ij = f(q_i·k_j) within a graph, or f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq. 17).
 
     A product costs O(N² D) time and O(N) memory, forward and backward. Normalised rows are computed in log space, where
     no score overflows.
@@ -207,7 +209,9 @@ class DistanceCoupling(Coupling):
 
 
 class SparseFlowCoupling(Coupling):
-    r"""Row i is argmin_z ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² (SFi-Former, Eqs. 6, 8 and 9).
+    r"""SFi-Former's sparse attention: every row is the flow of least energy.
+
+    Row i is argmin_z ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² (SFi-Former, Eqs. 6, 8 and 9).
 
     Resistances are r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph. With
     thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves

@@ -83,7 +83,9 @@ class AnyScore(ABC):
 
 @dataclass(frozen=True)
 class Score(AnyScore):
-    r"""f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
+    r"""The function that makes weights of distances: linear, exponential, sigmoid or constant.
+
+    f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
 
     For unit vectors s = q_i·k_j − 1, as Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For others only
     the distance has the energy of the paper (docs/errata.md, D8), so ``measure`` selects ``"distance"``,

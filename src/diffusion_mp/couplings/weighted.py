@@ -18,7 +18,9 @@ from diffusion_mp.kernels.precision import accumulating, inverse_root, reciproca
 
 
 class ReweightedCoupling(Coupling):
-    r"""s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
+    r"""A coupling with weights for its rows and its columns.
+
+    s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
 
     Args:
         coupling, row, column: S, and r and c [N, H]; one head broadcasts; ``None`` stands for ones.
@@ -104,7 +106,9 @@ def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | 
 
 
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
-    """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row.
+    """Divide the rows of a coupling by their sums.
+
+    D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row.
 
     Examples:
         >>> torch.allclose(row_normalized(LowRankCoupling(q, k, nonnegative=True)).degree(), torch.ones(6, 2))
@@ -126,7 +130,9 @@ def averaged(coupling: Coupling) -> Coupling:
 
 
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
-    r"""D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
+    r"""Divide a coupling by the square roots of its row sums, on both sides.
+
+    D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
 
     The spectral radius of the result is at most one; a node without neighbours becomes a zero row. Scores of pairs
     (:class:`PairwiseCoupling`) are normalised in log space, where no row sum under- or overflows.
@@ -165,7 +171,9 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
 
 
 def without_diagonal(coupling: Coupling) -> Coupling:
-    """S with s_ii = 0. Loops of edges and of scores of pairs are left out; other diagonals are subtracted.
+    """Remove the diagonal of a coupling.
+
+    S with s_ii = 0. Loops of edges and of scores of pairs are left out; other diagonals are subtracted.
 
     Examples:
         >>> bool((without_diagonal(UniformCoupling(6)).diagonal() == 0).all())
@@ -233,7 +241,9 @@ class OffDiagonalCoupling(Coupling):
 
 
 class ProjectedCoupling(Coupling):
-    r"""Σ_h W_hᵀ S_h W_h on a state of one head [N, 1, C]: its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖².
+    r"""Heads that see projections of the state, as one coupling of the state.
+
+    Σ_h W_hᵀ S_h W_h on a state of one head [N, 1, C]: its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖².
 
     (Remark c of Theorem T1, docs/certified.md.) As it mixes channels, there are no entries and row sums, but a product,
     a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².

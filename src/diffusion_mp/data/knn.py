@@ -20,7 +20,9 @@ _LARGEST, _CUT = 480, 500
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
-    """Return the edges [2, E], {(i, j): j is among the k nearest of i, or i among those of j}, sorted by i and j.
+    """Join every row to its nearest.
+
+    Return the edges [2, E], {(i, j): j is among the k nearest of i, or i among those of j}, sorted by i and j.
 
     Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
     first. With "cosine", rows at an angle of 90° or more are not joined.

@@ -31,7 +31,9 @@ def kernel_error(
     draws: int = 10,
     generator: torch.Generator | None = None,
 ) -> dict[int, float]:
-    r"""Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
+    r"""Measure how far random features are from the softmax that they estimate.
+
+    Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
 
     It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature, at most
     e^(‖q_i + k_j‖²/τ) − 1 over the pairs. A value near or above 1 means that m features do not suffice: raise τ, or

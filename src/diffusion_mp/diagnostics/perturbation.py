@@ -27,7 +27,9 @@ def lipschitz(
     max_iter: int = 1000,
     generator: torch.Generator | None = None,
 ) -> float:
-    r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Zhang & Zhou, Eq. 8.
+    r"""Return how much a function stretches small changes of its input.
+
+    ‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Zhang & Zhou, Eq. 8.
 
     A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction, with two backward passes
     per iteration: Jᵀw, and Jv as the derivative of Jᵀw with respect to w.
@@ -147,7 +149,9 @@ def perturbation_bound(
     tol: float = 1e-4,
     **named: Any,
 ) -> Perturbation:
-    r"""‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
+    r"""Measure what a diffusion does to the output of a network, and what is estimated of it.
+
+    ‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
 
     F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there,
     ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over ``points`` of the segment.

@@ -22,7 +22,9 @@ from diffusion_mp.modules import evaluating
 
 @dataclass(frozen=True)
 class Commutator:
-    """Norms over the tokens of all sequences.
+    """The result of `commutator`.
+
+    Norms over the tokens of all sequences.
 
     Attributes:
         exact: `‖[S, A](X)‖` = ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
@@ -57,7 +59,9 @@ def commutator(
     x: Float[Tensor, "B L C"],
     mask: Bool[Tensor, "B L"] | None = None,
 ) -> Commutator:
-    r"""‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12) and ‖S(A_X(X)) − A_X(S(X))‖, with the routing frozen at X.
+    r"""Measure how much the order of diffusion and attention matters.
+
+    ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12) and ‖S(A_X(X)) − A_X(S(X))‖, with the routing frozen at X.
 
     For one head without projections A_X(Y) = A(X) Y, and the second (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖.
 

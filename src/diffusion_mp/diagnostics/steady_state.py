@@ -19,7 +19,9 @@ from diffusion_mp.updates.linear_solve import LowRankInverse
 
 
 def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N heads"]:
-    r"""σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii, the variance of every node in a Gaussian field (Rue & Held, 2005, Section 2.2).
+    r"""Return how uncertain the energy is about every node.
+
+    σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii, the variance of every node in a Gaussian field (Rue & Held, 2005, Section 2.2).
 
     The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
     state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``. Low-rank couplings are inverted in closed
@@ -89,7 +91,9 @@ class SmoothingFloor:
 def smoothing_floor(
     coupling: Coupling, x: State, source: State, *, beta: float = 1.0, leak: float = 0.0
 ) -> SmoothingFloor:
-    r"""A lower bound of ‖ΠZ‖ at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
+    r"""Return how far apart a source keeps nodes, however many layers there are.
+
+    A lower bound of ‖ΠZ‖ at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
 
     ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, where Π subtracts the D̄-weighted mean of every graph: with a source, no depth smooths
     all differences out. For other states the norm of the residual is subtracted from |β| ‖ΠH‖_D̄.

@@ -127,7 +127,9 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
 
 
 class AllPairDiffusivity(QueryKeyDiffusivity):
-    r"""s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph, f = δ′ (Wu, Wipf & Yan 2025, Eqs. 15 and 17).
+    r"""Base of attention over all pairs of nodes.
+
+    s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph, f = δ′ (Wu, Wipf & Yan 2025, Eqs. 15 and 17).
 
     A subclass names its penalty δ in :meth:`penalty_of`; f is the penalty's score. The energy of δ descends for
     ``projection=None, normalize=None, measure="distance"``, where f reads the state itself.
@@ -237,7 +239,9 @@ class SigmoidDiffusivity(_NamedDiffusivity):
 
 
 class SoftmaxDiffusivity(_NamedDiffusivity):
-    """f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21).
+    """Softmax attention over all pairs of nodes.
+
+    f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21).
 
     The printed δ has another derivative, and is corrected here (docs/errata.md, D9). Arguments, shapes and errors are
     those of :class:`AllPairDiffusivity`.
@@ -254,7 +258,9 @@ class SoftmaxDiffusivity(_NamedDiffusivity):
 
 
 class GaussianDiffusivity(_NamedDiffusivity):
-    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ > 0 is ``bandwidth``.
+    """Attention that falls with distance as a Gaussian does.
+
+    f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ > 0 is ``bandwidth``.
 
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
@@ -279,7 +285,9 @@ KERNELS: dict[str, type[AllPairDiffusivity]] = {
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
-    """f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable c_m and σ_m: ``weights`` and ``widths``.
+    """Attention that falls with distance as a learned mixture of Gaussians does.
+
+    f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable c_m and σ_m: ``weights`` and ``widths``.
 
     Further arguments are those of :class:`AllPairDiffusivity`; see `MixturePenalty`.
 
@@ -301,7 +309,9 @@ class MixtureDiffusivity(AllPairDiffusivity):
 
 
 class PenaltyDiffusivity(AllPairDiffusivity):
-    """f = δ′ of any penalty and the actual distance. `FunctionPenalty` makes one of a function f, in O(N²).
+    """The attention of any penalty.
+
+    f = δ′ of any penalty and the actual distance. `FunctionPenalty` makes one of a function f, in O(N²).
 
     δ is also the ``penalty`` of the diffusivity; further arguments are those of :class:`AllPairDiffusivity`.
     Examples:
@@ -321,7 +331,9 @@ class PenaltyDiffusivity(AllPairDiffusivity):
 
 
 class SGFormerDiffusivity(QueryKeyDiffusivity):
-    r"""D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
+    r"""SGFormer's attention: linear, over all pairs, beside the node itself.
+
+    D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
 
     n is the number of nodes of a graph. With the identity rows sum to one; those that the released code exports do not.
     A row with D = 0 (every k̃_j is −q̃_i) is zero.

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Diffusivity(Resettable, ABC):
-    r"""F: state x [N, C] and graph → coupling S (Wu, Wipf & Yan 2025, Eqs. 3 and 17, *diffusivity inference*).
+    r"""Base of all diffusivities: modules that turn a state and a graph into a coupling.
+
+    F: state x [N, C] and graph → coupling S (Wu, Wipf & Yan 2025, Eqs. 3 and 17, *diffusivity inference*).
 
     A new kind writes :meth:`couple` and declares:
 
@@ -105,7 +107,9 @@ def check_heads_divide(channels: int, heads: int, what: str = "channels") -> Non
 
 
 class ScaledDiffusivity(Diffusivity):
-    """a · D; a number a, or a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``.
+    """A diffusivity times a number, which may be learned.
+
+    a · D; a number a, or a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``.
 
     A ``Positive`` is learnable too, and preserves nonnegative couplings.
 
@@ -139,7 +143,9 @@ class ScaledDiffusivity(Diffusivity):
 
 
 class SumDiffusivity(Diffusivity):
-    """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
+    """The sum of diffusivities, such as attention and graph.
+
+    D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
 
     Examples:
         >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)

@@ -37,7 +37,9 @@ class IdentityDiffusivity(Diffusivity):
 
 
 class UniformDiffusivity(Diffusivity):
-    """S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3.
+    """The mean over all nodes of a graph, whatever the state.
+
+    S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3.
 
     Examples:
         >>> torch.allclose((UniformDiffusivity()(x) @ x.unsqueeze(1))[0, 0], x.mean(0))
@@ -53,7 +55,9 @@ class UniformDiffusivity(Diffusivity):
 
 
 class NeumannDiffusivity(Diffusivity):
-    r"""α_k = budget · σ(η) softmax(θ)_k for every head, whatever the state (Zhang & Zhou, § 3.4).
+    r"""Diffusion along a sequence, with a learned strength for every stride.
+
+    α_k = budget · σ(η) softmax(θ)_k for every head, whatever the state (Zhang & Zhou, § 3.4).
 
     Thus Σ_k α_k < budget throughout training. With ½, as in the paper, the spectrum of the explicit step
     I + Σ_k α_k Δ_{h_k} lies in [−1, 1], with ¼ in [0, 1]; above, the highest modes may change sign (docs/errata.md,
@@ -224,7 +228,9 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
 
 
 class SymmetricDiffusivity(Diffusivity):
-    r"""D^-½ΩD^-½ with D the row sums of Ω, or with Ω less its diagonal in place of Ω (Zhou et al. 2004, Section 2).
+    r"""An attention divided by the square roots of its row sums, on both sides.
+
+    D^-½ΩD^-½ with D the row sums of Ω, or with Ω less its diagonal in place of Ω (Zhou et al. 2004, Section 2).
 
     The normalisation of GCN for any nonnegative symmetric Ω. Rows do not sum to one. The spectral radius is at most
     one, so label propagation and ``Equilibrium`` of the residual form are well posed for any leak.
@@ -329,7 +335,9 @@ class AdjacencyEnhancedCoupling(couplings.SumCoupling):
 
 
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
-    r"""(1 + γ)⁻¹ [γ S + Ã] with Ã = D^-½ (A + I) D^-½ and a learnable γ > 0 (SFi-Former, Eq. 11).
+    r"""An attention beside the normalised adjacency, with a learned weight.
+
+    (1 + γ)⁻¹ [γ S + Ã] with Ã = D^-½ (A + I) D^-½ and a learnable γ > 0 (SFi-Former, Eq. 11).
 
     γ = e^g with a learnable g, at first ``gamma``, so the weights σ(g) and σ(−g) form a convex combination. For
     ``self_loops`` of Ã see :class:`AdjacencyDiffusivity`.

@@ -74,7 +74,9 @@ def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H on
 
 
 def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
-    r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
+    r"""The loss by which observed edges teach an attention.
+
+    −(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
 
     Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
     u. The mean is over all N nodes of a batch and over heads; the released code takes it over edges (docs/errata.md,
@@ -288,7 +290,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
 
 class RelationalBias(Diffusivity):
-    r"""Σ_p σ(b_p) Aᵖ with learnable b, zero at the start (Wu et al. 2022; slides, "Input Graphs as Relational Bias").
+    r"""The observed graph beside an attention: walks of several hops with learned weights.
+
+    Σ_p σ(b_p) Aᵖ with learnable b, zero at the start (Wu et al. 2022; slides, "Input Graphs as Relational Bias").
 
     For one hop, z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v per head. The released code divides by degrees, as ``"sym"`` and
     ``"row"`` do.

@@ -20,7 +20,9 @@ from diffusion_mp.kernels.spmm import sddmm
 
 
 class FrictionAttention(nn.Module):
-    """q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o), whose inner products are the scores of frictions (SFi-Former, § 3.3).
+    """Learned scores of the frictions of SFi-attention.
+
+    q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o), whose inner products are the scores of frictions (SFi-Former, § 3.3).
 
     The row o of each graph shifts all keys, which does not change frictions; equal rows then have exactly equal keys.
     There are ``heads`` H of ``head_channels`` G, and C ``channels`` of the state.

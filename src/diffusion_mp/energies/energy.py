@@ -23,7 +23,9 @@ from diffusion_mp.graph.checks import as_ptr, check_ptr
 
 
 class Energy:
-    r"""E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in a form that descends.
+    r"""The energy of a diffusion step.
+
+    E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in a form that descends.
 
     P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) for a
     ``coupling`` S (Eq. 8). The paper's proofs write λ tr ZᵀΔZ, where λ is twice this one.
@@ -205,7 +207,9 @@ class Energy:
 
 
 class JointEnergy:
-    r"""F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
+    r"""The energy of certified steps: source, pairs, graph and constraint in one.
+
+    F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
     A `CertifiedStep` never raises it (Theorems T1, T11 of docs/certified.md). The terms are the distance to the source
     H, a penalty on all pairs of the same graph, one on edges, further ``terms``, and the constraint C of rows (F = ∞

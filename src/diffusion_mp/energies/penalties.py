@@ -127,7 +127,9 @@ class Penalty(ABC):
 
 @dataclass(frozen=True)
 class QuadraticPenalty(Penalty):
-    """δ(z²) = z², f = 1: the penalty of Theorem 1, uniform attention over all pairs. ``total`` is O(N d).
+    """The penalty of uniform attention.
+
+    δ(z²) = z², f = 1: the penalty of Theorem 1, uniform attention over all pairs. ``total`` is O(N d).
 
     Examples:
         >>> QuadraticPenalty().f(torch.tensor([0.0, 9.0]))
@@ -151,7 +153,9 @@ class QuadraticPenalty(Penalty):
 
 @dataclass(frozen=True)
 class SimplePenalty(Penalty):
-    """δ(z²) = 2z² − z⁴/4, f = 2 − z²/2: DIFFormer-s (TfD, Eq. 18; f = 1 + x_iᵀx_j for unit vectors).
+    """The penalty of DIFFormer-s.
+
+    δ(z²) = 2z² − z⁴/4, f = 2 − z²/2: DIFFormer-s (TfD, Eq. 18; f = 1 + x_iᵀx_j for unit vectors).
 
     Valid for z² ∈ [0, 4], that is within a unit ball (the paper prints [0, 2], the range of z). δ is a polynomial in
     inner products, so ``total`` is exact in O(N d²) and Ω has low rank.
@@ -180,7 +184,9 @@ class SimplePenalty(Penalty):
 
 @dataclass(frozen=True)
 class SigmoidPenalty(Penalty):
-    """δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20).
+    """The penalty of DIFFormer-a.
+
+    δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20).
 
     Examples:
         >>> SigmoidPenalty().total(x).shape  # the sum over all pairs
@@ -197,7 +203,9 @@ class SigmoidPenalty(Penalty):
 
 @dataclass(frozen=True)
 class SoftmaxPenalty(Penalty):
-    """δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}: softmax attention (TfD, Eq. 21).
+    """The penalty of softmax attention.
+
+    δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}: softmax attention (TfD, Eq. 21).
 
     f = exp(x_iᵀx_j/√d) for unit vectors. (The paper prints e^{1 − z²/2} e^{1/√d}, a different function.) ``dim`` is d,
     the channels per head.
@@ -224,7 +232,9 @@ class SoftmaxPenalty(Penalty):
 
 @dataclass(frozen=True)
 class GaussianPenalty(Penalty):
-    """δ(z²) = 2σ² (1 − e^{−z²/(2σ²)}), f = e^{−z²/(2σ²)}: the Gaussian kernel of TfD's Figure 3; σ is ``bandwidth``.
+    """The penalty of Gaussian attention.
+
+    δ(z²) = 2σ² (1 − e^{−z²/(2σ²)}), f = e^{−z²/(2σ²)}: the Gaussian kernel of TfD's Figure 3; σ is ``bandwidth``.
 
     Examples:
         >>> GaussianPenalty(bandwidth=0.5).f(torch.zeros(1))

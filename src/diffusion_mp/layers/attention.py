@@ -22,7 +22,9 @@ TAU = 0.5
 
 
 class MultiHeadConv(DiffusionConv):
-    r"""x′ = W_O ‖_h S^h W_V^h x, plus x with ``residual``: one step of size 1, its heads concatenated and mixed by W_O.
+    r"""A layer of any diffusivity, whose heads stand side by side and are mixed.
+
+    x′ = W_O ‖_h S^h W_V^h x, plus x with ``residual``: one step of size 1, its heads concatenated and mixed by W_O.
 
     Args:
         in_channels, diffusivity, heads, options: as in :class:`DiffusionConv`.
@@ -203,7 +205,9 @@ class NodeFormerConv(MultiHeadConv):
 
 
 class SFiConv(MultiHeadConv):
-    r"""x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h with the sparse flow S (SFi-Former, Eq. 11).
+    r"""SFi-Former's layer: sparse attention beside the adjacency.
+
+    x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h with the sparse flow S (SFi-Former, Eq. 11).
 
     Ã = D^-½ (A + I) D^-½, and γ > 0 is learnable. Without observed edges the bracket is S^h alone. With ``lam=0`` S is
     softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
@@ -257,7 +261,9 @@ class SFiConv(MultiHeadConv):
 
 
 class SGFormerConv(DiffusionConv):
-    r"""Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾, heads averaged (slides, "SGFormer"; Wu et al. 2023b).
+    r"""SGFormer's layer: linear attention over all pairs and a part of the start.
+
+    Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾, heads averaged (slides, "SGFormer"; Wu et al. 2023b).
 
     Node by node, with v = W_V x: z_i = β (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j) + (1 − β) z⁽⁰⁾_i.
     Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, x by default. β = 1 is PyG's ``SGFormerAttention``.

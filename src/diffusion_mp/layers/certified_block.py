@@ -50,7 +50,9 @@ def _related(num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tens
 
 
 class WeightedGraph(TermModule):
-    r"""The term μ G(Z) of `MatrixTerm`, with learned matrices B_r of norm at most one between neighbours (Theorem T8).
+    r"""Learned matrices between neighbours, as a term of a certified block.
+
+    The term μ G(Z) of `MatrixTerm`, with learned matrices B_r of norm at most one between neighbours (Theorem T8).
 
     Args:
         channels: C.
@@ -130,7 +132,9 @@ class WeightedGraph(TermModule):
 
 
 class RowAttention(TermModule):
-    r"""λ E(Z) of `AttentionTerm`: softmax attention with learned queries and keys of norm at most one (Theorem T9).
+    r"""Softmax attention with learned queries and keys, as a term of a certified block.
+
+    λ E(Z) of `AttentionTerm`: softmax attention with learned queries and keys of norm at most one (Theorem T9).
 
     Args:
         channels, heads: C and H; a head has C / H channels.
@@ -174,7 +178,9 @@ class RowAttention(TermModule):
 
 
 class TiedMLP(TermModule):
-    r"""κ times `MLPTerm`: a step adds ½κ Uᵀ σ(U z + b), a hidden layer with tied weights (Theorem T10).
+    r"""A hidden layer with tied weights, as a term of a certified block.
+
+    κ times `MLPTerm`: a step adds ½κ Uᵀ σ(U z + b), a hidden layer with tied weights (Theorem T10).
 
     Args:
         channels, hidden_channels: of the state, and of U [hidden_channels, channels].
@@ -203,7 +209,9 @@ def _append_attention(couplings: list[Coupling] | None, terms: list[EnergyTerm],
 
 
 class CertifiedBlock(GraphLayer):
-    r"""Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
+    r"""Steps down one energy, a source and a sum of learned terms.
+
+    Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
 
     F does not rise in a step, for any parameters. Matrices, weights of edges and norms are computed once for all steps.
 

@@ -26,7 +26,9 @@ from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
 class CertifiedConv(CertifiableLayer):
-    r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
+    r"""One step down an energy of source, attention and graph.
+
+    z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
     For any learned β, λ, μ > 0 the energy F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
     + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md); :meth:`energy` returns it. n is the number of nodes

@@ -79,7 +79,9 @@ def channels_at_first(module: nn.Module, x: object) -> int:
 
 
 class LaplacianEncoder(Resettable):
-    r"""p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)]), invariant to the signs of the eigenvectors v_r (Lim et al. 2023).
+    r"""Encode eigenvectors of the graph as positions, whatever their signs.
+
+    p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)]), invariant to the signs of the eigenvectors v_r (Lim et al. 2023).
 
     φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be flat around v = 0. (GraphGPS
     (Rampášek et al. 2022) sums φ(v_ir, λ_r) and trains on random signs.)

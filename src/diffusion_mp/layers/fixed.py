@@ -34,7 +34,9 @@ def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) 
 
 
 class MLPConv(DiffusionConv):
-    """x′ = W x + b, without any coupling between nodes: edges are accepted and not read.
+    """A linear map of every node by itself.
+
+    x′ = W x + b, without any coupling between nodes: edges are accepted and not read.
 
     Args:
         in_channels, out_channels, bias: as in :class:`DiffusionConv`.
@@ -49,7 +51,9 @@ class MLPConv(DiffusionConv):
 
 
 class GCNConv(DiffusionConv):
-    r"""x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1).
+    r"""GCN's layer: the normalised adjacency and a linear map.
+
+    x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1).
 
     Args:
         in_channels, out_channels, bias: as in :class:`DiffusionConv`.
@@ -79,7 +83,9 @@ class GCNConv(DiffusionConv):
 
 
 class SGConv(DiffusionConv):
-    r"""x′ = Â^K W x + b (Wu et al. 2019).
+    r"""SGC's layer: several hops, then one linear map.
+
+    x′ = Â^K W x + b (Wu et al. 2019).
 
     Args:
         in_channels, out_channels, K, self_loops, bias: as in :class:`GCNConv`, with K steps.
@@ -101,7 +107,9 @@ class SGConv(DiffusionConv):
 
 
 class GINConv(DiffusionConv):
-    r"""x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
+    r"""GIN's layer: an MLP of the sum over neighbours.
+
+    x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
 
     Args:
         in_channels, mlp: channels of x (-1: those of the first call), and the module that is applied to the sum.
@@ -173,7 +181,9 @@ class GINConv(DiffusionConv):
 
 
 class GATConv(DiffusionConv):
-    r"""x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018).
+    r"""GAT's layer: learned attention to neighbours.
+
+    x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018).
 
     The third argument of a call is ``edge_weight``, a prior to which α_ij is proportional. In PyG it is the edge
     features, which here are passed by name, ``edge_attr=``.
@@ -243,7 +253,9 @@ class GATConv(DiffusionConv):
 
 
 class APPNPConv(DiffusionConv):
-    r"""x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019: APPNP, PPNP).
+    r"""APPNP's propagation, of which every step gives back a part of the start; also without end.
+
+    x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019: APPNP, PPNP).
 
     The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`, which states what it requires of S).
 
@@ -274,7 +286,9 @@ class APPNPConv(DiffusionConv):
 
 
 class GCNIIConv(DiffusionConv):
-    r"""x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
+    r"""GCNII's layer: as GCN's, with a part of the start, for deep networks.
+
+    x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
 
     Args:
         channels, alpha: channels of x and of x^(0), which is passed as ``source``; α.

@@ -25,7 +25,9 @@ from diffusion_mp.updates import fixed_point
 
 
 class CertifiedDIFFormer(GraphModel):
-    r"""H = MLP(X),  Z⁰ = Proj_C(H),  Z^(k+1) = :class:`CertifiedConv` (Z^k) with source H,  Ŷ = Z^K W_O + b_O.
+    r"""A graph Transformer whose every layer lowers one energy, whatever has been learned.
+
+    H = MLP(X),  Z⁰ = Proj_C(H),  Z^(k+1) = :class:`CertifiedConv` (Z^k) with source H,  Ŷ = Z^K W_O + b_O.
 
     All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
     F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. Dropout acts in the

@@ -30,7 +30,9 @@ from diffusion_mp.models.base import (
 
 
 class CertifiedTransformer(GraphModel):
-    r"""H_b = H_(b−1) + f_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O.
+    r"""A network of certified blocks, with matrices between neighbours, attention and MLPs.
+
+    H_b = H_(b−1) + f_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O.
 
     H_1 = f_1(X); every f_b is Linear, LayerNorm, ReLU and dropout. The sources keep what a node knows of itself. The K
     steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md).

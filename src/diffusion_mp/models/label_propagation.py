@@ -20,7 +20,9 @@ MANY_CLASSES = 1 << 16  # beyond one per node: a larger label is an error, and w
 
 
 class LabelPropagation(KnowsPyGNames, nn.Module):
-    r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
+    r"""Spread known labels over a graph, or over an attention, without training.
+
+    Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
     Edge weights, the third argument of a call (in PyG the mask), are normalised by degrees.
 

@@ -35,7 +35,9 @@ SITES: dict[str, str] = {
 
 
 class PDETransformer(Resettable):
-    r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
+    r"""A Transformer for sequences, with diffusion at one of seven places.
+
+    A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
     positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there. P2 and P3 are the same

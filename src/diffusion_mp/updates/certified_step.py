@@ -22,7 +22,9 @@ from diffusion_mp.updates.base import Positive, State, StateUpdate
 
 
 class CertifiedStep(StateUpdate):
-    r"""One step down F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
+    r"""One step down the energy of source, pairs, graph and constraint.
+
+    One step down F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
         x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 

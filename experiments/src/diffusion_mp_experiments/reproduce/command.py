@@ -14,6 +14,11 @@ from diffusion_mp_experiments.reproduce.table import Record, Table, load_table, 
 
 _HEAD = """# Results
 
+![How far every kind of model is ahead of the tuned GCN, table by table](images/results.png)
+
+Of every kind of model, with attention or without, this is the row that is best on validation. Green is ahead of the GCN
+by more than a standard error, orange behind. A row of the picture is a table below, with all its rows.
+
 `diffusion-mp results` has written this page from `results/*.jsonl`; do not edit it. `diffusion-mp reproduce TABLE`
 makes the numbers anew: `configs` has a folder for every table, and in it a YAML for every row.
 
@@ -108,10 +113,17 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
             f"There are no results in {results}; `diffusion-mp reproduce TABLE` makes some, and "
             "`diffusion-mp results --made runs/reproduce` takes them over."
         )
-    sections = []
+    sections, compared = [], []
     for path in found:
-        folder = configs / path.stem
-        sections.append(illustrated(load_table(folder), parsed(path.read_text(), path), folder / "notes.md", docs))
+        folder, records = configs / path.stem, parsed(path.read_text(), path)
+        table = load_table(folder)
+        sections.append(illustrated(table, records, folder / "notes.md", docs))
+        rows = lines(
+            replace(table, baselines=("gcn",) if any(row.name == "gcn" for row in table.rows) else ()), records
+        )
+        if any(line.differences for line in rows) and table.sweep is None:
+            compared.append((table, rows))
+    figures.draw_overview(docs / "images" / "results.png", compared)
     page = docs / "results.md"
     page.write_text("\n".join([_HEAD, *sections]))
     return page

@@ -56,6 +56,49 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure.savefig(path, dpi=120)
 
 
+# Kinds of models, and how the titles of their rows begin; the first that fits counts.
+_KINDS = {
+    "certified\nblocks": ("certified transformer",),
+    "certified\nDIFFormer": ("certified",),
+    "Diffusion-\nClassifier": ("DiffusionClassifier",),
+    "DIFFormer": ("DIFFormer",),
+    "NodeFormer,\nSGFormer": ("NodeFormer", "SGFormer"),
+    "label\npropagation": ("label propagation",),
+    "without\na graph": ("MLP,", "logistic regression"),
+    "other\ngraph nets": ("GAT", "Gated", "GCN", "GIN", "Graph", "APPNP", "Heat", "MLP +"),
+}
+
+
+def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) -> None:
+    """How far every kind of model is ahead of the GCN: of each its best row on validation, with the standard error."""
+    figure, panels = _panels(10, 1.4 + 0.25 * len(tables), len(_KINDS))
+    for place, (table, lines) in enumerate(tables):
+        whole = 1.0 if table.metric.mode == "max" else next(line for line in lines if line.row == "gcn").score[0] / 100
+        best: dict[str, Line] = {}
+        for line in sorted(lines, key=lambda line: table.metric.sign * line.validation):
+            if "gcn" in line.differences:
+                kinds = (kind for kind, begins in _KINDS.items() if f"{line.title},".startswith(begins))
+                best[next(kinds, "")] = line
+        for panel, kind in zip(panels, _KINDS, strict=True):
+            if kind in best:
+                mean, error = (each / whole for each in best[kind].differences["gcn"])
+                colour = _COLOURS[2] if mean > error else _COLOURS[1] if mean < -error else "#777777"
+                panel.errorbar(mean, place, xerr=error, fmt="o", color=colour, markersize=5, capsize=2, linewidth=1.2)
+    titles = [table.title.partition(" on ")[0].replace(" labels per", " per") for table, _ in tables]
+    for panel, kind in zip(panels, _KINDS, strict=True):
+        panel.axvline(0, color="black", linewidth=0.8)
+        panel.set_xscale("symlog", linthresh=5)
+        panel.set(xlim=(-80, 80), ylim=(len(tables) - 0.5, -0.5))
+        panel.set_xticks([-20, -5, 0, 5, 20], ["−20", "", "0", "", "20"], fontsize=8)
+        panel.set_yticks(range(len(tables)), titles if panel is panels[0] else [""] * len(tables), fontsize=9)
+        panel.tick_params(length=0)
+        panel.set_title(kind, fontsize=9)
+        panel.grid(linewidth=0.3)
+    label = "ahead of the tuned GCN by −20, −5, 0, 5, 20 points (of errors, % of the GCN's), ± 1 standard error"
+    figure.supxlabel(label, fontsize=9)
+    figure.savefig(path, dpi=120)
+
+
 def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     """The value of every trial of every row on the tuning splits; with nested tuning, of every split."""
     values: dict[str, list[float]] = {}
