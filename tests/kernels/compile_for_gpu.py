@@ -1,4 +1,4 @@
-"""Compiles the GPU kernels as their first calls would, for an H100 and without one; run by `test_triton_compiles.py`.
+"""Compiles the GPU kernels as their first calls would, for an H100 and without one; run by `test_triton_kernels.py`.
 
 Prints a line for every kernel: its name and the bytes of shared memory that a program takes.
 """

@@ -35,6 +35,22 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     assert "pass them, certify(model, data)" in str(without)
 
 
+def test_a_layer_that_is_called_by_keywords_is_certified_on_its_edges() -> None:
+    class Keywords(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = dm.DiffusionConv(4, 4, dm.AdjacencyDiffusivity("sum"), dm.ExplicitEuler(0.1), **BARE).double()
+
+        def forward(self, x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
+            return self.conv(x=x, edge_index=edges, edge_weight=weight)
+
+    model, edges = Keywords(), torch.tensor([[0, 1], [1, 0]])
+    data = Data(x=randn(5, 4), edge_index=edges, edge_weight=torch.full((2,), 3.0).double())
+    (found,) = dm.certify(model, data).layers.values()
+    assert found.tau_max == pytest.approx(dm.certify(model.conv, data).tau_max)
+    assert found.tau_max == pytest.approx(1 / 3)  # λ₁ = 6
+
+
 @pytest.mark.parametrize(("layer", "why"), [
     (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), bias=False), "transforms what it propagates"),
     (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False), "adds a bias"),

@@ -112,6 +112,10 @@ def _inputs(data: Any) -> list[Any]:
     return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
 
 
+#: Keywords of the call of a layer that its certificate depends on.
+_CERTIFIED = {"x", "edge_index", "edge_weight", "batch", "source", "features", "beside"}
+
+
 @torch.no_grad()
 def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]:
     """Return the certificates of all layers by name, at the states of one run of ``model(*inputs)`` in evaluation."""
@@ -135,7 +139,7 @@ def _record(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwa
     known = found.get(name)
     if known is not None and not known:
         return
-    certificate = layer.certificate(*args, **{k: v for k, v in kwargs.items() if k in ("source", "features", "beside")})
+    certificate = layer.certificate(*args, **{key: kwargs[key] for key in _CERTIFIED & kwargs.keys()})
     if known is None or not certificate or certificate.lam > known.lam:
         found[name] = certificate
 
