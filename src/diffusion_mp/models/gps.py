@@ -10,11 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_kind, check_probability, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
-from diffusion_mp.models.base import HEADS, Collect, FeatureEncoder, GraphModel, Task, feature_columns, run_layer
+from diffusion_mp.layers.pyg import refuse_proxy
+from diffusion_mp.models.base import HEADS, Collect, Edges, FeatureEncoder, GraphModel, Task, feature_columns, run_layer
 
 Encodings = Tensor | tuple[Tensor, ...]
 
@@ -69,6 +71,15 @@ class BlockStack(GraphModel):
         self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
         self.blocks = nn.ModuleList(block() for _ in range(num_layers))
         self.head = HEADS[task](hidden_channels, out_channels)
+
+    def forward(
+        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None,
+        *, edge_attr: Tensor | None = None, pe: Encodings | None = None, **others: Any,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
+        """Return predictions; with ``return_coupling`` also the coupling of every block."""
+        refuse_proxy(self, x)
+        others |= {} if pe is None else {"pe": pe}  # torch.export wants inputs by the names of the signature
+        return super().forward(x, edge_index, edge_weight, batch, edge_attr=edge_attr, **others)
 
     def propagate(
         self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None, pe: Encodings | None = None
