@@ -193,6 +193,7 @@ def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
         (lambda: CertifiedStep(Positive(2.0))(x, good), r"beta=Positive\(initial=2\) weighs a source, but none came"),
         (lambda: step(x, good, source=x, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
         (lambda: step(x, good, source=x, metric=torch.ones(5, 3)), r"metric must be \[5\] or \[5, heads\]"),
+        (lambda: CertifiedStep(0.0)(x, good, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             call()

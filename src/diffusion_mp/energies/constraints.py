@@ -77,16 +77,21 @@ class _Round(Constraint):
 
     radius: float = 1.0
 
-    reach: ClassVar[float] = 2.0  #: Diameter for radius 1.
+    orthant: ClassVar[bool] = False  #: Whether entries are nonnegative, too.
 
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")
-        object.__setattr__(self, "diameter", self.reach * self.radius)
+        object.__setattr__(self, "diameter", (2**0.5 if self.orthant else 2.0) * self.radius)
 
     def _excess(self, x: Tensor) -> tuple[Tensor, float]:
-        """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision."""
+        """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision.
+
+        A row with an entry below zero that has to be nonnegative counts as infinitely long.
+        """
         check_tensor(x, "x", "[..., channels]")
         norm = torch.linalg.vector_norm(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+        if self.orthant:
+            norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)
         return norm / self.radius - 1, max(1e-6, 4 * torch.finfo(x.dtype).eps)
 
 
@@ -151,13 +156,10 @@ class NonnegativeBall(Ball):
         tensor([[0., 1.]])
     """
 
-    reach: ClassVar[float] = math.sqrt(2)
+    orthant = True
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         return super().project(relu(y))
-
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
-        return super().holds(x) & (x >= 0).all()
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class NonnegativeSphere(Sphere):
                 [0., 1.]])
     """
 
-    reach: ClassVar[float] = math.sqrt(2)
+    orthant = True
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         if not y.size(-1):
@@ -182,9 +184,6 @@ class NonnegativeSphere(Sphere):
         best = near.detach().masked_fill(y < largest, -math.inf).argmax(-1, keepdim=True)
         axis = torch.zeros_like(y).scatter(-1, best, 1.0)
         return super().project(relu(y), torch.where((y == 0).all(-1, keepdim=True), near, axis))
-
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
-        return super().holds(x) & (x >= 0).all()
 
 
 CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {

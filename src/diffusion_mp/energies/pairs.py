@@ -33,9 +33,9 @@ def by_head(x: State) -> Float[Tensor, "N H D"]:
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
-def check_metric(metric: Tensor, x: State) -> None:
-    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its heads, [N, 1] or [N, H]."""
-    heads = by_head(x).size(1)
+def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
+    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its ``heads``, [N, 1] or [N, H]."""
+    heads = by_head(x).size(1) if heads is None else heads
     if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
         shape = f"[{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}"
         raise ValueError(f"metric must be {shape}; got {describe(metric)}.")

@@ -13,8 +13,9 @@ from torch.linalg import vecdot
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
+from diffusion_mp.energies.pairs import check_metric
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm
-from diffusion_mp.errors import check_positive
+from diffusion_mp.errors import check_positive, check_tensor
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import reciprocal
@@ -79,6 +80,9 @@ class CertifiedStep(StateUpdate):
                 "the source, for the energy is one of the state that moves."
             )
         self.validate(x, coupling, None, source)
+        if metric is not None:  # also where no source has it
+            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+            check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
             terms.append(ScaledTerm(self.source_weight, SourceTerm(source, metric)))
