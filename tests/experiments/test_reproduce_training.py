@@ -2,7 +2,7 @@
 
 import math
 from itertools import product
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -232,7 +232,7 @@ def test_the_hash_sees_masks_features_and_layout():
     typed.data.x = typed.data.x.view(torch.int32)  # the same bytes
     assert len({known, data_hash(masked), data_hash(sparse), data_hash(typed)}) == 4
     batches = [torch.zeros(3)], [torch.ones(3)]
-    first, second = (Mock(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches)
+    first, second = (SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches)
     assert data_hash(first) != data_hash(second)
     with pytest.raises(Exception, match="LightningDataModule"):
         made(pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}})
