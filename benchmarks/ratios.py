@@ -5,19 +5,22 @@
 
 The pairs are those of pairs.py. Before a pair is timed its results and gradients are compared where both sides do the
 same work. Then the two take turns in this process (see alternate.py); a ratio is the other's time over the library's,
-of low quantiles and of medians, and one below its target (in brackets unless that is 1) is flagged. What was measured
-is kept in --out: a run that was stopped goes on from there. ratios.png draws the ratios over N.
+of low quantiles and of medians, and one below its target (in brackets unless that is 1) is flagged. Memory is the most
+that torch allocates at a time in a step, or in a forward pass where no step is timed, again as a ratio. What was
+measured is kept in --out: a run that was stopped goes on from there. ratios.png draws the ratios over N.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from alternate import alternating
+from fresh import allocated
 from pairs import Pair, Side, pairs
 from tqdm import tqdm
 
@@ -52,7 +55,7 @@ def set_mode(*sides: Side, train: bool) -> None:
 
 
 def measure(pair: Pair, seconds: float) -> dict[str, Any]:
-    """Times of the forward pass and of a step for ``[library, other]``, and the difference of what they compute."""
+    """Times of the forward pass and of a step, and memory, for ``[library, other]``; how far their results differ."""
     mine, other = pair.sides()
     found: dict[str, Any] = {}
     if pair.same:
@@ -66,6 +69,7 @@ def measure(pair: Pair, seconds: float) -> dict[str, Any]:
     if "step" in pair.targets:
         set_mode(mine, other, train=True)
         found["step"] = alternating(lambda: mine.step(grad), lambda: other.step(grad), seconds)
+    found["memory"] = [allocated(partial(side.step, grad) if "step" in found else side.call) for side in (mine, other)]
     return found
 
 
@@ -77,8 +81,8 @@ def ratio(found: dict[str, Any], timed: str, statistic: str) -> float:
 def table(results: dict[Pair, dict[str, Any]]) -> str:
     """Markdown: a row per pair."""
     lines = [
-        "| what | where | other | forward | other's | × (median) | step | other's | × (median) | differ by |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| what | where | other | forward | other's | × (median) | step | other's | × (median) | memory × | differ |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for pair, found in results.items():
         cells = [pair.what, pair.where, pair.other]
@@ -91,6 +95,8 @@ def table(results: dict[Pair, dict[str, Any]]) -> str:
             wanted = "" if target == 1 else f" [{target:.2g}]"
             cell = f"{low:.2f} ({ratio(found, timed, 'median'):.2f}){wanted}"
             cells.append(cell if low >= target else f"**{cell} ⚑**")
+        mine, other = found["memory"]
+        cells.append(f"{other / mine:.2f}" if mine else "–")
         cells.append(f"{found['difference']:.0e}" if "difference" in found else "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -82,7 +82,7 @@ CASES = {name: case for name, case in MODELS.items() if "x" in case.names and "m
 }  # fmt: skip
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
 QUICK = ("readme", "difformer", "certified")
-EXHAUSTIVE = ("certified-sphere", "reads-features", "difformer-nodes", "nodeformer", "sgformer", "sfi-former", "gat")
+EXHAUSTIVE = ("certified-transformer", "reads-features", "nodeformer", "sfi-former", "gat")
 
 
 def marked(case: str) -> Any:
@@ -115,7 +115,7 @@ def batch_of_graphs(count: int) -> dict[str, Any]:
 
 ALL, NODES, SLOW, LATER = (*BATCH, "edge_attr", "pe"), ("x", "batch"), pytest.mark.slow, pytest.mark.exhaustive
 BATCHES = [
-    ("difformer", BATCH, ()), ("difformer-sigmoid", BATCH, SLOW), ("nodeformer", BATCH, LATER), ("gin", BATCH, SLOW),
+    ("difformer", BATCH, ()), ("difformer-sigmoid", BATCH, SLOW), ("nodeformer", BATCH, SLOW), ("gin", BATCH, SLOW),
     ("gat", BATCH, SLOW), ("certified", BATCH, LATER), ("gatedgcn", ALL, LATER), ("sfi-former-options", ALL[:-1], SLOW),
     ("difformer", NODES, LATER), ("difformer-graphs", NODES, ()), ("sgformer", NODES, SLOW), ("sfi-former", NODES, ()),
 ]  # fmt: skip
@@ -136,7 +136,7 @@ def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -
     assert graphs_captured() == 1
 
 
-@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["whole", "masked"])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
     ("placement", "causal"),
     [pytest.param("P5", True, marks=pytest.mark.exhaustive)]
@@ -183,7 +183,7 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
         {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
     ),
 ], ids=["explicit", "causal", "heat", "trapezoidal"])  # fmt: skip
-@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["stacked", "padded"])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["stacked", "padded"])
 def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
     module = built(lambda: dm.PDEDiffusion1d(8, **options))
     compiled = captured(module)

@@ -133,6 +133,13 @@ def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float
     return Majorant(half, bound, bound, share) if convex else Majorant(half, 2 * bound, 0.0, share)
 
 
+def affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
+    """Return the half gradient of a quadratic term in the form of `Mean`."""
+    nothing, damping = torch.zeros_like(z), term.bound(z, graph)
+    constant = -term.half_gradient(nothing, graph)
+    return Mean(damping, constant, z.new_zeros(1, 1), lambda z: damping * z - term.half_gradient(z, graph) - constant)
+
+
 class SharedTerm(EnergyTerm):
     """Base of terms whose half gradient and bound come from one computation, their `majorant`."""
 

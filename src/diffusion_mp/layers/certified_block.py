@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
-from operator import add
+from operator import add, sub
 from typing import Any, Literal, cast
 
 import torch
@@ -18,7 +18,7 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
+from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm, affine
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.layers.diffusion_conv import GraphLayer
@@ -284,23 +284,18 @@ class CertifiedBlock(GraphLayer):
 
     def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
         constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
-
-        def gradient(z: Tensor, of: list[EnergyTerm]) -> Tensor:
-            return reduce(add, (term.half_gradient(z, graph) for term in of))
-
         if quadratic and isinstance(constraint, Unconstrained):
-            nothing = torch.zeros_like(state)
-            pull = gradient(nothing, terms)
-            # H is left out, not subtracted again: beside a large H a difference would have no digits left.
-            sourceless = [ScaledTerm(self.beta(), SourceTerm(nothing)), *terms[1:]]
-            rest = gradient(nothing, sourceless)
-            # Scaled to a unit diagonal, in all channels at once.
-            root = reduce(add, (term.majorant(nothing, graph, True).damping for term in terms)).rsqrt()
+            means = [term.weighted_mean(state) or affine(term, state, graph) for term in terms]
+            damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean in means), strict=True))
+            pulls = [mean.pull for mean in means if mean.pull is not None]
+            root = damping.rsqrt()  # scales to a unit diagonal
 
-            def operator(v: Tensor) -> Tensor:
-                return (root * (gradient(root * v.view_as(state), sourceless) - rest)).view_as(v)
+            def operator(v: Tensor) -> Tensor:  # in all channels at once
+                scaled = v.view_as(state)
+                z = root * scaled
+                return reduce(sub, (root * pull(z) for pull in pulls), scaled).view_as(v)
 
-            return root * solve(operator, (-root * pull).flatten()[:, None, None]).view_as(state)
+            return root * solve(operator, (root * constant).expand_as(state).reshape(-1, 1, 1)).view_as(state)
         errors.check_finite(state, "x")
         one_minimiser = quadratic and constraint.convex
         energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
