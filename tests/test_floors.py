@@ -9,6 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import diffusion_mp
+
 ROOT = Path(__file__).parents[1]
 # Not tried by .ci/floors: each GPU build of PyTorch asks for one version of Triton, and the tools only read the source.
 TOOLS = {"ruff", "mypy", "pre-commit", "mkdocs-material", "mkdocstrings", "playwright"}
@@ -42,6 +44,16 @@ def test_the_floor_is_the_version_that_is_tried(package):
     floor, tried = floors()[package], pinned("constraints-floor.txt")[package]
     assert tried >= floor
     assert tried.release[:2] == (*floor.release, 0)[:2]
+
+
+def test_conda_asks_for_the_same_version_and_floors():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = (ROOT / "conda" / "meta.yaml").read_text()
+    named = {"torch": "pytorch", "torch-geometric": "pytorch_geometric"}
+    wanted = [(named.get(one.name, one.name), str(one.specifier)) for one in map(Requirement, project["dependencies"])]
+    asked = recipe.partition("  run:")[2].partition("test:")[0].splitlines()[2:]  # after Python
+    assert [tuple(line.strip(" -").split()) for line in asked if line] == wanted
+    assert f'version = "{diffusion_mp.__version__}"' in recipe
 
 
 def test_nothing_else_is_pinned_and_shapes_of_any_rank_are_text():

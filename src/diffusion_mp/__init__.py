@@ -93,7 +93,7 @@ from diffusion_mp.updates import (
     StateUpdate,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GPS",

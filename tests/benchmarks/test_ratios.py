@@ -63,7 +63,8 @@ def test_another_result_stops_the_run(ratios, make):
 
 
 def test_a_stopped_run_goes_on(ratios, make, tmp_path, monkeypatch, capsys):
-    known = {"forward": {"low": [1.0, 4.0], "median": [1.0, 4.0]}, "step": {"low": [1.0, 4.0], "median": [1.0, 4.0]}}
+    times = {"low": [1.0, 4.0], "median": [1.0, 4.0]}
+    known = {"forward": times, "step": times, "memory": [1.0, 4.0]}
     threads, pair = torch.get_num_threads(), dataclasses.replace(make(1.0), nodes=60)
     (tmp_path / f"unfinished_{threads}_2.json").write_text(json.dumps({pair.name: known}))
     monkeypatch.setattr(ratios, "pairs", lambda: [pair])

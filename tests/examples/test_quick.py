@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ def test_numbers_below_one_are_refused(script, option, capsys):
 
 @pytest.mark.parametrize("script", [
     "custom_layer",
+    "data_parallel",
     "energy_descent",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside", "picture")),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
@@ -60,6 +63,14 @@ def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch,
     assert WRITTEN.get(script, "") in printed
     for path in re.findall(r"runs/[\w/.-]+\.png", printed):
         assert Path(path).stat().st_size > 10_000
+
+
+def test_processes_share_the_parts():
+    """Two processes together see every node once."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run([*command, EXAMPLES / "data_parallel.py", "--quick"], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"of 1,000 nodes right", ended.stdout)
 
 
 def test_the_estimator_is_right_about_more_images_than_label_propagation(classifier, capsys):

@@ -1,0 +1,69 @@
+"""Time and memory of one layer over the number of nodes, and over the number of edges: exponents, and bytes of each.
+
+    python benchmarks/scale.py --channels 16
+
+A `DIFFormerConv` (attention between all pairs, and the graph) takes a training step, forward and backward, in a fresh
+process a size (see fresh.py). Over the nodes there are four edges a node; over the edges, 100 000 nodes. Exponents are
+slopes of log time over log size from a hundred thousand on. Memory is the resident size that the first step adds, in
+which the graph is made; bytes per node and edge are its least-squares fit over sizes from a million on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import torch
+from fresh import in_fresh_process, measured
+
+import diffusion_mp as mp
+
+FIXED = 100_000  # nodes beside a varying number of edges
+SIZES = [10**k for k in range(3, 8)]
+OVER = {"nodes": [(n, 4 * n) for n in SIZES], "edges": [(FIXED, e) for e in SIZES]}
+
+
+def run(nodes: int, edges: int, channels: int) -> dict[str, float]:
+    """Seconds and MiB of a step."""
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(nodes, (2, edges), generator=generator)
+    x = torch.randn(nodes, channels, generator=generator, requires_grad=True)
+    torch.manual_seed(0)
+    layer = mp.DIFFormerConv(channels, channels)
+    return measured(lambda: layer(x, edge_index).sum().backward(), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--channels", type=int, default=16)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="of either number")
+    parser.add_argument("--run", help=argparse.SUPPRESS)  # one case, in the process that in_fresh_process starts
+    args = parser.parse_args()
+    if args.run:
+        print(json.dumps(run(*map(int, args.run.split("/")), args.channels)))
+        return
+    print("| N | E | a step | memory |\n|--:|--:|--:|--:|")
+    rows: list[tuple[float, float, float]] = []
+    for over, cases in OVER.items():
+        kept: list[tuple[float, float]] = []
+        for nodes, edges in cases:
+            size = nodes if over == "nodes" else edges
+            if size > args.largest:
+                continue
+            found = in_fresh_process(__file__, f"{nodes}/{edges}")
+            print(f"| {nodes:,} | {edges:,} | {1e3 * found['time']:,.1f} ms | {found['memory']:,.0f} MiB |", flush=True)
+            if size >= FIXED:
+                kept.append((np.log(size), np.log(found["time"])))
+            if max(nodes, edges) >= 10**6:
+                rows.append((nodes, edges, found["memory"] * 2**20))
+        if len(kept) > 1:
+            print(f"\nTime over {over}: exponent {np.polyfit(*np.transpose(kept), 1)[0]:.2f}\n")
+    if len(rows) > 1:
+        table = np.array(rows)
+        per_node, per_edge = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]
+        print(f"Memory: {per_node:.0f} bytes a node and {per_edge:.0f} bytes an edge, beyond features and edges")
+
+
+if __name__ == "__main__":
+    main()
