@@ -29,6 +29,7 @@ FUNCTIONS = {
     **dict.fromkeys(["plot_attention", "EnergyTrace.plot", "PlacementReport.plot"], ("matplotlib", PLOT)),
     **dict.fromkeys(["knn_graph", "KNNGraph", "DiffusionClassifier"], ("sklearn", SKLEARN)),
     "find_clusters": ("pymetis", "diffusion-mp[metis]"),
+    "save_pretrained": ("huggingface_hub", "diffusion-mp[hub]"),
 }
 EXAMPLES = {
     "energy_descent.py": PLOT,

@@ -15,11 +15,11 @@ from pathlib import Path
 EXTRAS = (
     "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "lightning_fabric",
     "torchmetrics", "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
-    "pytest", "hypothesis", "beartype", "optuna", "filelock", "diffusion_mp_experiments",
+    "pytest", "hypothesis", "beartype", "optuna", "filelock", "huggingface_hub", "diffusion_mp_experiments",
 )  # fmt: skip
 PUBLIC = (
     "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "estimators",
-    "export", "layers", "models", "testing", "updates",
+    "export", "layers", "models", "saving", "testing", "updates",
 )  # fmt: skip
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -67,6 +67,7 @@ functions: dict[str, Callable[[], object]] = {
     "KNNGraph": lambda: KNNGraph(1)(Data(x=torch.eye(3))),
     "DiffusionClassifier": lambda: estimators.DiffusionClassifier,
     "find_clusters": lambda: find_clusters(graph, 2),
+    "save_pretrained": lambda: diffusion_mp.DIFFormer(3, 3, 3).save_pretrained("folder"),
 }
 sys.path.insert(0, str(EXAMPLES))
 examples = {
