@@ -57,9 +57,9 @@ FLOORS = [
 #: What stands beside them, and the highest floor that it may import.
 BESIDE = {
     "cite": "errors", "data": "graph", "export": "kernels", "distributed": "models", "diagnostics": "layers",
-    "estimators": "layers", "testing": "models",
+    "estimators": "layers", "plot": "layers", "testing": "models",
 }  # fmt: skip
-ALSO = {("estimators", "data")}
+ALSO = {("estimators", "data"), ("plot", "diagnostics")}
 FILES = sorted((ROOT / "src").rglob("*.py"))
 MODULES = {
     ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"): file for file in FILES

@@ -160,19 +160,15 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
         raise ValueError(f"{path} is no safetensors file, or is damaged: {error}.") from error
     if text is None:
         raise ValueError(f"{path} was not written by save(): it has tensors, but does not say of which module.")
-    try:
-        content = json.loads(text)
-        version, about = content["format"], content["model"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} has a description that cannot be read: {type(error).__name__}.") from error
-    if version != FORMAT:
-        raise ValueError(f"{path} has format {describe(version)}; this version reads {FORMAT}. Update diffusion-mp.")
     known = Described.classes | {each.__name__: each for each in classes}
     try:
+        version, about = (content := json.loads(text))["format"], content["model"]
+        if version != FORMAT:
+            raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}. Update diffusion-mp.")
         flaw = _misfit(_built(about, known, tensors), tensors)
         model = None if flaw else _built(about, known, tensors, device="cpu")
     except Exception as error:
-        raise ValueError(f"{path} describes a module that cannot be built: {error}") from error
+        raise ValueError(f"{path} describes a module that cannot be built: {error or type(error).__name__}") from error
     if model is None:
         raise ValueError(f"{path} does not fit the module that it describes, which {flaw}.")
     model.load_state_dict(tensors)

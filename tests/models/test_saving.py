@@ -203,9 +203,9 @@ def header(content: object, rest: bytes = b"") -> bytes:
     (struct.pack("<Q", 1 << 62), "is no safetensors file"),
     (header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}), "is no safetensors file"),
     (header({}), "was not written by save"),
-    (header({"__metadata__": {"diffusion_mp": "[" * 100_000}}), "cannot be read: RecursionError"),
-    (header({"__metadata__": {"diffusion_mp": '{"format": 1}'}}), "cannot be read: KeyError"),
-    (header({"__metadata__": {"diffusion_mp": '{"format": 2, "model": {}}'}}), r"has format 2 \(int\); .* Update"),
+    (header({"__metadata__": {"diffusion_mp": "[" * 100_000}}), "cannot be built: maximum recursion"),
+    (header({"__metadata__": {"diffusion_mp": '{"format": 1}'}}), "cannot be built: 'model'"),
+    (header({"__metadata__": {"diffusion_mp": '{"format": 2, "model": {}}'}}), r"has format 2, and this .* Update"),
 ])  # fmt: skip
 def test_damaged_files_are_named(blob, words, tmp_path):
     path = tmp_path / "model.safetensors"

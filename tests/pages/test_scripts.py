@@ -30,6 +30,7 @@ def test_a_newcomers_script(script, at_least, capsys):
 @pytest.mark.parametrize("page", STORIES)
 def test_the_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # some write files
+    (tmp_path / "zoo").symlink_to(ROOT / "zoo")
     scope: dict[str, object] = {"__name__": page}
     with torch.random.fork_rng():
         torch.manual_seed(0)
