@@ -33,7 +33,7 @@ for package in PUBLIC:
 import torch  # noqa: E402
 from torch_geometric.data import Data  # noqa: E402
 
-from diffusion_mp import estimators  # noqa: E402
+from diffusion_mp import estimators, plot  # noqa: E402
 from diffusion_mp.data import KNNGraph, find_clusters, knn_graph  # noqa: E402
 from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
 
@@ -62,6 +62,7 @@ report = PlacementReport({"layer": ["a"], "commutator": [1.0]}, {"layer": []})
 functions: dict[str, Callable[[], object]] = {
     "plot_attention": lambda: plot_attention(coupling),
     "EnergyTrace.plot": lambda: diffusion_mp.EnergyTrace(diffusion_mp.DIFFormerConv(3, 3)).plot(),
+    "plot.energies": lambda: plot.energies(torch.ones(3)),
     "PlacementReport.plot": lambda: report.plot(),
     "knn_graph": lambda: knn_graph(torch.eye(3), 1),
     "KNNGraph": lambda: KNNGraph(1)(Data(x=torch.eye(3))),
@@ -74,6 +75,6 @@ examples = {
     "energy_descent.py": script("energy_descent.py"),
     "custom_layer.py": script("custom_layer.py", run_name="imported"),
 }
-for name in ("inside", "attention", "sfi_former", "pde_transformer", "cora", "pokec", "classifier"):
+for name in ("inside", "attention", "sfi_former", "pde_transformer", "cora", "pokec", "classifier", "gallery"):
     examples[f"{name}.py"] = script(f"{name}.py", "--help")
 print(json.dumps({"functions": {name: sentence(call) for name, call in functions.items()}, "examples": examples}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from diffusion_mp.diagnostics.hooks import axis
 from diffusion_mp.layers import CertifiedBlock, WeightedGraph
 from diffusion_mp.modules import evaluating
 
-__all__ = ["attention", "curves", "energies", "neighbours", "spectrum", "uncertainty"]
+__all__ = ["attention", "curves", "eigenvalues", "energies", "neighbours", "spectrum", "uncertainty"]
 
 
 @torch.no_grad()
@@ -103,28 +104,30 @@ def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> 
     return ax
 
 
-@torch.no_grad()
-def spectrum(model: nn.Module, *inputs: Any, ax: Any = None, **named: Any) -> Any:
-    """Draw the eigenvalues of the matrices B of all `WeightedGraph` of a model; with inputs also what states lie along.
+def spectrum(model: nn.Module | tuple[Tensor, Tensor], *inputs: Any, ax: Any = None, **named: Any) -> Any:
+    """Draw the eigenvalues of the matrices B of a model, and the share of its states along the eigenvectors.
 
-    1 makes neighbours agree, −1 makes them differ (Theorem T8 of docs/certified.md).
+    1 makes neighbours agree, −1 makes them differ (Theorem T8 of docs/certified.md). Or pass what `eigenvalues` gives.
 
     Examples:
         >>> axes = spectrum(CertifiedTransformer(4, 16, 3), x, edge_index)
     """
-    values, shares = eigenvalues(model, *inputs, **named)
+    values, shares = eigenvalues(model, *inputs, **named) if isinstance(model, nn.Module) else model
     ax, bins = axis(ax), torch.linspace(-1, 1, 17)
     ax.hist(values, bins, weights=torch.full_like(values, 1 / len(values)), color="0.75", label="eigenvalues")
-    if inputs or named:
-        ax.hist(values, bins, weights=shares, histtype="step", linewidth=1.5, label="states")
-        ax.legend(loc="upper left", fontsize="small")
+    ax.hist(values, bins, weights=shares, histtype="step", color="#0072B2", linewidth=1.5, label="states")
     ax.set(xlabel="eigenvalue of B", ylabel="share", xlim=(-1, 1))
+    ax.legend(loc="upper left", fontsize="small")
     return ax
 
 
 @torch.no_grad()
 def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues of the matrices of all blocks, and the share of the differences of states along each."""
+    """Return the eigenvalues of the matrices B of all `WeightedGraph`, and what share of the last states lies along.
+
+    Examples:
+        >>> values, shares = eigenvalues(CertifiedTransformer(4, 16, 3), x, edge_index)
+    """
     found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
     for block in model.modules():
         for term in block.terms if isinstance(block, CertifiedBlock) else ():
@@ -134,19 +137,18 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
                 found[block] = torch.linalg.eigh((full + full.mT) / 2)
     if not found:
         raise ValueError(f"model must have a CertifiedBlock with a WeightedGraph; {type(model).__name__} has none.")
-    states: dict[nn.Module, Tensor] = {}
-    if inputs or named:
-        hooks = [each.register_forward_hook(lambda block, _, out: states.update({block: out})) for each in found]
-        with evaluating(model):
-            model(*inputs, **named)
-        for hook in hooks:
-            hook.remove()
-    shares = []
-    for block, (values, vectors) in found.items():
-        state = states.get(block)
-        along = torch.ones_like(values) if state is None else ((state - state.mean(0)) @ vectors).square().sum(1)
-        shares.append((along / along.sum() / len(found)).flatten())
-    return torch.cat([values.flatten() for values, _ in found.values()]).cpu(), torch.cat(shares).cpu()
+    shares: dict[nn.Module, Tensor] = {}
+
+    def look(block: nn.Module, _: Any, state: Tensor) -> None:
+        along = ((state - state.mean(0)) @ found[block][1]).square().sum(1).flatten()
+        shares[block] = along / along.sum() / len(found)
+
+    with ExitStack() as stack, evaluating(model):
+        for block in found:
+            stack.callback(block.register_forward_hook(look).remove)
+        model(*inputs, **named)
+    values = torch.cat([values.flatten() for values, _ in found.values()])
+    return values.cpu(), torch.cat([shares[block] for block in found]).cpu()
 
 
 @torch.no_grad()
@@ -163,7 +165,7 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
         centred = points - points.mean(0)
         points = centred @ torch.linalg.svd(centred, full_matrices=False).Vh[:2].T
     variance, ax = posterior_variance(coupling, leak).mean(1).cpu(), axis(ax)
-    drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8)
+    drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")
     ax.figure.colorbar(drawn, ax=ax, label="posterior variance")
     ax.set(xticks=[], yticks=[])
     return ax
