@@ -38,9 +38,8 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
     values: Any = model
     if isinstance(model, nn.Module):
         with evaluating(model):
-            own: Any = getattr(model, "energies", None)
-            if own is not None:
-                values = own(*inputs, **named)
+            if (values := getattr(model, "energies", None)) is not None:
+                values = values(*inputs, **named)
             else:
                 with EnergyTrace(model) as trace:
                     model(*inputs, **named)
@@ -55,9 +54,7 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
 
 
 @torch.no_grad()
-def neighbours(
-    coupling: Coupling, node: int, *, top: int = 10, names: Sequence[str] | None = None, ax: Any = None
-) -> Any:
+def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[str] = (), ax: Any = None) -> Any:
     """Draw the strongest couplings s_ij of a node i as bars, the mean over heads; ``names`` has one for every node j.
 
     Examples:
@@ -69,21 +66,19 @@ def neighbours(
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
-    ax = axis(ax)
+    ax, names = axis(ax), names or [str(int(j)) for j in others]
     ax.barh(range(len(best)), row[best].tolist())
-    ax.set_yticks(range(len(best)), [str(int(j)) if names is None else names[int(j)] for j in best])
+    ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
-    ax.set(xlabel="s_ij", ylabel="sender j", title=f"strongest couplings of {node if names is None else names[node]}")
+    ax.set(xlabel="s_ij", ylabel="sender j", title=f"strongest couplings of {names[node]}")
     return ax
 
 
 @torch.no_grad()
 def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> Any:
-    """Draw what attention changes: the probability of the true class of every node with it, over that without.
+    """Draw what attention changes: the probability of the true class y [N] with it, over that without.
 
-    Args:
-        logits, without: [N, classes] of the model, and of the one without attention.
-        y: [N], the classes.
+    ``logits`` and ``without``, [N, classes], are those of the model, and of the one without attention.
 
     Examples:
         >>> with_it, without = (CertifiedDIFFormer(4, 8, 3, penalty=penalty) for penalty in ("simple", None))
@@ -95,8 +90,8 @@ def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> 
     ours, theirs = (each.softmax(1).gather(1, true)[:, 0].cpu() for each in (logits, without))
     right = [(each.argmax(1, keepdim=True) == true)[:, 0].cpu() for each in (logits, without)]
     ax = axis(ax)
-    for label, chosen in (("as without", right[0] == right[1]), ("mended", right[0] & ~right[1]),
-                          ("spoiled", ~right[0] & right[1])):  # fmt: skip
+    kinds = {"as without": right[0] == right[1], "mended": right[0] & ~right[1], "spoiled": ~right[0] & right[1]}
+    for label, chosen in kinds.items():
         ax.scatter(theirs[chosen], ours[chosen], s=6, label=f"{label}: {int(chosen.sum())}")
     ax.axline((0, 0), slope=1, color="0.8", zorder=0)
     ax.set(xlabel="p of the true class, without attention", ylabel="with attention")

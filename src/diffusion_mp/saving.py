@@ -100,11 +100,8 @@ class Saved(nn.Module, Described):
         if not Path(path).parent.is_dir():
             raise FileNotFoundError(f"There is no folder {Path(path).parent} to save in.")
         draft = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
-        try:
-            draft.write_bytes(serialized(state, {KEY: json.dumps({"format": FORMAT, "model": about})}))
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        draft.write_bytes(serialized(state, {KEY: json.dumps({"format": FORMAT, "model": about})}))
+        draft.replace(path)
 
     def save_pretrained(self, folder: Place, **options: Any) -> None:
         """Save to a folder as the Hugging Face Hub has it, with a model card; ``options`` as in `ModelHubMixin`."""
