@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +20,7 @@ from runs import count, needs, options
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from diffusion_mp import CertifiedTransformer
-from diffusion_mp.layers import CertifiedBlock, WeightedGraph
+from diffusion_mp import CertifiedTransformer, plot
 
 with needs("diffusion-mp-experiments"):
     import matplotlib
@@ -68,24 +66,6 @@ def molecules(root: Path, epochs: int) -> Tensor:
     return energies
 
 
-@torch.no_grad()
-def spectrum(model: CertifiedTransformer, data: Data) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of the matrices of all blocks, and what share of the differences between states lies along each."""
-    values, shares = [], []
-
-    def look(block: CertifiedBlock, inputs: object, state: Tensor) -> None:
-        eigenvalues, vectors = torch.linalg.eigh(cast("WeightedGraph", block.terms[0]).matrices()[0])
-        along = ((state - state.mean(0)) @ vectors).square().sum(0)
-        values.append(eigenvalues)
-        shares.append(along / along.sum() / len(model.blocks))
-
-    hooks = [block.register_forward_hook(look) for block in model.blocks]
-    predict(model.eval(), data)
-    for hook in hooks:
-        hook.remove()
-    return torch.cat(values), torch.cat(shares)
-
-
 def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
     """What matrices and states of a network are before and after training on the first split of a graph."""
     data.train_mask, test_mask = (mask.view(data.num_nodes, -1)[:, 0] for mask in (data.train_mask, data.test_mask))
@@ -93,9 +73,9 @@ def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
     model = CertifiedTransformer(
         data.num_features, 64, int(data.y.max()) + 1, num_blocks=2, graph="sym", layer_norm=True, dropout=0.5
     )
-    found = [spectrum(model, data)]
+    found = [plot.eigenvalues(model, data.x, data.edge_index)]
     train(model, [data], epochs, 0.01)
-    found.append(spectrum(model, data))
+    found.append(plot.eigenvalues(model, data.x, data.edge_index))
     right, ends = predict(model, data).argmax(1) == data.y, data.y[data.edge_index]
     alike, accuracy = (ends[0] == ends[1]).float().mean(), right[test_mask].float().mean()
     print(f"{name}: test accuracy {accuracy:.1%}; {alike:.0%} of the neighbours share a class")
@@ -107,19 +87,11 @@ def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
 def draw(energies: Tensor, spectra: dict[str, Spectrum], path: Path) -> None:
     """The picture, one panel for the energies and one for every graph."""
     figure, (first, *others) = plt.subplots(1, 1 + len(spectra), figsize=(12, 2.9), layout="constrained")
-    for number, block in enumerate(energies, 1):
-        first.plot(block / block[0].abs(), "o-", markersize=3, label=f"block {number}")
-    first.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    first.set(title="SynMol", xlabel="step of the block", ylabel="F(Z) / |F(Z⁰)|", xticks=range(energies.size(1)))
-    first.legend(fontsize="small")
-    for axis, (name, (_, (values, shares))) in zip(others, spectra.items(), strict=True):
-        bins = torch.linspace(-1, 1, 17)
-        even = torch.full_like(values, 1 / len(values))
-        axis.hist(values, bins, weights=even, color="0.75", label="eigenvalues")
-        axis.hist(values, bins, weights=shares, histtype="step", color="#0072B2", linewidth=1.5, label="states")
-        axis.set(title=name, xlabel="eigenvalue of B", xlim=(-1, 1))
+    plot.energies(energies, ax=first).axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    first.set(title="SynMol", xlabel="step of the block")
+    for axis, (name, (_, spectrum)) in zip(others, spectra.items(), strict=True):
+        plot.spectrum(spectrum, ax=axis).set(title=name, ylabel="")
     others[0].set(ylabel="share")
-    others[0].legend(loc="upper left", fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     plt.close(figure)

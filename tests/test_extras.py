@@ -26,13 +26,17 @@ def without_extras() -> dict[str, Any]:
 PLOT, SKLEARN, EXPERIMENTS = "'diffusion-mp[plot]'", "'diffusion-mp[sklearn]'", "diffusion-mp-experiments"
 #: What needs an optional package, which one, and what pip is to install.
 FUNCTIONS = {
-    **dict.fromkeys(["plot_attention", "EnergyTrace.plot", "PlacementReport.plot"], ("matplotlib", PLOT)),
+    **dict.fromkeys(
+        ["plot_attention", "EnergyTrace.plot", "PlacementReport.plot", "plot.energies"], ("matplotlib", PLOT)
+    ),
     **dict.fromkeys(["knn_graph", "KNNGraph", "DiffusionClassifier"], ("sklearn", SKLEARN)),
     "find_clusters": ("pymetis", "diffusion-mp[metis]"),
+    "save_pretrained": ("huggingface_hub", "'diffusion-mp[hub]'"),
 }
 EXAMPLES = {
     "energy_descent.py": PLOT,
     "classifier.py": SKLEARN,
+    "gallery.py": "'diffusion-mp[plot,sklearn]'",
     **{f"{name}.py": EXPERIMENTS for name in ("attention", "cora", "inside", "pde_transformer", "pokec", "sfi_former")},
 }
 

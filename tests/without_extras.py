@@ -15,11 +15,11 @@ from pathlib import Path
 EXTRAS = (
     "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "lightning_fabric",
     "torchmetrics", "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
-    "pytest", "hypothesis", "beartype", "optuna", "filelock", "diffusion_mp_experiments",
+    "pytest", "hypothesis", "beartype", "optuna", "filelock", "huggingface_hub", "diffusion_mp_experiments",
 )  # fmt: skip
 PUBLIC = (
     "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "estimators",
-    "export", "layers", "models", "testing", "updates",
+    "export", "layers", "models", "saving", "testing", "updates",
 )  # fmt: skip
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -33,7 +33,7 @@ for package in PUBLIC:
 import torch  # noqa: E402
 from torch_geometric.data import Data  # noqa: E402
 
-from diffusion_mp import estimators  # noqa: E402
+from diffusion_mp import estimators, plot  # noqa: E402
 from diffusion_mp.data import KNNGraph, find_clusters, knn_graph  # noqa: E402
 from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
 
@@ -62,17 +62,19 @@ report = PlacementReport({"layer": ["a"], "commutator": [1.0]}, {"layer": []})
 functions: dict[str, Callable[[], object]] = {
     "plot_attention": lambda: plot_attention(coupling),
     "EnergyTrace.plot": lambda: diffusion_mp.EnergyTrace(diffusion_mp.DIFFormerConv(3, 3)).plot(),
+    "plot.energies": lambda: plot.energies(torch.ones(3)),
     "PlacementReport.plot": lambda: report.plot(),
     "knn_graph": lambda: knn_graph(torch.eye(3), 1),
     "KNNGraph": lambda: KNNGraph(1)(Data(x=torch.eye(3))),
     "DiffusionClassifier": lambda: estimators.DiffusionClassifier,
     "find_clusters": lambda: find_clusters(graph, 2),
+    "save_pretrained": lambda: diffusion_mp.DIFFormer(3, 3, 3).save_pretrained("folder"),
 }
 sys.path.insert(0, str(EXAMPLES))
 examples = {
     "energy_descent.py": script("energy_descent.py"),
     "custom_layer.py": script("custom_layer.py", run_name="imported"),
 }
-for name in ("inside", "attention", "sfi_former", "pde_transformer", "cora", "pokec", "classifier"):
+for name in ("inside", "attention", "sfi_former", "pde_transformer", "cora", "pokec", "classifier", "gallery"):
     examples[f"{name}.py"] = script(f"{name}.py", "--help")
 print(json.dumps({"functions": {name: sentence(call) for name, call in functions.items()}, "examples": examples}))

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
+from diffusion_mp.saving import Saved
 
-class Resettable(nn.Module):
+
+class Resettable(Saved):
     """Base of modules with `reset_parameters`; one with parameters of its own draws them in `_draw`."""
 
     _initial: Mapping[str, Tensor] = {}

@@ -18,6 +18,7 @@ WRITTEN = {  # what is printed of the files that were made
     "inside": "runs/inside.png",
     "picture": "runs/pictures/energy.svg",
     "certified_blocks": "runs/certified_blocks.png",
+    "gallery": "runs/plots.png",
     "attention": "runs/sfi_former_quick/CLUSTER-SFi-seed0.png",
     "pde_transformer": "runs/pde_transformer_quick/picture.png",
 }
@@ -49,6 +50,7 @@ def test_numbers_below_one_are_refused(script, option, capsys):
     "custom_layer",
     "data_parallel",
     "energy_descent",
+    "gallery",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside", "picture")),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
     *(pytest.param(name, marks=pytest.mark.data) for name in ("cora", "certified_blocks")),

@@ -17,6 +17,7 @@ import small_sets as small
 import torch
 from torch_geometric.data import Data
 
+from diffusion_mp import load
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.text_tables import number_blocks
 from diffusion_mp_experiments.sequences import IMDb
@@ -122,6 +123,7 @@ _ROWS: list[Format] = [
     Format("numbers", lambda f: small.write(f, {"numbers.csv.gz": "1.5,-2e3,0\n4,5,6\n-0.25,8,9"}), _read_numbers),
     Format("news", small.make_newsgroups, lambda f: [graphs.load_newsgroups(f, groups=small.GROUPS, num_words=4)]),
     Format("checkpoint", small.make_checkpoint, lambda folder: load_checkpoint(folder / "run.ckpt") and []),
+    Format("saved model", small.make_saved, lambda folder: load(folder / "model.safetensors") and []),
     Format("tu", small.make_tu, lambda folder: graphs.load_tu(folder, "SMALL")),
     Format("chickenpox", small.make_chickenpox, lambda folder: graphs.load_snapshots(folder, "chickenpox")),
     Format("england_covid", small.make_covid, lambda folder: graphs.load_snapshots(folder, "england_covid")),

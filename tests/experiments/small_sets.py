@@ -17,6 +17,7 @@ import torch
 from scipy.io import savemat
 from scipy.sparse import csc_matrix, csr_matrix
 
+from diffusion_mp import CertifiedDIFFormer, GaussianDiffusivity, MixturePenalty, SymmetricDiffusivity
 from diffusion_mp_experiments.train import save_checkpoint
 
 
@@ -104,6 +105,14 @@ def make_newsgroups(folder: Path) -> list[Path]:
 def make_checkpoint(folder: Path) -> list[Path]:
     save_checkpoint({"state_dict": {"weight": torch.ones(5, 4)}, "epoch": 3, "name": "run"}, folder / "run.ckpt")
     return [folder / "run.ckpt"]
+
+
+def make_saved(folder: Path) -> list[Path]:
+    """A model whose arguments are numbers, names and objects."""
+    kernel = GaussianDiffusivity(bandwidth=0.3, normalize=None, measure="distance", row_stochastic=False)
+    penalty, inputs = MixturePenalty(widths=(0.5, 1.0)), 0.5 * SymmetricDiffusivity(kernel)
+    CertifiedDIFFormer(5, 4, 2, 3, penalty=penalty, inputs=inputs).save(folder / "model.safetensors")
+    return [folder / "model.safetensors"]
 
 
 def make_tu(folder: Path) -> list[Path]:

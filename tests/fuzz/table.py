@@ -22,6 +22,7 @@ EXEMPT: dict[str, str] = {
         "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN"),
     "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
     "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
+    "load": "it takes a file; tests/models/test_saving.py and test_hostile_files.py in tests/experiments write some",
     "testing.TOLERANCES": "a table, read through `tolerance`",
     "train.exit_code": "it takes a program and its signals; tests/experiments/train stops programs",
 }  # fmt: skip

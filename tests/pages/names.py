@@ -42,7 +42,8 @@ TASKS = {
     "Prepare data": "data.* graph.*",
     "Work on large graphs, or in several processes": "distributed.* data.RandomPartitionLoader data.find_clusters "
     "data.PartOf models.full_graph_inference",
-    "Take weights over, hand models on, cite": "export.* layers.from_pyg models.released_state_dict diffusion_mp.cite",
+    "Take weights over, hand models on, cite": "export.* layers.from_pyg models.released_state_dict diffusion_mp.cite "
+    "diffusion_mp.load",
     "Compute with couplings": "couplings.*",
     "Test what you have written": "testing.*",
     "Tell errors apart": "diffusion_mp.*",

@@ -5,7 +5,7 @@ import torch
 
 from .blocks import ROOT, blocks
 
-STORIES = ["index", "concepts", "training", "large-graphs"]
+STORIES = ["index", "concepts", "training", "large-graphs", "gallery"]
 # What a script has to reach, as `share`: chance is 10, 25, 50, 50, 50, 0 and 50 %; the last one trains nothing.
 STARTED = [0.8, 0.7, 0.9, 0.9, 0.6, 0.3, 0.75, None]
 SCRIPTS = [
@@ -30,6 +30,7 @@ def test_a_newcomers_script(script, at_least, capsys):
 @pytest.mark.parametrize("page", STORIES)
 def test_the_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # some write files
+    (tmp_path / "zoo").symlink_to(ROOT / "zoo")
     scope: dict[str, object] = {"__name__": page}
     with torch.random.fork_rng():
         torch.manual_seed(0)

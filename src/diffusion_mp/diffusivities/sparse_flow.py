@@ -17,9 +17,10 @@ from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import sparse_flow_edges
 from diffusion_mp.kernels.spmm import sddmm
+from diffusion_mp.saving import Saved
 
 
-class FrictionAttention(nn.Module):
+class FrictionAttention(Saved):
     """Learned scores of the frictions of SFi-attention.
 
     q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o), whose inner products are the scores of frictions (SFi-Former, § 3.3).

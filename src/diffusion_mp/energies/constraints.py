@@ -15,9 +15,10 @@ from torch.nn.functional import relu
 
 from diffusion_mp.errors import check_choice, check_positive, check_tensor
 from diffusion_mp.kernels.precision import unit_vectors
+from diffusion_mp.saving import Described
 
 
-class Constraint(ABC):
+class Constraint(Described, ABC):
     """Closed set C that contains every row of every head (ι_C of Theorem T1, docs/certified.md).
 
     Examples:

@@ -15,12 +15,13 @@ from diffusion_mp import errors
 from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies.penalties import Penalty, find_flaw
 from diffusion_mp.kernels.precision import exp_limit
+from diffusion_mp.saving import Saved
 
 #: Nodes and weights on [0, 1] of the Gauss–Legendre rule for δ.
 NODES, WEIGHTS = (numbers.tolist() for numbers in np.polynomial.legendre.leggauss(48) / np.array(2) + [[0.5], [0.0]])
 
 
-class MixturePenalty(nn.Module, Penalty):
+class MixturePenalty(Saved, Penalty):
     r"""A learned penalty, that of a mixture of Gaussians.
 
     f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} with learned c_m, σ_m > 0, and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}).
@@ -87,7 +88,7 @@ def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
     return logarithms.clamp(-limit, limit).exp()
 
 
-class FunctionPenalty(nn.Module, Penalty):
+class FunctionPenalty(Saved, Penalty):
     r"""The penalty of any weight that falls with distance.
 
     δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.

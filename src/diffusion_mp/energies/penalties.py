@@ -21,11 +21,12 @@ from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import as_ptr, row_bounds
+from diffusion_mp.saving import Described
 
 FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
 
-class Penalty(ABC):
+class Penalty(Described, ABC):
     """Cost δ(z²) of a pair of nodes at squared distance z², concave and non-decreasing on ``domain`` (TfD, Eq. 13).
 
     Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). Subclasses define

@@ -18,6 +18,7 @@ from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.modules import Resettable
+from diffusion_mp.saving import Saved
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
@@ -176,7 +177,7 @@ class NoDiffusion(nn.Identity):
         return x
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Saved):
     r"""𝒜(x) = W_O ‖_h A_h(x) W_V^h x + b, A_h(x) = softmax(q_hk_hᵀ/√D) (Vaswani et al. 2017, Eqs. 1 and 3).
 
     It has two sites: ``"values"`` [B, L, C] before attention, and ``"heads"`` [B · L, H, D], just before W_O, where the
@@ -255,7 +256,7 @@ class SelfAttention(nn.Module):
         return f"{self.channels}, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Saved):
     r"""x ← x + 𝒜(LN(x)), x ← x + MLP(LN(x)), with four sites around these (Zhang & Zhou, Table 1).
 
     With 𝒮_s for the module at site s, x̂ = 𝒮_attention(x + 𝒜(LN(𝒮_norm(x)))) and

@@ -6,7 +6,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from diffusion_mp import errors
@@ -14,12 +14,13 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.models.base import Edges
+from diffusion_mp.saving import Saved
 from diffusion_mp.updates import teleport, teleport_limit
 
 MANY_CLASSES = 1 << 16  # beyond one per node: a larger label is an error, and would cost memory
 
 
-class LabelPropagation(KnowsPyGNames, nn.Module):
+class LabelPropagation(KnowsPyGNames, Saved):
     r"""Spread known labels over a graph, or over an attention, without training.
 
     Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).

@@ -15,12 +15,13 @@ from diffusion_mp import errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.modules import Resettable
+from diffusion_mp.saving import Saved
 
 #: The state of every head; one head broadcasts against several.
 State = Float[Tensor, " N #H D"]
 
 
-class Positive(nn.Module):
+class Positive(Saved):
     """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
 
     Examples:

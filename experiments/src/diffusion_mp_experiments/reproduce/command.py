@@ -9,7 +9,7 @@ from pathlib import Path
 
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
-from diffusion_mp_experiments.reproduce.report import chosen, lines, section
+from diffusion_mp_experiments.reproduce.report import card, chosen, lines, section
 from diffusion_mp_experiments.reproduce.table import Record, Table, load_table, parsed, write_records
 
 _HEAD = """# Results
@@ -48,12 +48,18 @@ def run_reproduce(args: list[str]) -> None:
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=Path, default=Path("configs"), help="folder of all tables")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder of all runs")
+    parser.add_argument("--save", type=Path, help="folder for the model of the first run of every row, with a card")
     options, start = parser.parse_args(args), time.perf_counter()
     table = load_table(options.configs / options.table, options.root)
     given = {name: value for name in ("splits", "trials", "epochs") if (value := getattr(options, name)) is not None}
     table = replace(table, **{**(table.quick if options.quick else {}), **given})
     folder = options.out / (f"{table.name}-quick" if options.quick else table.name)
-    records = reproduce(table, folder, options.jobs, options.only)
+    if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
+    records = reproduce(table, folder, options.jobs, options.only, options.save)
+    for record in records if options.save else ():
+        if record["kind"] == "run" and record["split"] == record["seed"] == 0:
+            (options.save / f"{record['row']}.md").write_text(card(table, record))
     report = folder / "report.md"
     report.write_text(illustrated(table, records, options.configs / table.name / "notes.md", folder))
     text, seconds = section(table, lines(table, records)), time.perf_counter() - start

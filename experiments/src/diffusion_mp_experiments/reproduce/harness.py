@@ -105,25 +105,28 @@ def key(record: Record) -> Key:
     return record["row"], record["config"], record["split"], record["seed"], record["tuning"]
 
 
-def reproduce(table: Table, out: Path, jobs: int = 1, only: Sequence[str] = ()) -> list[Record]:
+def reproduce(
+    table: Table, out: Path, jobs: int = 1, only: Sequence[str] = (), save: Path | None = None
+) -> list[Record]:
     """Make the rows of a table (`only` these), or continue what was stopped; return the lines of `results.jsonl`.
 
     The folder `out` gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in
     the end `results.jsonl`: of every row that is complete its reported runs and its search. `jobs` is the number of
-    processes, of one thread each. ValueError if another process works in the folder.
+    processes, of one thread each. The folder `save` gets the model of the first reported run of every row. ValueError
+    if another process works in `out`.
     """
     rows = table.named(only)
     check_writable(out)
     try:
         with FileLock(out / "lock", timeout=0):
-            return _Harness(table, out).make(rows, jobs)
+            return _Harness(table, out, save).make(rows, jobs)
     except Timeout as error:
         raise ValueError(f"Another process is at work in {out}; wait for it, or give another --out.") from error
 
 
 class _Harness:
-    def __init__(self, table: Table, out: Path) -> None:
-        self.table, self.out, self.records = table, out, Records(out / "runs.jsonl")
+    def __init__(self, table: Table, out: Path, save: Path | None = None) -> None:
+        self.table, self.out, self.save, self.records = table, out, save, Records(out / "runs.jsonl")
         self.done: dict[Key, Record] = {key(record): record for record in self.records.lines}
         self.storage = open_storage(out / "search.log")
         self.found: dict[str, list[Search]] = {}
@@ -168,7 +171,11 @@ class _Harness:
 
     def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
         metric = self.table.metric.name
-        left = {key(planned): (planned, config, metric) for planned, config in runs if key(planned) not in self.done}
+        left = {
+            key(planned): (planned, config, metric, saved)
+            for planned, config in runs
+            if (saved := self.saved(planned)) or key(planned) not in self.done
+        }
         bar.n += len(runs) - len(left)
         bar.initial += len(runs) - len(left)  # they do not count in the estimate of the time left
         bar.refresh()
@@ -178,6 +185,12 @@ class _Harness:
             self.done[key(record)] = record
             bar.set_postfix_str(record["row"], refresh=False)
             bar.update()
+
+    def saved(self, planned: Record) -> Path | None:
+        """The file for the model of a run, None if there is to be none or it is there."""
+        first = not (planned["tuning"] or planned["split"] or planned["seed"])
+        path = self.save / f"{planned['row']}.safetensors" if self.save is not None and first else None
+        return None if path is None or path.exists() else path
 
     def values(self, search: Search) -> dict[int, float | None]:
         """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""
@@ -211,5 +224,5 @@ class _Harness:
         return lines
 
 
-def _train(planned: Record, config: dict[str, Any], metric: str) -> Record:
-    return train(config, metric, planned["split"], planned["seed"], planned["tuning"])
+def _train(planned: Record, config: dict[str, Any], metric: str, save: Path | None) -> Record:
+    return train(config, metric, planned["split"], planned["seed"], planned["tuning"], save)

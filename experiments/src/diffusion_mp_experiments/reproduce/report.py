@@ -180,5 +180,22 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
     return "\n".join(["What the searches chose:\n", *found]) if found else ""
 
 
+def card(table: Table, record: Record) -> str:
+    """What there is to know of the saved model of a run, in Markdown."""
+    row, metric = table.row(record["row"]), table.metric
+    data = table.config(row, record["settings"])["data"]
+    options = {name: value for name, value in data["init_args"].items() if name != "root"}
+    score, validation = (f"{metric.scale * record[name]:.{metric.digits}f}" for name in ("test", "validation"))
+    facts = [
+        ("data", f"`{data['class_path'].rpartition('.')[2]}`, {options}, hash {record['data']}"),
+        ("split, seed", f"{record['split']}, {record['seed']}"),
+        (f"{metric.title}, test", score),
+        (f"{metric.title}, validation", f"{validation}, in epoch {record['epoch']}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
+        ("made by", f"`diffusion-mp reproduce {table.name} --only {row.name} --save zoo`"),
+    ]
+    return f"# {table.title}: {row.title}\n\n{_grid(['', ''], facts)}\n"
+
+
 def _counted(number: object, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")

@@ -43,12 +43,15 @@ MEASURES = {
 _DIVERGED = (ArithmeticError, ConvergenceError, SingularSystemError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
-def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bool) -> dict[str, Any]:
+def train(
+    config: dict[str, Any], metric: str, split: int, seed: int, tuning: bool, save: Path | None = None
+) -> dict[str, Any]:
     """Train once and return the result.
 
     Args:
         config, metric: as `Table.config` makes it, and the name under which the module logs the metric.
         split, seed, tuning: the split of the data module; initial weights and dropout are drawn from split and seed.
+        save: the file for the trained model, which `diffusion_mp.load` reads.
 
     Returns:
         validation and, except for tuning, test metric of the epoch with the best validation score; that epoch, how many
@@ -76,6 +79,9 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
         else:
             result |= _measured(module, data, logged, metric, tuning)
         result["data"] = data_hash(data)
+        if save is not None:
+            network: Any = module.model
+            network.save(save)
     return {**result, "versions": versions(), "seconds": round(time.perf_counter() - start, 3), "memory": _peak()}
 
 

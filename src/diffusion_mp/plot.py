@@ -1,0 +1,190 @@
+"""A picture for every question about a trained model: each function draws on a matplotlib axis, and returns it.
+
+Without ``ax`` a new figure is made. Needs the extra ``plot``.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp import errors
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings.base import check_coupling_kind
+from diffusion_mp.diagnostics import EnergyTrace, posterior_variance
+from diffusion_mp.diagnostics.hooks import axis
+from diffusion_mp.layers import CertifiedBlock, WeightedGraph
+from diffusion_mp.modules import evaluating
+
+__all__ = ["attention", "curves", "eigenvalues", "energies", "neighbours", "spectrum", "uncertainty"]
+
+
+@torch.no_grad()
+def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: Any) -> Any:
+    """Draw the energy before the first layer and after each, relative to its first value; a line for every block.
+
+    Certified models draw the energy that their layers lower, others Σ_ij ‖z_i − z_j‖². Or pass the energies, [layers]
+    or [blocks, layers].
+
+    Examples:
+        >>> axes = energies(CertifiedDIFFormer(4, 16, 3, num_layers=8), x, edge_index)
+    """
+    values: Any = model
+    if isinstance(model, nn.Module):
+        with evaluating(model):
+            if (values := getattr(model, "energies", None)) is not None:
+                values = values(*inputs, **named)
+            else:
+                with EnergyTrace(model) as trace:
+                    model(*inputs, **named)
+                values = [trace.records[0].before, *trace.energies]
+    rows, ax = torch.atleast_2d(torch.as_tensor(values).detach().cpu()), axis(ax)
+    for number, row in enumerate(rows, 1):
+        ax.plot(row / row[0].abs().clamp(min=1e-30), "o-", markersize=3, label=f"block {number}")
+    if len(rows) > 1:
+        ax.legend(fontsize="small")
+    ax.set(xlabel="layer", ylabel="energy / |energy before|", xticks=range(rows.size(1)))
+    return ax
+
+
+@torch.no_grad()
+def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[str] = (), ax: Any = None) -> Any:
+    """Draw the strongest couplings s_ij of a node i as bars, the mean over heads; ``names`` has one for every node j.
+
+    Examples:
+        >>> axes = neighbours(DIFFormer(4, 16, 3)(x, edge_index, return_coupling=True)[1][-1], node=2, top=3)
+    """
+    check_coupling_kind(coupling)
+    errors.check_counts(top=top)
+    errors.check_number(node, "node", lambda i: 0 <= i < coupling.num_nodes, f"lie in [0, {coupling.num_nodes - 1}]")
+    others = torch.arange(coupling.num_nodes, device=coupling.device)
+    row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
+    best = row.abs().topk(min(top, len(row))).indices
+    ax, names = axis(ax), names or [str(int(j)) for j in others]
+    ax.barh(range(len(best)), row[best].tolist())
+    ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
+    ax.invert_yaxis()
+    ax.set(xlabel="s_ij", ylabel="sender j", title=f"strongest couplings of {names[node]}")
+    return ax
+
+
+@torch.no_grad()
+def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> Any:
+    """Draw what attention changes: the probability of the true class y [N] with it, over that without.
+
+    ``logits`` and ``without``, [N, classes], are those of the model, and of the one without attention.
+
+    Examples:
+        >>> with_it, without = (CertifiedDIFFormer(4, 8, 3, penalty=penalty) for penalty in ("simple", None))
+        >>> axes = attention(with_it(x, edge_index), without(x, edge_index), torch.arange(6) % 3)
+    """
+    errors.check_state(logits, "logits")
+    errors.check_rows(without, "without", logits)
+    true = errors.index_vector(y, "y", "[num_nodes]").unsqueeze(1)
+    ours, theirs = (each.softmax(1).gather(1, true)[:, 0].cpu() for each in (logits, without))
+    right = [(each.argmax(1, keepdim=True) == true)[:, 0].cpu() for each in (logits, without)]
+    ax = axis(ax)
+    kinds = {"as without": right[0] == right[1], "mended": right[0] & ~right[1], "spoiled": ~right[0] & right[1]}
+    for label, chosen in kinds.items():
+        ax.scatter(theirs[chosen], ours[chosen], s=6, label=f"{label}: {int(chosen.sum())}")
+    ax.axline((0, 0), slope=1, color="0.8", zorder=0)
+    ax.set(xlabel="p of the true class, without attention", ylabel="with attention")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def spectrum(model: nn.Module | tuple[Tensor, Tensor], *inputs: Any, ax: Any = None, **named: Any) -> Any:
+    """Draw the eigenvalues of the matrices B of a model, and the share of its states along the eigenvectors.
+
+    1 makes neighbours agree, −1 makes them differ (Theorem T8 of docs/certified.md). Or pass what `eigenvalues` gives.
+
+    Examples:
+        >>> axes = spectrum(CertifiedTransformer(4, 16, 3), x, edge_index)
+    """
+    values, shares = eigenvalues(model, *inputs, **named) if isinstance(model, nn.Module) else model
+    ax, bins = axis(ax), torch.linspace(-1, 1, 17)
+    ax.hist(values, bins, weights=torch.full_like(values, 1 / len(values)), color="0.75", label="eigenvalues")
+    ax.hist(values, bins, weights=shares, histtype="step", color="#0072B2", linewidth=1.5, label="states")
+    ax.set(xlabel="eigenvalue of B", ylabel="share", xlim=(-1, 1))
+    ax.legend(loc="upper left", fontsize="small")
+    return ax
+
+
+@torch.no_grad()
+def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of the matrices B of all `WeightedGraph`, and what share of the last states lies along.
+
+    Examples:
+        >>> values, shares = eigenvalues(CertifiedTransformer(4, 16, 3), x, edge_index)
+    """
+    found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    for block in model.modules():
+        for term in block.terms if isinstance(block, CertifiedBlock) else ():
+            if isinstance(term, WeightedGraph):
+                matrices = term.matrices()
+                full = matrices if matrices.dim() == 3 else matrices.diag_embed()
+                found[block] = torch.linalg.eigh((full + full.mT) / 2)
+    if not found:
+        raise ValueError(f"model must have a CertifiedBlock with a WeightedGraph; {type(model).__name__} has none.")
+    shares: dict[nn.Module, Tensor] = {}
+
+    def look(block: nn.Module, _: Any, state: Tensor) -> None:
+        along = ((state - state.mean(0)) @ found[block][1]).square().sum(1).flatten()
+        shares[block] = along / along.sum() / len(found)
+
+    with ExitStack() as stack, evaluating(model):
+        for block in found:
+            stack.callback(block.register_forward_hook(look).remove)
+        model(*inputs, **named)
+    values = torch.cat([values.flatten() for values, _ in found.values()])
+    return values.cpu(), torch.cat([shares[block] for block in found]).cpu()
+
+
+@torch.no_grad()
+def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: Any = None) -> Any:
+    """Draw rows as points coloured by `posterior_variance`; of more than two columns the two principal components.
+
+    Examples:
+        >>> axes = uncertainty(SigmoidPenalty().coupling(0.1 * x), x)
+    """
+    check_coupling_kind(coupling)
+    errors.check_state(points, "points")
+    points = points.double().cpu()
+    if points.size(1) > 2:
+        centred = points - points.mean(0)
+        points = centred @ torch.linalg.svd(centred, full_matrices=False).Vh[:2].T
+    variance, ax = posterior_variance(coupling, leak).mean(1).cpu(), axis(ax)
+    drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")
+    ax.figure.colorbar(drawn, ax=ax, label="posterior variance")
+    ax.set(xticks=[], yticks=[])
+    return ax
+
+
+def curves(path: str | os.PathLike[str], *, only: Sequence[str] | None = None, ax: Any = None) -> Any:
+    """Draw the columns of a ``metrics.csv`` of Lightning's CSVLogger over epochs, all or ``only`` these.
+
+    Examples:
+        >>> from tempfile import mkdtemp
+        >>> path = mkdtemp() + "/metrics.csv"
+        >>> written = open(path, "w").write("epoch,train_loss,val_acc" + chr(10) + "0,1.5," + chr(10) + "0,,0.7")
+        >>> axes = curves(path)
+    """
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else ()) if name not in ("epoch", "step")]
+    if not names or "epoch" not in rows[0]:
+        raise ValueError(f"{path} must have a column epoch and others, as CSVLogger writes them.")
+    ax = axis(ax)
+    for name in names if only is None else only:
+        errors.check_choice(name, "only", names)
+        points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name] and row["epoch"]]
+        ax.plot(*zip(*points, strict=True), label=name)
+    ax.set(xlabel="epoch")
+    ax.legend(fontsize="small")
+    return ax

@@ -1,0 +1,294 @@
+"""``load`` and ``Saved.save``: a module as one safetensors file, its tensors and its constructor's arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, is_dataclass
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save as serialized
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.nn.parameter import is_lazy
+
+from diffusion_mp.errors import check_kind, describe, needed_by
+
+Place = str | os.PathLike[str]
+FORMAT, KEY, FILE = 1, "diffusion_mp", "model.safetensors"
+LARGEST = 1_000_000  # An integer argument beyond this, and beyond the bytes of the file, is refused: loops run as long.
+PARTS = 5_000  # A model may have so many modules and parameters, and a hundred more for each of its tensors.
+CLASS = "$class"
+DTYPES = {str(each)[6:]: each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+WAY_OUT = "Save model.state_dict(), and build the model in Python"
+
+
+@dataclass(eq=False)
+class Description:
+    """A class and its constructor's arguments: plain data, tensors, descriptions, or an error for anything else."""
+
+    kind: type
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Described:
+    """Base of classes whose objects are saved by name and arguments; those of the library are found by their name."""
+
+    classes: ClassVar[dict[str, type[Described]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.partition(".")[0] == "diffusion_mp" and not cls.__name__.startswith("_"):
+            Described.classes[cls.__name__] = cls
+
+    def _describe(self) -> Description | TypeError:
+        if is_dataclass(self):
+            values = {each.name: described(getattr(self, each.name)) for each in fields(self) if each.init}
+            return Description(type(self), kwargs=values)
+        return TypeError(describe(self)) if vars(self) else Description(type(self))
+
+
+def described(value: Any) -> Any:
+    """Return an argument as a `Description` holds it; of a generator nothing, since what it drew is in the state."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Described):
+        return value._describe()
+    if isinstance(value, Tensor):
+        return nn.Parameter(value.detach()) if isinstance(value, nn.Parameter) else value.detach()
+    if isinstance(value, (list, tuple)):
+        return [described(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): described(each) for name, each in value.items()}
+    return None if isinstance(value, torch.Generator) else TypeError(describe(value))
+
+
+class Saved(nn.Module, Described):
+    """Base of modules that remember the arguments of their constructor, so that `load` can build them again."""
+
+    _description: Description
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        self.__dict__["_description"] = Description(cls, tuple(map(described, args)), described(kwargs))
+        return self
+
+    def _describe(self) -> Description:
+        return self._description
+
+    def save(self, path: Place) -> None:
+        """Write the state dict and the constructor's arguments to a safetensors file, which `load` reads.
+
+        Raises:
+            ValueError: an argument is neither plain data nor an object of this library; parameters were added, removed
+                or reshaped after construction; or they have no shape before the first call.
+        """
+        kind, classes = type(self).__name__, dict(Described.classes)
+        if lazy := [name for name, parameter in self.named_parameters() if is_lazy(parameter)]:
+            raise ValueError(f"{kind} has no values for {lazy[0]} before its first call. Call it once, then save it.")
+        about = _written(self._description, classes, {})
+        state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
+        if flaw := _misfit(_built(about, classes, state), state):
+            raise ValueError(f"{kind} was changed after it was built: built again, it {flaw}. {WAY_OUT}.")
+        if not Path(path).parent.is_dir():
+            raise FileNotFoundError(f"There is no folder {Path(path).parent} to save in.")
+        draft = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+        draft.write_bytes(serialized(state, {KEY: json.dumps({"format": FORMAT, "model": about})}))
+        draft.replace(path)
+
+    def save_pretrained(self, folder: Place, **options: Any) -> None:
+        """Save to a folder as the Hugging Face Hub has it, with a model card; ``options`` as in `ModelHubMixin`."""
+        _on_hub()(self).save_pretrained(folder, **options)
+
+    def push_to_hub(self, name: str, **options: Any) -> str:
+        """Upload to the repository ``"owner/name"``, and return its address; ``options`` as in `ModelHubMixin`."""
+        with _reaching(name):
+            return cast("str", _on_hub()(self).push_to_hub(name, **options))
+
+    @classmethod
+    def from_pretrained(cls, name: Place, *, classes: Sequence[type] = (), **options: Any) -> Self:
+        """Load from a folder of `save_pretrained`, or a repository ``"owner/name"``; options as in `ModelHubMixin`."""
+        with _reaching(name):
+            model = _on_hub().from_pretrained(name, classes=classes, **options).model
+        if not isinstance(model, cls):
+            raise ValueError(f"{name} holds a {type(model).__name__}, and {cls.__name__} was asked for.")
+        return model
+
+
+def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
+    """Return the module that ``module.save(path)`` has written, on the CPU, in evaluation mode and its own dtype.
+
+    Nothing in the file is run: it holds numbers, names of classes of this library, and arguments that their
+    constructors check. Sizes are compared with the tensors in the file before memory is taken.
+
+    Args:
+        path: the file.
+        classes: your own subclasses that the file may name.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, of a newer version, or does not describe a module of known classes.
+
+    Examples:
+        >>> from tempfile import mkdtemp
+        >>> model, path = DIFFormer(4, 16, 3).eval(), mkdtemp() + "/model.safetensors"
+        >>> model.save(path)
+        >>> torch.equal(load(path)(x, edge_index), model(x, edge_index))
+        True
+    """
+    check_kind(path, "path", (str, os.PathLike), "the path of a file")
+    for each in classes:
+        if not isinstance(each, type) or not issubclass(each, Described):
+            raise TypeError(f"classes must be subclasses of this library's modules or penalties; got {describe(each)}.")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {}).get(KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise ValueError(f"{path} is no safetensors file, or is damaged: {error}.") from error
+    if text is None:
+        raise ValueError(f"{path} was not written by save(): it has tensors, but does not say of which module.")
+    known = Described.classes | {each.__name__: each for each in classes}
+    try:
+        version, about = (content := json.loads(text))["format"], content["model"]
+        if version != FORMAT:
+            raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}. Update diffusion-mp.")
+        flaw = _misfit(_built(about, known, tensors), tensors)
+        model = None if flaw else _built(about, known, tensors, device="cpu")
+    except Exception as error:
+        raise ValueError(f"{path} describes a module that cannot be built: {error or type(error).__name__}") from error
+    if model is None:
+        raise ValueError(f"{path} does not fit the module that it describes, which {flaw}.")
+    model.load_state_dict(tensors)
+    for name, value in model.state_dict(keep_vars=True).items():
+        value.data = tensors[name].clone()  # in its dtype
+    return model.eval()
+
+
+def _written(value: Any, classes: dict[str, type[Described]], seen: dict[Any, int]) -> Any:
+    """A description as JSON; ``classes`` gains those that are not of the library, ``seen`` numbers the objects."""
+    if isinstance(value, TypeError):
+        raise ValueError(f"{value} cannot be saved as an argument, for a file holds no code. {WAY_OUT}.")
+    if isinstance(value, list):
+        return [_written(each, classes, seen) for each in value]
+    if isinstance(value, dict):
+        return {name: _written(each, classes, seen) for name, each in value.items()}
+    if not isinstance(value, (Tensor, Description)):
+        return value
+    key = (value.data_ptr(), value.shape) if isinstance(value, Tensor) else id(value)
+    if key in seen:
+        return {CLASS: "again", "number": seen[key]}
+    if isinstance(value, Tensor):
+        kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
+        about = {CLASS: kind, "data": value.tolist(), "dtype": str(value.dtype)[6:]}
+    else:
+        name = value.kind.__name__
+        if classes.setdefault(name, value.kind) is not value.kind:
+            raise ValueError(f"{value.kind} cannot be saved, for another class has its name. Rename it.")
+        _, *parameters = signature(value.kind.__init__).parameters.values()
+        by_place = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters)
+        names = [each.name for each in parameters]
+        given = {"*": [*value.args]} if by_place else dict(zip(names, value.args, strict=False))
+        about = {CLASS: name, **_written({**given, **value.kwargs}, classes, seen)}
+    seen[key] = len(seen)
+    return about
+
+
+def _built(about: Any, classes: Mapping[str, type], tensors: Mapping[str, Tensor], device: str = "meta") -> Saved:
+    """Build the module of a description, no larger than these tensors allow; on the meta device it takes no memory."""
+    largest = max(LARGEST, sum(value.nbytes for value in tensors.values()))
+    left, made = PARTS + 100 * len(tensors), list[Any]()
+
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError("it has more parts than the tensors account for.")
+
+    def build(value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > largest:
+            raise ValueError(f"{value} is more than the tensors account for.")
+        if isinstance(value, list):
+            return [build(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        built = {key: build(each) for key, each in value.items()}
+        name = built.pop(CLASS, None)
+        if name is None:
+            return built
+        if name == "again":
+            return made[built["number"]]
+        if name in ("tensor", "parameter"):
+            data = torch.tensor(built["data"], dtype=DTYPES[built["dtype"]], device=device)
+            made.append(nn.Parameter(data) if name == "parameter" else data)
+        elif name in classes:
+            made.append(classes[name](*built.pop("*", ()), **built))
+        else:
+            raise ValueError(f"there is no class {name!r}. If it is your own, pass load(path, classes=[{name}]).")
+        return made[-1]
+
+    with (
+        torch.device(device), torch.random.fork_rng(devices=[]),
+        modules.register_module_module_registration_hook(count),
+        modules.register_module_parameter_registration_hook(count),
+    ):  # fmt: skip
+        model = build(about)
+    if not isinstance(model, Saved):
+        raise ValueError(f"it is no module, but {describe(model)}.")
+    return model
+
+
+def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
+    """How the state of a module on the meta device differs from tensors in names, shapes or kinds of numbers."""
+    with suppress(RuntimeError, KeyError):  # parameters without a shape take that of the tensors
+        model.load_state_dict({name: value.to("meta") for name, value in tensors.items()}, strict=False)
+    own = model.state_dict()
+    for name in [*own, *tensors]:
+        if name not in tensors or name not in own:
+            return f"has {name!r}, which is missing" if name in own else f"has no {name!r}"
+        mine, other = own[name], tensors[name]
+        alike = mine.dtype == other.dtype or (mine.is_floating_point() and other.is_floating_point())
+        if is_lazy(mine) or mine.shape != other.shape or not alike:
+            return f"has {name!r} of another shape or type than {describe(other)}"
+    return None
+
+
+def _on_hub() -> Any:
+    """A class of huggingface_hub around one module."""
+    with needed_by("The Hugging Face Hub", "diffusion-mp[hub]"):
+        from huggingface_hub import ModelHubMixin, hf_hub_download
+
+    class OnHub(ModelHubMixin, library_name="diffusion_mp", tags=["graph-neural-networks"]):
+        def __init__(self, model: Saved) -> None:
+            self.model = model
+            self._hub_mixin_config = _written(model._description, dict(Described.classes), {})
+
+        def _save_pretrained(self, save_directory: Path) -> None:
+            self.model.save(save_directory / FILE)
+
+        @classmethod
+        def _from_pretrained(cls, *, model_id: str, classes: Any, **options: Any) -> Any:  # type: ignore[override]
+            path = Path(model_id, FILE)
+            return cls(load(path if path.is_file() else hf_hub_download(model_id, FILE, **options), classes=classes))
+
+    return OnHub
+
+
+@contextmanager
+def _reaching(name: Place) -> Iterator[None]:
+    """Turn what huggingface_hub raises without a connection, or without the repository, into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("huggingface_hub", "httpx", "httpx2", "requests"):
+            raise
+        raise ConnectionError(f"{name} could not be reached on the Hugging Face Hub: {error}") from error

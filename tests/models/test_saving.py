@@ -1,0 +1,279 @@
+"""What is saved loads as it was; what a file claims runs nothing and takes no memory; the zoo keeps its word."""
+
+import json
+import os
+import re
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import diffusion_mp as dm
+from diffusion_mp.diffusivities import Positive
+from diffusion_mp.energies import Ball, Penalty, SimplePenalty
+from diffusion_mp.saving import Described
+from diffusion_mp.updates import ExplicitEuler
+from helpers import built
+from model_cases import MODELS, Case, graphs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def reloaded(model: nn.Module, path: Path, **options) -> nn.Module:
+    model.save(path / "model.safetensors")
+    return dm.load(path / "model.safetensors", **options)
+
+
+def same(model: nn.Module, other: nn.Module) -> None:
+    states = model.state_dict(), other.state_dict()
+    assert [*states[0]] == [*states[1]]
+    for (name, one), two in zip(states[0].items(), states[1].values(), strict=True):
+        assert one.dtype == two.dtype, name
+        assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loaded_model_answers_bit_for_bit(name, tmp_path):
+    case = MODELS[name]
+    model, state = case.model().train(), torch.get_rng_state()
+    loaded = reloaded(model, tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert not any(module.training for module in loaded.modules())
+    assert (type(loaded), repr(loaded)) == (type(model), repr(model))
+    same(model, loaded)
+    inputs = case.inputs(24)
+    assert torch.equal(model.eval()(**inputs), loaded(**inputs))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_objects_among_the_arguments(tmp_path):
+    tau = nn.Parameter(torch.tensor(0.25))
+    kernel = dm.GaussianDiffusivity(bandwidth=0.3, normalize=None, measure="distance", row_stochastic=False)
+    inputs = 0.5 * dm.SymmetricDiffusivity(kernel)
+    models = [
+        dm.DIFFormer(8, 6, 3, update=ExplicitEuler(tau, beta=1.0), source=True),
+        dm.DIFFormer(8, 6, 3, tau=torch.tensor(0.125), transform=True),
+        dm.CertifiedDIFFormer(8, 6, 3, 2, penalty=dm.MixturePenalty((0.5, 1.0)), constraint=Ball(2.0), inputs=inputs),
+        dm.PDETransformer([9], 8, 3, 1, 2, max_length=9, placement="P1", diffusion={"strides": (1, 2)}),
+        dm.DiffusionConv(8, 3, dm.IdentityDiffusivity() + dm.SigmoidDiffusivity(), ExplicitEuler(Positive(0.5))),
+    ]  # fmt: skip
+    for model in models:
+        for parameter in model.parameters():
+            parameter.data += 0.01
+        loaded = reloaded(model, tmp_path)
+        same(model, loaded)
+        assert repr(loaded) == repr(model)
+
+
+def test_noise_goes_on_where_it_was(tmp_path):
+    model, inputs = dm.NodeFormer(8, 6, 3, heads=2), Case(lambda: nn.Identity()).inputs(24)
+    model(**inputs)
+    loaded = reloaded(model, tmp_path).train()
+    assert torch.equal(model(**inputs), loaded(**inputs))
+
+
+def test_what_is_shared_stays_shared(tmp_path):
+    part = dm.SimpleDiffusivity(8, projection="tied", row_stochastic=False)
+    scale = nn.Parameter(torch.tensor(0.5))
+    conv = dm.DiffusionConv(8, 8, scale * part + scale * dm.SymmetricDiffusivity(part))
+    loaded = reloaded(conv, tmp_path)
+    assert len([*loaded.parameters()]) == len([*conv.parameters()])
+    same(conv, loaded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, None])
+def test_the_dtype_is_kept(dtype, tmp_path):
+    model = dm.DiffusionGNN(8, 6, 3, norm="batch", conv="gcn").to(dtype or torch.float32)
+    if dtype is None:
+        model.convs[0].double()
+    same(model, reloaded(model, tmp_path))
+
+
+def test_channels_of_the_first_call(tmp_path):
+    model, inputs = dm.DIFFormer(-1, 6, 3), graphs(12)
+    with pytest.raises(ValueError, match=r"no values for encoder\.weight before its first call"):
+        model.save(tmp_path / "model.safetensors")
+    model.double()(inputs["x"].double(), inputs["edge_index"])
+    loaded = reloaded(model, tmp_path)
+    same(model, loaded)
+    with pytest.raises(ValueError, match="8 channels"):
+        loaded(inputs["x"][:, :5].double(), inputs["edge_index"])
+
+
+class Mine(dm.DIFFormer):
+    def __init__(self, channels: int, penalty: Penalty | None = None) -> None:
+        super().__init__(channels, 4, 2)
+        self.penalty, self.extra = penalty, nn.Linear(channels, 1)
+
+
+class MyPenalty(SimplePenalty):
+    pass
+
+
+def test_own_classes_are_named(tmp_path):
+    model = Mine(5, MyPenalty())
+    with pytest.raises(ValueError, match=r"no class 'MyPenalty'. If it is your own, pass load\(path, classes=\[My"):
+        reloaded(model, tmp_path)
+    loaded = reloaded(model, tmp_path, classes=[Mine, MyPenalty])
+    assert (type(loaded), type(loaded.penalty)) == (Mine, MyPenalty)
+    with pytest.raises(TypeError, match="classes must be subclasses"):
+        dm.load(tmp_path / "model.safetensors", classes=[nn.Linear])
+    other = type("GPS", (dm.DIFFormer,), {"__module__": "elsewhere"})(8, 4, 2)
+    with pytest.raises(ValueError, match="another class has its name"):
+        other.save(tmp_path / "other")
+
+
+@pytest.mark.parametrize(("build", "words"), [
+    (lambda: dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2))), "function.*cannot be saved as an arg"),
+    (lambda: dm.GINConv(4, nn.Sequential(nn.Linear(4, 4))), r"a module \(Sequential\) cannot.*Save model.state_dict"),
+    (lambda: changed(dm.DIFFormer(4, 4, 2)), "changed after it was built: built again, it has 'decoder.weight' of"),
+    (lambda: dm.LabelPropagation(2_000_000), "more than the tensors account for"),
+])  # fmt: skip
+def test_what_a_file_cannot_hold_is_refused(build, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        build().save(tmp_path / "model.safetensors")
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        dm.DIFFormer(4, 4, 2).save(tmp_path / "missing" / "model.safetensors")
+
+
+def changed(model: dm.DIFFormer) -> dm.DIFFormer:
+    model.decoder = nn.Linear(4, 9)
+    return model
+
+
+def written(path: Path, about: object = None, state: dict | None = None, version: object = 1) -> Path:
+    """A file as `save` writes it, with another description or other tensors."""
+    model = built(lambda: dm.DIFFormer(4, 4, 2))
+    arguments = {"in_channels": 4, "hidden_channels": 4, "out_channels": 2}
+    about = {"$class": "DIFFormer", **arguments, **about} if isinstance(about, dict) else about
+    content = json.dumps({"format": version, "model": about})
+    save_file({**model.state_dict(), **(state or {})}, path, {"diffusion_mp": content})
+    return path
+
+
+CLAIMS = {
+    **{name: ({"$class": name}, f"there is no class '{name}'") for name in (
+        "os.system", "subprocess.Popen", "torch.load", "torch.nn.Linear", "Linear", "load", "eval", "_ThetaStep")},
+    "no model": ({"$class": "Ball", "radius": 1.0}, "unexpected keyword argument"),
+    "nothing": (None, "it is no module"),
+    "an argument too many": ({"hidden": 3}, "takes no hidden"),
+    "an argument of another kind": ({"dropout": "high"}, "dropout must be a number"),
+    "wide": ({"hidden_channels": 10**6}, "of another shape"),
+    "too wide": ({"hidden_channels": 10**12}, "more than the tensors account for"),
+    "too deep": ({"num_layers": 10**9}, "more than the tensors account for"),
+    "many layers": ({"num_layers": 10**6}, "more parts than"),
+    "a long list": ({"$class": "DiffusionGNN", "num_layers": 10**6}, "more parts than"),
+    "an object that was not made": ({"tau": {"$class": "again", "number": 7}}, "cannot be built"),
+    "an abstract class": ({"$class": "GraphModel"}, "abstract"),
+    "a dtype that is code": ({"tau": {"$class": "tensor", "data": 1.0, "dtype": "load"}}, "cannot be built"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_claims_are_refused_in_no_memory(claim, tmp_path):
+    about, words = CLAIMS[claim]
+    path = written(tmp_path / "model.safetensors", about)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=words) as refused:
+        dm.load(path)
+    assert str(path) in str(refused.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
+
+
+def header(content: object, rest: bytes = b"") -> bytes:
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack("<Q", len(text)) + text + rest
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(("blob", "words"), [
+    (b"", "is no safetensors file"), (b"PK\x03\x04" * 20, "is no safetensors file"),
+    (struct.pack("<Q", 1 << 62), "is no safetensors file"),
+    (header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}), "is no safetensors file"),
+    (header({}), "was not written by save"),
+    (header({"__metadata__": {"diffusion_mp": "[" * 100_000}}), "cannot be built: maximum recursion"),
+    (header({"__metadata__": {"diffusion_mp": '{"format": 1}'}}), "cannot be built: 'model'"),
+    (header({"__metadata__": {"diffusion_mp": '{"format": 2, "model": {}}'}}), r"has format 2, and this .* Update"),
+])  # fmt: skip
+def test_damaged_files_are_named(blob, words, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(blob)
+    with pytest.raises(ValueError, match=words) as refused:
+        dm.load(path)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("decoder.bias", torch.zeros(3), r"has 'decoder.bias' of another shape"),
+    ("decoder.bias", torch.zeros(2, dtype=torch.int64), r"or type than a int64 tensor"),
+    ("more", torch.zeros(1), "has no 'more'"),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_are_named(name, value, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        dm.load(written(tmp_path / "model.safetensors", {}, {name: value}))
+    with pytest.raises(ValueError, match=r"which has 'convs\.0\.value\.weight', which is missing"):
+        dm.load(written(tmp_path / "model.safetensors", {"transform": True}))
+    with pytest.raises(FileNotFoundError, match="no file"):
+        dm.load(tmp_path / "nothing")
+    with pytest.raises(TypeError, match="path must be"):
+        dm.load(3)
+
+
+def test_every_public_module_can_be_named() -> None:
+    named = {name for name in dm.__all__ if isinstance(getattr(dm, name), type)}
+    modules = {name for name in named if issubclass(getattr(dm, name), (nn.Module, Penalty))}
+    assert modules <= Described.classes.keys()
+    assert all(Described.classes[name] is getattr(dm, name) for name in modules)
+
+
+def test_a_folder_of_the_hub(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    model = dm.DIFFormer(4, 4, 2)
+    model.save_pretrained(tmp_path / "model")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    same(model, dm.DIFFormer.from_pretrained(tmp_path / "model"))
+    with pytest.raises(ValueError, match="holds a DIFFormer, and GPS was asked for"):
+        dm.GPS.from_pretrained(str(tmp_path / "model"))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", os.fspath(tmp_path))
+    for call in (lambda: model.push_to_hub("nobody/nothing"), lambda: dm.DIFFormer.from_pretrained("nobody/nothing")):
+        with pytest.raises(ConnectionError, match="nobody/nothing could not be reached on the Hugging Face Hub"):
+            call()
+
+
+ZOO = {"digits": None, "cora": "Planetoid", "synmol": "SynMol"}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_model_of_the_zoo_is_small(name):
+    path = ROOT / "zoo" / f"{name}.safetensors"
+    assert path.stat().st_size <= 200_000
+    assert dm.certify(dm.load(path))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ZOO)
+def test_the_score_of_a_card_is_that_of_its_model(name, data_root):
+    from diffusion_mp_experiments.reproduce import training
+    from diffusion_mp_experiments.reproduce.table import load_table
+
+    table = load_table(ROOT / "configs" / f"zoo_{name}", None if ZOO[name] is None else str(data_root / ZOO[name]))
+    config, metric = table.config(table.row(name), {}), table.metric
+    data = training._data(json.dumps(config["data"], sort_keys=True), 0, False)
+    module = training.made_module(config, data)
+    module.model, logged = dm.load(ROOT / "zoo" / f"{name}.safetensors"), training.LastLogged(module)
+    training._evaluate(module, data.test_dataloader(), "test")
+    printed = re.search(r", test \| ([\d.]+)", (ROOT / "zoo" / f"{name}.md").read_text())
+    assert f"{metric.scale * logged.take(f'test_{metric.name}'):.{metric.digits}f}" == printed[1]
