@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from safetensors import safe_open
@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from diffusion_mp.errors import check_kind, describe, needed_by
 
 Place = str | os.PathLike[str]
+S = TypeVar("S", bound="Saved")
 FORMAT, KEY, FILE = 1, "diffusion_mp", "model.safetensors"
 LARGEST = 1_000_000  # An integer argument beyond this, and beyond the bytes of the file, is refused: loops run as long.
 PARTS = 5_000  # A model may have so many modules and parameters, and a hundred more for each of its tensors.
@@ -75,7 +76,7 @@ class Saved(nn.Module, Described):
 
     _description: Description
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
         self = super().__new__(cls)
         self.__dict__["_description"] = Description(cls, tuple(map(described, args)), described(kwargs))
         return self
@@ -113,7 +114,7 @@ class Saved(nn.Module, Described):
             return cast("str", _on_hub()(self).push_to_hub(name, **options))
 
     @classmethod
-    def from_pretrained(cls, name: Place, *, classes: Sequence[type] = (), **options: Any) -> Self:
+    def from_pretrained(cls: type[S], name: Place, *, classes: Sequence[type] = (), **options: Any) -> S:
         """Load from a folder of `save_pretrained`, or a repository ``"owner/name"``; options as in `ModelHubMixin`."""
         with _reaching(name):
             model = _on_hub().from_pretrained(name, classes=classes, **options).model

@@ -15,6 +15,7 @@ from filelock import FileLock
 from optuna.storages import InMemoryStorage
 from reproduce_tables import write_table
 
+from diffusion_mp import load
 from diffusion_mp_experiments.reproduce import harness
 from diffusion_mp_experiments.reproduce.figures import draw_curves
 from diffusion_mp_experiments.reproduce.harness import Search, key, open_storage, reproduce
@@ -150,7 +151,7 @@ def training(monkeypatch):
     """Replaces training: ``training(f)`` lets ``f(lr, split, tuning)`` be the validation, and the rate the test."""
 
     def use(validation):
-        def trained(config, metric, split, seed, tuning):
+        def trained(config, metric, split, seed, tuning, save):
             lr = config["module"].get("lr")
             value = validation(lr, split, tuning)
             return {"validation": value, "seconds": 1.5, "ablated": {}, "test": None if tuning else lr}
@@ -231,6 +232,11 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     report = (out / "digits-quick" / "report.md").read_text()
     assert report.startswith("## Digits\n")
     assert "| labels |" in report
+    assert main([*words, "--only", "gcn", "labels", "--save", str(tmp_path / "zoo")]) == 0
+    assert {path.name for path in (tmp_path / "zoo").iterdir()} == {"gcn.md", "gcn.safetensors"}
+    assert type(load(tmp_path / "zoo/gcn.safetensors")).__name__ == "DiffusionGNN"
+    assert re.search(r"\| accuracy in %, test \| \d\d\.\d \|", (tmp_path / "zoo/gcn.md").read_text())
+    capsys.readouterr()
     assert main([*words, "--only", "gat"]) == 2
     assert "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err
     assert main(["reproduce", "letters", "--configs", str(configs)]) == 2

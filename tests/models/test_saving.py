@@ -215,6 +215,7 @@ def test_damaged_files_are_named(blob, words, tmp_path):
     assert str(path) in str(refused.value)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(("name", "value", "words"), [
     ("decoder.bias", torch.zeros(3), r"has 'decoder.bias' of another shape"),
     ("decoder.bias", torch.zeros(2, dtype=torch.int64), r"or type than a int64 tensor"),

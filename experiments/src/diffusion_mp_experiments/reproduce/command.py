@@ -58,8 +58,9 @@ def run_reproduce(args: list[str]) -> None:
         options.save.mkdir(parents=True, exist_ok=True)
     records = reproduce(table, folder, options.jobs, options.only, options.save)
     for record in records if options.save else ():
-        if record["kind"] == "run" and record["split"] == record["seed"] == 0:
-            (options.save / f"{record['row']}.md").write_text(card(table, record))
+        path = options.save / f"{record['row']}.md"
+        if record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record:
+            path.write_text(card(table, record))
     report = folder / "report.md"
     report.write_text(illustrated(table, records, options.configs / table.name / "notes.md", folder))
     text, seconds = section(table, lines(table, records)), time.perf_counter() - start

@@ -188,9 +188,11 @@ class _Harness:
 
     def saved(self, planned: Record) -> Path | None:
         """The file for the model of a run, None if there is to be none or it is there."""
-        first = not (planned["tuning"] or planned["split"] or planned["seed"])
-        path = self.save / f"{planned['row']}.safetensors" if self.save is not None and first else None
-        return None if path is None or path.exists() else path
+        later = planned["tuning"] or planned["split"] or planned["seed"]
+        if self.save is None or later or self.table.row(planned["row"]).model is None:
+            return None
+        path = self.save / f"{planned['row']}.safetensors"
+        return None if path.exists() else path
 
     def values(self, search: Search) -> dict[int, float | None]:
         """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""
