@@ -44,6 +44,24 @@ def test_neighbours_and_weights_are_those_of_all_pairs(channels, offset, dtype, 
     assert "edge_weight" not in KNNGraph(2)(Data(x=x))
 
 
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(metric, scale, generator):
+    """All of them where there are few clusters; nothing is lost where a row has copies or is zero."""
+    for count, least in ((3, 1.0), (900, 1.0), (6000, 0.9)):
+        x = torch.rand(count, 20, generator=generator, dtype=torch.float64)
+        x[: count // 3] += 3 * torch.rand(count // 3, 20, generator=generator, dtype=torch.float64)
+        x[count // 2 :] = torch.where(torch.arange(count // 2, count)[:, None] % 50 == 0, x[0], x[count // 2 :])
+        exact, found = (
+            KNNGraph(min(count - 1, 8), metric, weighted=True, approximate=approximate)(Data(x=scale * x))
+            for approximate in (False, True)
+        )
+        pairs = [set(map(tuple, data.edge_index.T.tolist())) for data in (exact, found)]
+        assert len(pairs[0] & pairs[1]) >= least * len(pairs[0])
+        if least == 1:
+            torch.testing.assert_close(found.edge_weight, exact.edge_weight, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("channels", [3, 70])
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-20, 1e20, 1e200, 1e300])

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from tqdm import tqdm
 
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
-from diffusion_mp.errors import as_whole, check_choice, check_positive, check_probability
+from diffusion_mp.errors import as_whole, check_choice, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.spmm import matrix
@@ -46,6 +46,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     Args:
         n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
+        approximate: search neighbours approximately, see `knn_graph`; sparse rows are always searched exactly.
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
         rounds: number of rounds of training and spreading.
         hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
@@ -76,6 +77,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         n_neighbors: int = 10,
         metric: Metric = "euclidean",
         *,
+        approximate: bool = False,
         sharpness: float = 8.0,
         mu: float = 10.0,
         rounds: int = 4,
@@ -88,6 +90,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         verbose: int = 0,
     ) -> None:
         self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
+        self.approximate = approximate
         self.rounds, self.hidden_channels, self.dropout, self.max_iter = rounds, hidden_channels, dropout, max_iter
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.random_state, self.verbose = random_state, verbose
@@ -102,7 +105,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         bar = tqdm(total=int(self.rounds), desc="neighbours", unit="round", disable=not self.verbose)
         with bar, torch.random.fork_rng(devices=[]):
-            self.edge_index_, self.edge_weight_, self._reach = joined(X, k, self.metric, float(self.sharpness))
+            self.edge_index_, self.edge_weight_, self._reach = joined(
+                X, k, self.metric, self.approximate, float(self.sharpness)
+            )
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
             torch.default_generator.manual_seed(int(seed))
@@ -124,7 +129,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         states = self.label_distributions_
-        row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(states)), self.metric, X)
+        k = min(int(self.n_neighbors), len(states))
+        row, column, square = nearest(self.X_, k, self.metric, self.approximate, X)
         near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach, float(self.sharpness))
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
@@ -194,6 +200,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(self.verbose, (bool, np.bool_)) and as_whole(self.verbose, "verbose") < 0:
             raise ValueError(f"verbose must be at least 0; got {self.verbose}.")
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
+        check_flags(approximate=self.approximate)
         for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout"):
             value = getattr(self, name)
             value = value.item() if isinstance(value, np.generic) else value  # of searches over arrays
