@@ -13,9 +13,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 EXTRAS = (
-    "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "faiss", "pytorch_lightning", "lightning", "lightning_fabric",
+    "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "lightning_fabric",
     "torchmetrics", "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
-    "pytest", "hypothesis", "beartype", "optuna", "filelock", "diffusion_mp_experiments",
+    "faiss", "pytest", "hypothesis", "beartype", "optuna", "filelock", "diffusion_mp_experiments",
 )  # fmt: skip
 PUBLIC = (
     "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "estimators",

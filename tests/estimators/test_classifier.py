@@ -189,6 +189,15 @@ def test_units_of_all_columns_together_do_not_matter() -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
+def test_approximate_neighbours_are_those_of_an_exact_search_where_all_clusters_are_visited() -> None:
+    rows, new = RNG.normal(size=(400, 5)), RNG.normal(size=(7, 5))
+    labels = np.where(np.arange(400) < 20, np.arange(400) % 2, -1)
+    found, exact = (fitted(rows, labels, approximate=approximate) for approximate in (True, False))
+    assert torch.equal(found.edge_index_, exact.edge_index_)
+    np.testing.assert_allclose(found.label_distributions_, exact.label_distributions_, atol=1e-9)
+    np.testing.assert_allclose(found.predict_proba(new), exact.predict_proba(new), atol=1e-9)
+
+
 @pytest.mark.parametrize("columns", [5, 80])
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
@@ -288,6 +297,7 @@ test_options_and_labels_that_do_not_fit = refuses(
     (lambda: fitted(hidden_channels=-3), "hidden_channels must be at least 1; got -3"),
     (lambda: fitted(max_iter=0), "max_iter must be at least 1; got 0"),
     (lambda: fitted(metric="manhattan"), "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
+    (lambda: fitted(approximate=1), "approximate must be True or False"),
     (lambda: fitted(sharpness=0.0), "sharpness must be finite and > 0; got 0.0"),
     (lambda: fitted(mu=0.0), "mu must be finite and > 0; got 0.0"),
     (lambda: fitted(mu="large"), "mu must be a number; got 'large'"),

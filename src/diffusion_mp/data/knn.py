@@ -27,8 +27,8 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: b
     Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
     first. With "cosine", rows at an angle of 90° or more are not joined.
 
-    The search is exact and takes O(N²) time. With ``approximate``, FAISS compares each row with those of the nearest of
-    about 4√N clusters only: it finds 98 to 99 % of the neighbours of MNIST's 70 000 images in a fraction of the time.
+    The search is exact and takes O(N²) time. With ``approximate``, FAISS compares each row only with those in the 32
+    nearest of up to 4√N clusters, in single precision: it finds 99.6 % of the ten nearest of MNIST's 70 000 images.
 
     Raises:
         ModuleNotFoundError: scikit-learn, or FAISS with ``approximate``, is not installed.
@@ -132,14 +132,14 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> tuple[np.ndarray, np.ndar
     with errors.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
         import faiss
     rows = x if of is None else of
-    if k < 1 or not len(rows):
+    cells = int(min(4 * len(x) ** 0.5, len(x) / 39))  # with fewer than 39 rows in a cell, FAISS warns
+    if k < 1 or cells < 2 or not len(rows):
         return _nearest(x, k, of)
     middle = np.median(x, axis=0)
-    single = [
-        np.ldexp(part - middle, -_LARGEST).astype(np.float32) for part in (x, rows)
-    ]  # in single precision's range
-    cells = int(min(4 * len(x) ** 0.5, len(x) / 39)) or 1  # fewer than 39 rows in a cell, and FAISS warns
-    index = faiss.index_factory(x.shape[1], f"IVF{cells},Flat")
+    # In single precision's range, and so are squares: what is clipped is equally far from every row of x.
+    _, exponent = np.frexp(abs(x - middle).max())
+    single = [np.ldexp(part - middle, -exponent).clip(-(2.0**50), 2.0**50).astype(np.float32) for part in (x, rows)]
+    index: Any = faiss.index_factory(x.shape[1], f"IVF{cells},Flat")
     index.train(single[0])
     index.add(single[0])
     index.nprobe = min(cells, 32)
