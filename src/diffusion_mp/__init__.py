@@ -81,6 +81,7 @@ from diffusion_mp.models import (
     SGFormer,
     full_graph_inference,
 )
+from diffusion_mp.progress import show_progress
 from diffusion_mp.updates import (
     Backtracking,
     CertifiedStep,
@@ -176,6 +177,7 @@ __all__ = [
     "from_pyg",
     "full_graph_inference",
     "knn_graph",
+    "show_progress",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,10 +14,12 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp import errors
+from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
 # The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
 _LARGEST, _CUT = 480, 500
+_PART = 1 << 12  # rows that are searched for at a time
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False) -> Int64[Tensor, "2 E"]:
@@ -105,25 +108,28 @@ def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """Search comparable rows; no pairs if ``k`` is 0."""
     from sklearn.neighbors import NearestNeighbors
 
-    def search(algorithm: str, x: Any, of: Any, k: int = k) -> Any:
-        return NearestNeighbors(n_neighbors=k, algorithm=algorithm).fit(x).kneighbors(of)
+    rows, itself = (x, np.arange(x.shape[0])) if of is None else (of, None)
 
-    rows = x if of is None else of
+    def search(algorithm: str, x: Any, rows: Any, itself: Any = itself) -> tuple[np.ndarray, np.ndarray]:
+        index = NearestNeighbors(n_neighbors=k + (itself is not None), algorithm=algorithm).fit(x)
+        return _in_parts(index.kneighbors, rows, itself)
+
     if k < 1 or not rows.shape[0]:
         return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
     if issparse(x):
-        distance, column = search("brute", x, of)
+        distance, column = search("brute", x, rows)
     elif x.shape[1] <= (64 if len(x) <= 2_000 else 15):
         # Without matrix products, ties are broken alike on every machine. With more channels a tree visits every row.
-        distance, column = search("kd_tree", x, of)
+        distance, column = search("kd_tree", x, rows)
     else:
         middle = np.median(x, axis=0)
-        distance, column = search("brute", x - middle, None if of is None else of - middle)
+        centred = x - middle
+        distance, column = search("brute", centred, centred if of is None else of - middle)
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
         lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
         if len(lost):
-            again = search("kd_tree", x, rows[lost], k + (of is None))
-            distance[lost], column[lost] = again if of is not None else _without(lost, *again)
+            again = search("kd_tree", x, rows[lost], None if itself is None else lost)
+            distance[lost], column[lost] = again
     return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
 
 
@@ -131,26 +137,41 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> tuple[np.ndarray, np.ndar
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
     with errors.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
         import faiss
-    rows = x if of is None else of
+    rows, itself = (x, np.arange(len(x))) if of is None else (of, None)
     cells = int(min(4 * len(x) ** 0.5, len(x) / 39))  # with fewer than 39 rows in a cell, FAISS warns
     if k < 1 or cells < 2 or not len(rows):
         return _nearest(x, k, of)
     middle = np.median(x, axis=0)
     # In single precision's range, and so are squares: what is clipped is equally far from every row of x.
     _, exponent = np.frexp(abs(x - middle).max())
-    single = [np.ldexp(part - middle, -exponent).clip(-(2.0**50), 2.0**50).astype(np.float32) for part in (x, rows)]
+
+    def single(rows: np.ndarray) -> np.ndarray:
+        return np.ldexp(rows - middle, -exponent).clip(-(2.0**50), 2.0**50).astype(np.float32)
+
+    scaled = single(x)
     index: Any = faiss.index_factory(x.shape[1], f"IVF{cells},Flat")
-    index.train(single[0])
-    index.add(single[0])
+    index.train(scaled)
+    index.add(scaled)
     index.nprobe = min(cells, 32)
-    column = index.search(single[1], k + (of is None))[1]
-    if of is None:
-        column = _without(np.arange(len(x)), np.zeros(column.shape), column)[1]
+    _, column = _in_parts(lambda part: index.search(single(part), k + (of is None)), rows, itself)
     row, place = np.nonzero(column >= 0)  # a cell may hold too few rows
     column, square = column[row, place], np.empty(len(row))
     for part in np.array_split(np.arange(len(row)), len(row) * x.shape[1] // 2**24 + 1):
         square[part] = ((rows[row[part]] - x[column[part]]) ** 2).sum(1)
     return row, column, square
+
+
+def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Search for some rows at a time, whose own numbers, if they have any, are left out."""
+    found = []
+    with progress_bar("neighbours", "row", rows.shape[0]) as bar:
+        for first in range(0, rows.shape[0], _PART):
+            part = slice(first, first + _PART)
+            answer = search(rows[part])
+            found.append(answer if itself is None else _without(itself[part], *answer))
+            bar.update(len(answer[0]))
+    distance, column = map(np.concatenate, zip(*found, strict=True))
+    return distance, column
 
 
 def _without(itself: np.ndarray, distance: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, cast
 
@@ -11,11 +12,12 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
@@ -25,6 +27,7 @@ from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
+from diffusion_mp.progress import progress_bar, show_progress
 
 _BATCH = 256  # rows per step of Adam
 _FARTHER = 10  # factor of μ while labels are the only sources
@@ -33,21 +36,29 @@ _FARTHER = 10  # factor of μ while labels are the only sources
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     r"""Spread few labels over the graph of nearest neighbours, alternating with a network trained on all rows.
 
-        P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c P_ic
+        P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c w_c P_ic
 
     As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label. At first the
     sources h are the labels, which spread over the weighted edges of `KNNGraph`, with 10 μ since they are few. Then,
     in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
-    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. Classes have equal
-    weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
+    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. P does not know which
+    classes are frequent: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its
+    class). That is for w to say, which is 1 by default.
+
+    A row of which something is known has a row of numbers in a y [N, n_classes], in proportion to the probabilities of
+    the classes: ones for the candidates and zeros elsewhere, or equal numbers where nothing is known. It then takes
+    what the network says times these numbers for its source, and the best of its candidates for ŷ_i in training.
 
     The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
-    minimises the same energy over each new row, with the other states fixed. The graph takes O(n²) time.
+    minimises the same energy over each new row, with the other states fixed; ``fit`` keeps all rows for that, and each
+    new row is compared with all of them, as in fit. The graph takes O(n²) time.
 
     Args:
         n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
         approximate: search neighbours approximately, see `knn_graph`; sparse rows are always searched exactly.
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
+        class_weight: w; "balanced" makes all classes alike, None counts each by its labels, and a dict {class: weight}
+            by the weights of its labels.
         rounds: number of rounds of training and spreading.
         hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
         learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
@@ -61,7 +72,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         edge_index_, edge_weight_: the graph.
 
     Shapes:
-        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N]. If y has only -1 and 1, these are classes.
+        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], or [N, n_classes], whose classes are the
+            numbers of its columns. If y [N] has only -1 and 1, these are classes.
 
     Examples:
         >>> import numpy as np
@@ -80,6 +92,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         approximate: bool = False,
         sharpness: float = 8.0,
         mu: float = 10.0,
+        class_weight: Any = "balanced",
         rounds: int = 4,
         hidden_channels: int = 256,
         dropout: float = 0.5,
@@ -90,7 +103,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         verbose: int = 0,
     ) -> None:
         self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
-        self.approximate = approximate
+        self.approximate, self.class_weight = approximate, class_weight
         self.rounds, self.hidden_channels, self.dropout, self.max_iter = rounds, hidden_channels, dropout, max_iter
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.random_state, self.verbose = random_state, verbose
@@ -99,20 +112,26 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
         # In double precision, so that rounding does not make a row in predict depend on the others.
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
-        self.X_, (labelled, self.classes_, targets) = X, _labels(y)
+        several = len(shape := np.asarray(y).shape) == 2 and shape[1] > 1
+        options: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float64, "ensure_min_samples": 2}
+        X, y = validate_data(self, X, y, multi_output=several, **options)
+        self.X_, (told, self.classes_, allowed) = X, _candidates(y) if several else _labels(y)
+        self._class_weight = self._weights(allowed[told])
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        bar = tqdm(total=int(self.rounds), desc="neighbours", unit="round", disable=not self.verbose)
-        with bar, torch.random.fork_rng(devices=[]):
+        with (
+            show_progress() if self.verbose else nullcontext(),
+            progress_bar("neighbours", "round", int(self.rounds), delay=0, leave=True) as bar,
+            torch.random.fork_rng(devices=[]),
+        ):
             self.edge_index_, self.edge_weight_, self._reach = joined(
                 X, k, self.metric, self.approximate, float(self.sharpness)
             )
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
             torch.default_generator.manual_seed(int(seed))
-            self._alternate(torch.from_numpy(labelled), torch.from_numpy(targets), bar)
-        self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
+            self._alternate(torch.from_numpy(told), torch.from_numpy(allowed), bar)
+        self.transduction_ = self.classes_[(self._class_weight * self.label_distributions_).argmax(1)]
         self.n_iter_ = self.max_iter
         return self
 
@@ -137,36 +156,50 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
-        return (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
+        found = (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
+        found *= self._class_weight
+        return found / found.sum(1, keepdims=True)
 
-    def _alternate(self, labelled: Tensor, targets: Tensor, bar: tqdm[Any]) -> None:
-        """Spread the labels [R] of some rows; then train and spread a new network in every round."""
-        graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
-        known = one_hot(targets, len(self.classes_)).double()
-        source = known.new_zeros(len(labelled), known.size(1))
-        source[labelled] = known / known.sum(0)
+    def _alternate(self, told: Tensor, allowed: Tensor, bar: tqdm[Any]) -> None:
+        """Spread what some rows are told to be; then train and spread a new network in every round.
+
+        ``allowed`` [N, n_classes] multiplies what is said of a row, and is one for every class of the others.
+        """
+        graph, X = Graph(len(told), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
+        known = _within(allowed[told], allowed[told])
+        source = torch.zeros_like(allowed)
+        source[told] = known / known.sum(0)
         bar.set_description("labels spread")
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
-            taught = spread.argmax(1)
-            taught[labelled] = targets
+            taught = _within(torch.from_numpy(self._class_weight) * spread, allowed).argmax(1)
             # In the first round, rows that no label reaches are left out.
-            rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
+            rows = (told | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
-            source = self._probabilities(X)
-            source[labelled] = known
+            source = _within(self._probabilities(X), allowed)
             bar.set_description("what it says spreads")
             spread = _at_rest(self.conv_, graph, source)
             bar.update()
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
+
+    def _weights(self, known: Any) -> Any:
+        """Return w [n_classes], of mean one, from what is known of some rows."""
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
+            return np.ones(len(self.classes_))
+        # By scikit-learn, which says what is wrong with others.
+        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+        if not (np.isfinite(weights) & (weights > 0)).all():
+            raise ValueError(f"class_weight must have finite weights > 0; got {self.class_weight}.")
+        weights = weights * (known / known.sum(1, keepdims=True)).sum(0)
+        return weights / weights.mean()
 
     def _spreading(self, mu: float) -> CertifiedConv:
         return CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu).double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         width, classes = int(self.hidden_channels), len(self.classes_)
-        weight = 1 / targets.bincount(minlength=classes).double()
+        weight = 1 / targets.bincount(minlength=classes).clamp(min=1).double()
         network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
         rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
         optimizer = torch.optim.Adam(network.parameters(), **rates, fused=True)  # half the time for 80 000 columns
@@ -226,6 +259,12 @@ def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
     return cast("Tensor", conv.at_rest(graph, source)).clamp(min=0)
 
 
+def _within(states: Tensor, allowed: Tensor) -> Tensor:
+    """Return states [N, n_classes] times ``allowed``, with rows that sum to one."""
+    found = (states + 1e-300) * allowed  # not zero for every candidate of a row
+    return found / found.sum(1, keepdim=True)
+
+
 def _tensor(X: Any) -> Tensor:
     if not issparse(X):
         return torch.from_numpy(X)
@@ -233,8 +272,23 @@ def _tensor(X: Any) -> Tensor:
     return matrix(ptr, columns, values, X.shape[1])
 
 
+def _candidates(y: Any) -> tuple[Any, Any, Any]:
+    """Return what `_labels` does, for a row of numbers per row."""
+    y = check_array(y, dtype=np.float64, input_name="y")
+    if y.min() < 0:
+        raise ValueError(f"y [N, n_classes] must have entries >= 0, in proportion to probabilities; got {y.min()}.")
+    told = y.min(1) < y.max(1)
+    allowed = np.where(told[:, None], y, 1.0)
+    if not allowed[told].any(0).all():
+        raise ValueError(
+            "y [N, n_classes] must tell some row apart for every class, and has none in the columns "
+            f"{np.flatnonzero(~allowed[told].any(0)).tolist()}; leave these out, or equal numbers mean no label."
+        )
+    return told, np.arange(y.shape[1]), allowed / allowed.max(1, keepdims=True)
+
+
 def _labels(y: Any) -> tuple[Any, Any, Any]:
-    """Return a mask of the labelled rows, the classes, and the index of the class of every labelled row."""
+    """Return a mask of the labelled rows, the classes, and one for what every row [N, n_classes] may be, else zero."""
     strings = y.dtype.kind in "US"
     if strings and "-1" in y.tolist():
         raise ValueError(
@@ -252,7 +306,9 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
         warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
         classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
-    return labelled, classes, targets
+    allowed = np.ones((len(y), len(classes)))
+    allowed[labelled] = np.eye(len(classes))[targets]
+    return labelled, classes, allowed
 
 
 def _inverse_root(degree: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import reduce
 from operator import add
@@ -21,6 +22,7 @@ from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.models.base import Edges
+from diffusion_mp.progress import progress_bar, show_progress
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)  # modules that act on every row separately
@@ -34,7 +36,7 @@ def full_graph_inference(
     *,
     block_size: int = 1 << 14,
     device: torch.device | str | None = None,
-    progress: bool = True,
+    progress: bool = False,
 ) -> Tensor:
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
@@ -46,11 +48,11 @@ def full_graph_inference(
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``; a copy runs.
         x, edge_index, edge_weight: one graph, as the model takes it.
-        block_size, device, progress: rows computed at a time, and where (by default as ``x``); show a progress bar.
+        block_size, device, progress: rows computed at a time, and where (by default as ``x``); see `show_progress`.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3).eval()
-        >>> out = full_graph_inference(model, x, edge_index, block_size=2, progress=False)  # two rows at a time
+        >>> out = full_graph_inference(model, x, edge_index, block_size=2)  # two rows at a time
         >>> torch.allclose(out, model(x, edge_index), atol=1e-5)
         True
     """
@@ -62,13 +64,13 @@ def full_graph_inference(
     if not graph.is_single:
         came = f"got a batch of {graph.num_graphs}"
         raise ValueError(f"full_graph_inference takes one large graph; {came}. Call the model on batches that fit.")
-    with torch.no_grad(), tqdm(disable=not progress, unit="block", leave=False) as bar:
+    with torch.no_grad(), show_progress() if progress else nullcontext(), progress_bar("inference", "block") as bar:
         blocks = Blocks(block_size, as_device(x.device if device is None else device), bar)
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
         # Usually one pass for each row-wise module and two for each coupling.
         passes = sum(isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules())
-        bar.reset(total=passes * -(-x.size(0) // block_size))
+        bar.total = passes * -(-x.size(0) // block_size)
         logits: Tensor = runner(x, graph)
     return logits
 
