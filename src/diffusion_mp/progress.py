@@ -11,53 +11,46 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from diffusion_mp import errors
+from diffusion_mp.errors import check_flags
 
-_after: ContextVar[float | None] = ContextVar("after", default=None)
+AFTER = 5.0  # seconds
+_shown: ContextVar[bool] = ContextVar("shown", default=False)
 
 
 @contextmanager
-def show_progress(after: float = 5.0) -> Iterator[None]:
-    """Show a bar with the time left, on stderr, for what takes longer than some seconds in the body.
+def show_progress(shown: bool = True) -> Iterator[None]:
+    """Show a bar with the time left, on stderr, for what takes longer than five seconds in the body.
 
-    These are searches for neighbours, linear systems and fixed points that are solved by iteration (``at_rest``,
-    ``num_layers=None``, ``Equilibrium``), `full_graph_inference`, `kernel_error` and ``DiffusionClassifier``.
-
-    Args:
-        after: seconds before a bar appears.
+    That is for searches for neighbours, linear systems and fixed points that are found by iteration (``at_rest``,
+    ``num_layers=None``), `full_graph_inference`, `kernel_error` and ``DiffusionClassifier``. False changes nothing.
 
     Examples:
         >>> with show_progress():
         ...     edges = knn_graph(x, k=2)  # too fast for a bar
     """
-    errors.check_positive(after, "after", allow_zero=True)
-    before = _after.set(float(after))
+    check_flags(shown=shown)
+    before = _shown.set(_shown.get() or shown)
     try:
         yield
     finally:
-        _after.reset(before)
+        _shown.reset(before)
 
 
 def progress_bar(what: str, unit: str, total: float | None = None, **options: Any) -> tqdm[Any]:
-    """Return a bar of tqdm, which shows within `show_progress`; ``options`` are those of tqdm."""
-    after = _after.get()
-    shown = {"desc": what, "unit": unit, "total": total, "delay": after or 0, "disable": after is None, "leave": False}
-    return tqdm(**shown | options)
+    """Return a bar of tqdm, with its options, that shows within `show_progress`."""
+    options = {"delay": AFTER, "leave": False, "disable": not _shown.get()} | options
+    return tqdm(desc=what, unit=unit, total=total, **options)
 
 
 def solving(what: str, max_iter: int) -> Iterator[Callable[[Tensor | float, Tensor | float], None]]:
-    """Yield, for every iteration of a solve, a function that moves its bar, given a residual and the goal for it.
-
-    The bar shows how many of the digits that the first residual lacked have been gained.
-    """
+    """Yield in each iteration a function of residual and goal, which moves a bar by the digits that are gained."""
     with progress_bar(what, "digit", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}") as bar:
 
         def closer(residual: Tensor | float, goal: Tensor | float) -> None:
-            if bar.disable:
-                return
-            left = (torch.as_tensor(residual) / goal).nan_to_num().clamp(1, 1e30).max().log10().item()
-            bar.total = max(bar.total or 0.0, left)
-            bar.update(bar.total - left - bar.n)
+            if not bar.disable:
+                left = (torch.as_tensor(residual) / goal).nan_to_num().clamp(1, 1e30).max().log10().item()
+                bar.total = max(bar.total or 0.0, left)
+                bar.update(bar.total - left - bar.n)
 
         for _ in range(max_iter):
             yield closer

@@ -1,6 +1,7 @@
 """The kNN graph and its transform against distances of all pairs."""
 
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -112,26 +113,21 @@ def test_rows_of_zeros_have_no_angle(lonely):
     assert knn_graph(x, 3, "cosine").tolist() == ([[0, 1], [1, 0]] if lonely == 2 else [[], []])
 
 
-def test_an_approximate_search_needs_faiss(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs faiss.*pip install 'diffusion-mp\[faiss\]'"):
-        knn_graph(torch.eye(3), 1, approximate=True)
-
-
 def test_the_data_stay_and_a_copy_has_the_edges():
     data = Data(x=torch.arange(4.0).unsqueeze(1), y=torch.arange(4))
     joined = KNNGraph(1)(data)
     assert "edge_index" not in data
     assert joined.y is data.y
-    assert repr(KNNGraph(3, "cosine")) == "KNNGraph(k=3, metric='cosine')"
-    assert repr(KNNGraph(3, approximate=True)) == "KNNGraph(k=3, metric='euclidean', approximate=True)"
+    assert repr(KNNGraph(3, "cosine", approximate=True)) == "KNNGraph(k=3, metric='cosine', approximate=True)"
     assert repr(KNNGraph(3, weighted=True)) == "KNNGraph(k=3, metric='euclidean', weighted=True, sharpness=8.0)"
 
 
 test_what_does_not_fit = refuses(
+    (patch.dict(sys.modules, faiss=None)(lambda: knn_graph(torch.eye(3), 1, approximate=True)),
+        ModuleNotFoundError, r"needs faiss, which is not installed: pip install 'diffusion-mp\[faiss\]'"),
     (lambda: KNNGraph(3, approximate=1), TypeError, "approximate must be True or False"),
     (lambda: KNNGraph(3, weighted=1), TypeError, "weighted must be True or False"),
     (lambda: KNNGraph(3)(Data(x=torch.eye(3))), ValueError, "k must be below the number of nodes, 3; got 3"),
     (lambda: knn_graph(torch.zeros(5, 0), 2), ValueError, r"x must have a channel at least.*\[5, 0\]"),
     (lambda: knn_graph(torch.eye(3) / torch.eye(3), 1), ValueError, "x must be finite; 6 of its 9 entries"),
-)
+)  # fmt: skip

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch_geometric import loader, typing
-from torch_geometric.utils import k_hop_subgraph
+from torch_geometric.data import Data
 
 from .blocks import ROOT, blocks
 
@@ -29,24 +29,20 @@ def test_a_newcomers_script(script, at_least, capsys):
         assert scope["share"] >= at_least
 
 
-class AllNeighbors(list):
-    """The batches of PyG's `NeighborLoader` where it takes all neighbours, for where its packages are not installed."""
+class Whole(list):
+    """The batches of a `NeighborLoader` that finds all nodes, for where the packages that PyG's needs are absent."""
 
     def __init__(self, data, num_neighbors, batch_size, input_nodes, transform):
-        for seeds in input_nodes.nonzero().flatten().split(batch_size):
-            near = k_hop_subgraph(seeds, len(num_neighbors), data.edge_index)[0]
-            nodes = torch.cat([seeds, near[~torch.isin(near, seeds)]])
-            batch = data.subgraph(near)
-            place = torch.empty(data.num_nodes, dtype=torch.long).index_put((nodes,), torch.arange(len(nodes)))
-            batch.edge_index, batch.x, batch.y = place[near[batch.edge_index]], data.x[nodes], data.y[nodes]
-            batch.n_id, batch.batch_size = nodes, len(seeds)
-            self.append(transform(batch))
+        for own in input_nodes.nonzero().split(batch_size):
+            order = torch.isin(torch.arange(data.num_nodes), own).int().argsort(descending=True, stable=True)
+            batch = Data(data.x[order], order.argsort()[data.edge_index], y=data.y[order], n_id=order)
+            self.append(transform(batch.update({"batch_size": len(own)})))
 
 
 @pytest.mark.parametrize("page", STORIES)
 def test_the_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_path):
     if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
-        monkeypatch.setattr(loader, "NeighborLoader", AllNeighbors)
+        monkeypatch.setattr(loader, "NeighborLoader", Whole)
     monkeypatch.chdir(tmp_path)  # some write files
     scope: dict[str, object] = {"__name__": page}
     with torch.random.fork_rng():

@@ -17,6 +17,7 @@ from diffusion_mp import errors
 from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
+_Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 # The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
 _LARGEST, _CUT = 480, 500
 _PART = 1 << 12  # rows that are searched for at a time
@@ -53,8 +54,7 @@ class KNNGraph(BaseTransform):
     with "cosine" rows have length one. Weights have mean one.
 
     Args:
-        k, metric, approximate: see `knn_graph`.
-        weighted: also set edge_weight [E].
+        k, metric, approximate, weighted: see `knn_graph`; also set edge_weight [E].
         sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
 
     Examples:
@@ -85,9 +85,7 @@ class KNNGraph(BaseTransform):
         return f"{type(self).__name__}(k={self.k}, metric={self.metric!r}{weighted})"
 
 
-def nearest(
-    x: Any, k: int, metric: Metric, approximate: bool = False, of: Any = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -> _Pairs:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
     ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
@@ -104,14 +102,14 @@ def nearest(
     return asking[row[near]], some[column[near]], square[near]
 
 
-def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _nearest(x: Any, k: int, of: Any) -> _Pairs:
     """Search comparable rows; no pairs if ``k`` is 0."""
     from sklearn.neighbors import NearestNeighbors
 
     rows, itself = (x, np.arange(x.shape[0])) if of is None else (of, None)
 
-    def search(algorithm: str, x: Any, rows: Any, itself: Any = itself) -> tuple[np.ndarray, np.ndarray]:
-        index = NearestNeighbors(n_neighbors=k + (itself is not None), algorithm=algorithm).fit(x)
+    def search(algorithm: str, x: Any, rows: Any, itself: Any = itself) -> list[np.ndarray]:
+        index = NearestNeighbors(n_neighbors=k + (of is None), algorithm=algorithm).fit(x)
         return _in_parts(index.kneighbors, rows, itself)
 
     if k < 1 or not rows.shape[0]:
@@ -128,12 +126,11 @@ def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
         lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
         if len(lost):
-            again = search("kd_tree", x, rows[lost], None if itself is None else lost)
-            distance[lost], column[lost] = again
+            distance[lost], column[lost] = search("kd_tree", x, rows[lost], None if itself is None else lost)
     return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
 
 
-def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
     with errors.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
         import faiss
@@ -148,9 +145,8 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> tuple[np.ndarray, np.ndar
     def single(rows: np.ndarray) -> np.ndarray:
         return np.ldexp(rows - middle, -exponent).clip(-(2.0**50), 2.0**50).astype(np.float32)
 
-    scaled = single(x)
     index: Any = faiss.index_factory(x.shape[1], f"IVF{cells},Flat")
-    index.train(scaled)
+    index.train(scaled := single(x))
     index.add(scaled)
     index.nprobe = min(cells, 32)
     _, column = _in_parts(lambda part: index.search(single(part), k + (of is None)), rows, itself)
@@ -161,24 +157,19 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> tuple[np.ndarray, np.ndar
     return row, column, square
 
 
-def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Search for some rows at a time, whose own numbers, if they have any, are left out."""
-    found = []
+def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.ndarray]:
+    """Search for some rows at a time; of each, its own number in ``itself``, if there are any, is left out."""
+    parts = []
     with progress_bar("neighbours", "row", rows.shape[0]) as bar:
         for first in range(0, rows.shape[0], _PART):
-            part = slice(first, first + _PART)
-            answer = search(rows[part])
-            found.append(answer if itself is None else _without(itself[part], *answer))
-            bar.update(len(answer[0]))
-    distance, column = map(np.concatenate, zip(*found, strict=True))
-    return distance, column
-
-
-def _without(itself: np.ndarray, distance: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drop each row from its own neighbours, or the last neighbour if copies of the row displaced it."""
-    others = column != itself[:, None]
-    others[others.all(1), -1] = False
-    return distance[others].reshape(len(itself), -1), column[others].reshape(len(itself), -1)
+            found = distance, column = search(rows[first : first + _PART])
+            if itself is not None:
+                others = column != itself[first : first + _PART, None]
+                others[others.all(1), -1] = False  # copies of the row displaced it
+                found = distance[others].reshape(len(column), -1), column[others].reshape(len(column), -1)
+            parts.append(found)
+            bar.update(len(column))
+    return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
 
 def comparable(rows: Any, x: Any, metric: Metric) -> Any:
@@ -195,9 +186,7 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     return normalize(found, copy=False) if metric == "cosine" else found
 
 
-def joined(
-    x: Any, k: int, metric: Metric, approximate: bool, sharpness: float
-) -> tuple[Int64[Tensor, "2 E"], Tensor, np.ndarray]:
+def joined(x: Any, k: int, metric: Metric, approximate: bool, sharpness: float) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
     reach = farthest(row, square, x.shape[0])

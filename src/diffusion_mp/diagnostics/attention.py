@@ -63,8 +63,8 @@ def kernel_error(
         log_query, log_key, log_weight = attention_features(q, k, directions)
         return _relative_distance(LogLowRankCoupling(log_query, log_key, graph.segments, log_weight), exact)
 
-    with progress_bar("kernel_error", "m", iterable=num_features) as bar:
-        return {m: sum(distance(m) for _ in range(draws)) / draws for m in bar}
+    bar = progress_bar("kernel_error", "m", iterable=num_features)
+    return {m: sum(distance(m) for _ in range(draws)) / draws for m in bar}
 
 
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import islice
 from typing import Any, cast
 
@@ -12,13 +11,12 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from tqdm import tqdm
+from torch.nn.functional import cross_entropy, one_hot
 
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
 from diffusion_mp.errors import as_whole, check_choice, check_flags, check_positive, check_probability
@@ -41,24 +39,18 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label. At first the
     sources h are the labels, which spread over the weighted edges of `KNNGraph`, with 10 μ since they are few. Then,
     in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
-    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. P does not know which
-    classes are frequent: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its
-    class). That is for w to say, which is 1 by default.
-
-    A row of which something is known has a row of numbers in a y [N, n_classes], in proportion to the probabilities of
-    the classes: ones for the candidates and zeros elsewhere, or equal numbers where nothing is known. It then takes
-    what the network says times these numbers for its source, and the best of its candidates for ŷ_i in training.
+    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. In P, classes have equal
+    weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
 
     The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
-    minimises the same energy over each new row, with the other states fixed; ``fit`` keeps all rows for that, and each
-    new row is compared with all of them, as in fit. The graph takes O(n²) time.
+    minimises the same energy over each new row, with the other states fixed: it searches the rows of fit, which are
+    kept, for the neighbours of m new ones in O(mn) time. The graph takes O(n²) time.
 
     Args:
         n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
         approximate: search neighbours approximately, see `knn_graph`; sparse rows are always searched exactly.
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
-        class_weight: w; "balanced" makes all classes alike, None counts each by its labels, and a dict {class: weight}
-            by the weights of its labels.
+        class_weight: "balanced" is w = 1; with None, w_c is the number of labels of c, with a dict times its entry.
         rounds: number of rounds of training and spreading.
         hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
         learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
@@ -72,8 +64,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         edge_index_, edge_weight_: the graph.
 
     Shapes:
-        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], or [N, n_classes], whose classes are the
-            numbers of its columns. If y [N] has only -1 and 1, these are classes.
+        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N]. If y has only -1 and 1, these are classes.
 
     Examples:
         >>> import numpy as np
@@ -85,52 +76,36 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self,
-        n_neighbors: int = 10,
-        metric: Metric = "euclidean",
-        *,
-        approximate: bool = False,
-        sharpness: float = 8.0,
-        mu: float = 10.0,
-        class_weight: Any = "balanced",
-        rounds: int = 4,
-        hidden_channels: int = 256,
-        dropout: float = 0.5,
-        learning_rate: float = 0.002,
-        weight_decay: float = 1e-4,
-        max_iter: int = 300,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
+        self, n_neighbors: int = 10, metric: Metric = "euclidean",
+        *, approximate: bool = False, sharpness: float = 8.0, mu: float = 10.0, class_weight: Any = "balanced",
+        rounds: int = 4, hidden_channels: int = 256, dropout: float = 0.5, learning_rate: float = 0.002,
+        weight_decay: float = 1e-4, max_iter: int = 300, random_state: Any = None, verbose: int = 0,
+    ) -> None:  # fmt: skip
         self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
-        self.approximate, self.class_weight = approximate, class_weight
         self.rounds, self.hidden_channels, self.dropout, self.max_iter = rounds, hidden_channels, dropout, max_iter
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.random_state, self.verbose = random_state, verbose
+        self.learning_rate, self.weight_decay, self.random_state = learning_rate, weight_decay, random_state
+        self.approximate, self.class_weight, self.verbose = approximate, class_weight, verbose
 
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
         # In double precision, so that rounding does not make a row in predict depend on the others.
-        several = len(shape := np.asarray(y).shape) == 2 and shape[1] > 1
-        options: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float64, "ensure_min_samples": 2}
-        X, y = validate_data(self, X, y, multi_output=several, **options)
-        self.X_, (told, self.classes_, allowed) = X, _candidates(y) if several else _labels(y)
-        self._class_weight = self._weights(allowed[told])
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
+        self.X_, (labelled, self.classes_, targets) = X, _labels(y)
+        self._class_weight = self._weights(np.bincount(targets))
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with (
-            show_progress() if self.verbose else nullcontext(),
+            show_progress(bool(self.verbose)),
             progress_bar("neighbours", "round", int(self.rounds), delay=0, leave=True) as bar,
             torch.random.fork_rng(devices=[]),
         ):
-            self.edge_index_, self.edge_weight_, self._reach = joined(
-                X, k, self.metric, self.approximate, float(self.sharpness)
-            )
+            found = joined(X, k, self.metric, self.approximate, float(self.sharpness))
+            self.edge_index_, self.edge_weight_, self._reach = found
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
             torch.default_generator.manual_seed(int(seed))
-            self._alternate(torch.from_numpy(told), torch.from_numpy(allowed), bar)
+            self._alternate(torch.from_numpy(labelled), torch.from_numpy(targets), bar)
         self.transduction_ = self.classes_[(self._class_weight * self.label_distributions_).argmax(1)]
         self.n_iter_ = self.max_iter
         return self
@@ -157,41 +132,37 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
         found = (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
-        found *= self._class_weight
-        return found / found.sum(1, keepdims=True)
+        return (found := found * self._class_weight) / found.sum(1, keepdims=True)
 
-    def _alternate(self, told: Tensor, allowed: Tensor, bar: tqdm[Any]) -> None:
-        """Spread what some rows are told to be; then train and spread a new network in every round.
-
-        ``allowed`` [N, n_classes] multiplies what is said of a row, and is one for every class of the others.
-        """
-        graph, X = Graph(len(told), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
-        known = _within(allowed[told], allowed[told])
-        source = torch.zeros_like(allowed)
-        source[told] = known / known.sum(0)
+    def _alternate(self, labelled: Tensor, targets: Tensor, bar: Any) -> None:
+        """Spread the labels [R] of some rows; then train and spread a new network in every round."""
+        graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
+        known = one_hot(targets, len(self.classes_)).double()
+        source = known.new_zeros(len(labelled), known.size(1))
+        source[labelled] = known / known.sum(0)
         bar.set_description("labels spread")
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
-            taught = _within(torch.from_numpy(self._class_weight) * spread, allowed).argmax(1)
+            taught = (spread * torch.from_numpy(self._class_weight)).argmax(1)
+            taught[labelled] = targets
             # In the first round, rows that no label reaches are left out.
-            rows = (told | (spread.sum(1) > 0)).nonzero().squeeze(1)
+            rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
-            source = _within(self._probabilities(X), allowed)
+            source = self._probabilities(X)
+            source[labelled] = known
             bar.set_description("what it says spreads")
             spread = _at_rest(self.conv_, graph, source)
             bar.update()
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
-    def _weights(self, known: Any) -> Any:
-        """Return w [n_classes], of mean one, from what is known of some rows."""
+    def _weights(self, labels: Any) -> Any:
+        """Return w [n_classes], of mean one, from the numbers of labels."""
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            return np.ones(len(self.classes_))
-        # By scikit-learn, which says what is wrong with others.
-        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+            return np.ones(len(labels))
+        weights = labels * compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
         if not (np.isfinite(weights) & (weights > 0)).all():
             raise ValueError(f"class_weight must have finite weights > 0; got {self.class_weight}.")
-        weights = weights * (known / known.sum(1, keepdims=True)).sum(0)
         return weights / weights.mean()
 
     def _spreading(self, mu: float) -> CertifiedConv:
@@ -199,7 +170,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         width, classes = int(self.hidden_channels), len(self.classes_)
-        weight = 1 / targets.bincount(minlength=classes).clamp(min=1).double()
+        weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
         rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
         optimizer = torch.optim.Adam(network.parameters(), **rates, fused=True)  # half the time for 80 000 columns
@@ -259,12 +230,6 @@ def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
     return cast("Tensor", conv.at_rest(graph, source)).clamp(min=0)
 
 
-def _within(states: Tensor, allowed: Tensor) -> Tensor:
-    """Return states [N, n_classes] times ``allowed``, with rows that sum to one."""
-    found = (states + 1e-300) * allowed  # not zero for every candidate of a row
-    return found / found.sum(1, keepdim=True)
-
-
 def _tensor(X: Any) -> Tensor:
     if not issparse(X):
         return torch.from_numpy(X)
@@ -272,23 +237,8 @@ def _tensor(X: Any) -> Tensor:
     return matrix(ptr, columns, values, X.shape[1])
 
 
-def _candidates(y: Any) -> tuple[Any, Any, Any]:
-    """Return what `_labels` does, for a row of numbers per row."""
-    y = check_array(y, dtype=np.float64, input_name="y")
-    if y.min() < 0:
-        raise ValueError(f"y [N, n_classes] must have entries >= 0, in proportion to probabilities; got {y.min()}.")
-    told = y.min(1) < y.max(1)
-    allowed = np.where(told[:, None], y, 1.0)
-    if not allowed[told].any(0).all():
-        raise ValueError(
-            "y [N, n_classes] must tell some row apart for every class, and has none in the columns "
-            f"{np.flatnonzero(~allowed[told].any(0)).tolist()}; leave these out, or equal numbers mean no label."
-        )
-    return told, np.arange(y.shape[1]), allowed / allowed.max(1, keepdims=True)
-
-
 def _labels(y: Any) -> tuple[Any, Any, Any]:
-    """Return a mask of the labelled rows, the classes, and one for what every row [N, n_classes] may be, else zero."""
+    """Return a mask of the labelled rows, the classes, and the index of the class of every labelled row."""
     strings = y.dtype.kind in "US"
     if strings and "-1" in y.tolist():
         raise ValueError(
@@ -306,9 +256,7 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
         warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
         classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
-    allowed = np.ones((len(y), len(classes)))
-    allowed[labelled] = np.eye(len(classes))[targets]
-    return labelled, classes, allowed
+    return labelled, classes, targets
 
 
 def _inverse_root(degree: Any) -> Any:
