@@ -1,6 +1,5 @@
 """The kNN graph and its transform against distances of all pairs."""
 
-import sys
 from unittest.mock import patch
 
 import pytest
@@ -123,7 +122,7 @@ def test_the_data_stay_and_a_copy_has_the_edges():
 
 
 test_what_does_not_fit = refuses(
-    (patch.dict(sys.modules, faiss=None)(lambda: knn_graph(torch.eye(3), 1, approximate=True)),
+    (patch.dict("sys.modules", faiss=None)(lambda: knn_graph(torch.eye(3), 1, approximate=True)),
         ModuleNotFoundError, r"needs faiss, which is not installed: pip install 'diffusion-mp\[faiss\]'"),
     (lambda: KNNGraph(3, approximate=1), TypeError, "approximate must be True or False"),
     (lambda: KNNGraph(3, weighted=1), TypeError, "weighted must be True or False"),

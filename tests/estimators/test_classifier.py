@@ -314,7 +314,6 @@ test_options_and_labels_that_do_not_fit = refuses(
     (lambda: fitted(mu="large"), "mu must be a number; got 'large'"),
     (lambda: fitted(learning_rate=-1.0), "learning_rate must be finite and > 0"),
     (lambda: fitted(weight_decay=-1.0), "weight_decay must be finite and >= 0"),
-    (lambda: fitted(class_weight="equal"), "class_weight"),
     (lambda: fitted(class_weight={0: 1, 1: 1, 2: -1}), "class_weight must have finite weights > 0; got"),
     (lambda: fitted(verbose=-1), "verbose must be at least 0; got -1"),
     (lambda: fitted(verbose="loud"), "verbose must be a whole number; got 'loud'"),
