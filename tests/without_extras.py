@@ -15,7 +15,7 @@ from pathlib import Path
 EXTRAS = (
     "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "lightning_fabric",
     "torchmetrics", "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
-    "pytest", "hypothesis", "beartype", "optuna", "filelock", "huggingface_hub", "diffusion_mp_experiments",
+    "faiss", "pytest", "hypothesis", "beartype", "optuna", "filelock", "huggingface_hub", "diffusion_mp_experiments",
 )  # fmt: skip
 PUBLIC = (
     "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "estimators",

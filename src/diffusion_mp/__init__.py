@@ -81,6 +81,7 @@ from diffusion_mp.models import (
     SGFormer,
     full_graph_inference,
 )
+from diffusion_mp.progress import show_progress
 from diffusion_mp.saving import load
 from diffusion_mp.updates import (
     Backtracking,
@@ -178,6 +179,7 @@ __all__ = [
     "full_graph_inference",
     "knn_graph",
     "load",
+    "show_progress",
 ]
 
 

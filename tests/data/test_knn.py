@@ -1,5 +1,7 @@
 """The kNN graph and its transform against distances of all pairs."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -42,6 +44,25 @@ def test_neighbours_and_weights_are_those_of_all_pairs(channels, offset, dtype, 
     torch.testing.assert_close(data.edge_weight.double(), weights / weights.mean(), rtol=1e-5, atol=1e-6)
     assert data.edge_weight.dtype == dtype
     assert "edge_weight" not in KNNGraph(2)(Data(x=x))
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(metric, scale, generator):
+    """All of them where there are few clusters; nothing is lost where a row has copies or is zero."""
+    for count, least in ((3, 1.0), (900, 1.0), (6000, 0.9)):
+        x = torch.rand(count, 20, generator=generator, dtype=torch.float64)
+        x[: count // 3] += 3 * torch.rand(count // 3, 20, generator=generator, dtype=torch.float64)
+        x[:2] = torch.eye(20, dtype=torch.float64)[:1] * torch.tensor([[9], [0]])  # far from the others, for no ties
+        x[count // 2 :] = torch.where(torch.arange(count // 2, count)[:, None] % 60 == 0, x[0], x[count // 2 :])
+        exact, found = (
+            KNNGraph(min(count - 1, 8), metric, weighted=True, approximate=approximate)(Data(x=scale * x))
+            for approximate in (False, True)
+        )
+        pairs = [set(map(tuple, data.edge_index.T.tolist())) for data in (exact, found)]
+        assert len(pairs[0] & pairs[1]) >= least * len(pairs[0])
+        if least == 1:
+            torch.testing.assert_close(found.edge_weight, exact.edge_weight, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("channels", [3, 70])
@@ -96,13 +117,16 @@ def test_the_data_stay_and_a_copy_has_the_edges():
     joined = KNNGraph(1)(data)
     assert "edge_index" not in data
     assert joined.y is data.y
-    assert repr(KNNGraph(3, "cosine")) == "KNNGraph(k=3, metric='cosine')"
+    assert repr(KNNGraph(3, "cosine", approximate=True)) == "KNNGraph(k=3, metric='cosine', approximate=True)"
     assert repr(KNNGraph(3, weighted=True)) == "KNNGraph(k=3, metric='euclidean', weighted=True, sharpness=8.0)"
 
 
 test_what_does_not_fit = refuses(
+    (patch.dict("sys.modules", faiss=None)(lambda: knn_graph(torch.eye(3), 1, approximate=True)),
+        ModuleNotFoundError, r"needs faiss, which is not installed: pip install 'diffusion-mp\[faiss\]'"),
+    (lambda: KNNGraph(3, approximate=1), TypeError, "approximate must be True or False"),
     (lambda: KNNGraph(3, weighted=1), TypeError, "weighted must be True or False"),
     (lambda: KNNGraph(3)(Data(x=torch.eye(3))), ValueError, "k must be below the number of nodes, 3; got 3"),
     (lambda: knn_graph(torch.zeros(5, 0), 2), ValueError, r"x must have a channel at least.*\[5, 0\]"),
     (lambda: knn_graph(torch.eye(3) / torch.eye(3), 1), ValueError, "x must be finite; 6 of its 9 entries"),
-)
+)  # fmt: skip

@@ -131,6 +131,19 @@ def test_every_class_weighs_the_same_in_training() -> None:
     np.testing.assert_allclose(shares, np.full((1, 3), 1 / 3), atol=1e-3)
 
 
+def test_a_weight_of_a_class_multiplies_its_probability(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    labels = np.array([0, 0, 0, 1, 1, 2] * 6 + [0] * 5)  # 23, 12 and 6 of them
+    alike = fitted(y=labels)
+    equal = {0: 1 / 23, 1: 1 / 12, 2: 1 / 6}
+    for class_weight, expected in ((None, [23, 12, 6]), ({0: 1, 1: 9, 2: 0.5}, [23, 108, 3]), (equal, [1, 1, 1])):
+        found = fitted(y=labels, class_weight=class_weight)
+        weighted = alike.predict_proba(X + 0.3) * expected
+        np.testing.assert_allclose(found.predict_proba(X + 0.3), weighted / weighted.sum(1, keepdims=True), atol=1e-9)
+        np.testing.assert_array_equal(found.transduction_, (alike.label_distributions_ * expected).argmax(1))
+    fitted(class_weight={0: 1e12, 1: 1, 2: 1})
+    np.testing.assert_array_equal(taught[-1][1], np.where(Y >= 0, Y, 0))
+
+
 def test_rounds_get_better_where_features_say_more_than_neighbours() -> None:
     """Two of fifty columns tell the classes apart, which neighbours hardly show, and a network finds out."""
     generator = np.random.default_rng(0)
@@ -187,6 +200,13 @@ def test_sparse_and_dense_rows_are_the_same_rows() -> None:
 def test_units_of_all_columns_together_do_not_matter() -> None:
     got, expected = fitted(1000 * X + 7).label_distributions_, fitted().label_distributions_
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+def test_approximate_neighbours_are_those_of_an_exact_search_where_all_clusters_are_visited() -> None:
+    rows, labels = RNG.normal(size=(400, 5)), np.where(np.arange(400) < 20, np.arange(400) % 2, -1)
+    found, exact = (fitted(rows, labels, approximate=approximate) for approximate in (True, False))
+    assert torch.equal(found.edge_index_, exact.edge_index_)
+    np.testing.assert_allclose(found.predict_proba(rows + 0.1), exact.predict_proba(rows + 0.1), atol=1e-9)
 
 
 @pytest.mark.parametrize("columns", [5, 80])
@@ -288,11 +308,13 @@ test_options_and_labels_that_do_not_fit = refuses(
     (lambda: fitted(hidden_channels=-3), "hidden_channels must be at least 1; got -3"),
     (lambda: fitted(max_iter=0), "max_iter must be at least 1; got 0"),
     (lambda: fitted(metric="manhattan"), "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
+    (lambda: fitted(approximate=1), "approximate must be True or False"),
     (lambda: fitted(sharpness=0.0), "sharpness must be finite and > 0; got 0.0"),
     (lambda: fitted(mu=0.0), "mu must be finite and > 0; got 0.0"),
     (lambda: fitted(mu="large"), "mu must be a number; got 'large'"),
     (lambda: fitted(learning_rate=-1.0), "learning_rate must be finite and > 0"),
     (lambda: fitted(weight_decay=-1.0), "weight_decay must be finite and >= 0"),
+    (lambda: fitted(class_weight={0: 1, 1: 1, 2: -1}), "class_weight must have finite weights > 0; got"),
     (lambda: fitted(verbose=-1), "verbose must be at least 0; got -1"),
     (lambda: fitted(verbose="loud"), "verbose must be a whole number; got 'loud'"),
     (lambda: fitted(dropout=1.0), r"dropout must be a probability in \[0, 1\)"),

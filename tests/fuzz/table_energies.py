@@ -362,6 +362,7 @@ def stable(d: Draw) -> Arg:
 
 FUNCTIONS: dict[str, Strategy] = {
     "auxiliary_loss": calls("auxiliary_loss"), "cite": calls("cite"),
+    "show_progress": calls("show_progress"),
     "edge_loss": calls("edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed),
     "fixed_point": fixed_point, "full_graph_inference": full_graph_inference,
     "kernel_error": calls("kernel_error", diffusivity=random_features, x=state, num_features=feature_counts,

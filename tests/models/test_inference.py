@@ -76,7 +76,7 @@ def test_a_coupling_by_blocks_knows_what_the_whole_one_knows(row_stochastic: boo
     x = torch.randn(NODES, FEATURES, generator=generator)
     holder = nn.Sequential(dm.SimpleDiffusivity(row_stochastic=row_stochastic))
     whole = holder[0].couple(x, dm.Graph(NODES))
-    Blocks(10, x.device, tqdm(total=0, disable=True)).take_over(holder)
+    Blocks(10, x.device).take_over(holder)
     blocks = holder[0].couple(x, dm.Graph(NODES))
     torch.testing.assert_close(blocks.diagonal(), whole.diagonal())
     assert [getattr(blocks, name) for name in PROMISES] == [getattr(whole, name) for name in PROMISES]
@@ -97,7 +97,8 @@ def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
     done, update = [], tqdm.update
     monkeypatch.setattr(tqdm, "update", lambda bar, n=1: done.append(n) or update(bar, n))
-    dm.full_graph_inference(dm.DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10)
+    monkeypatch.setattr(dm.progress, "AFTER", 0)
+    dm.full_graph_inference(dm.DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=True)
     bar = capsys.readouterr().err
     assert "block" in bar
     assert "/36 " in bar  # 6 blocks: encoder, decoder, twice for each of 2 couplings

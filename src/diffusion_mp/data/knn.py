@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,13 +14,16 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp import errors
+from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
+_Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 # The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
 _LARGEST, _CUT = 480, 500
+_PART = 1 << 12  # rows that are searched for at a time
 
 
-def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
+def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False) -> Int64[Tensor, "2 E"]:
     """Join every row to its nearest.
 
     Return the edges [2, E], {(i, j): j is among the k nearest of i, or i among those of j}, sorted by i and j.
@@ -27,15 +31,18 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
     Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
     first. With "cosine", rows at an angle of 90° or more are not joined.
 
+    The search is exact and takes O(N²) time. With ``approximate``, FAISS compares each row only with those in the 32
+    nearest of up to 4√N clusters, in single precision: it finds 99.6 % of the ten nearest of MNIST's 70 000 images.
+
     Raises:
-        ModuleNotFoundError: scikit-learn is not installed.
+        ModuleNotFoundError: scikit-learn, or FAISS with ``approximate``, is not installed.
 
     Examples:
         >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0], [7.0]]), k=1)
         tensor([[0, 1, 2, 3],
                 [1, 0, 3, 2]])
     """
-    return _edges(x, *_options(k, metric), sharpness=1.0, name="x")[0]
+    return _edges(x, *_options(k, metric, approximate), sharpness=1.0, name="x")[0]
 
 
 class KNNGraph(BaseTransform):
@@ -47,7 +54,7 @@ class KNNGraph(BaseTransform):
     with "cosine" rows have length one. Weights have mean one.
 
     Args:
-        k, metric, weighted: see `knn_graph`; also set edge_weight [E].
+        k, metric, approximate, weighted: see `knn_graph`; also set edge_weight [E].
         sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
 
     Examples:
@@ -56,72 +63,113 @@ class KNNGraph(BaseTransform):
     """
 
     def __init__(
-        self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False, sharpness: float = 8.0
-    ) -> None:
+        self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False, sharpness: float = 8.0,
+        *, approximate: bool = False,
+    ) -> None:  # fmt: skip
         errors.check_flags(weighted=weighted)
         errors.check_positive(sharpness, "sharpness")
-        (self.k, self.metric), self.weighted, self.sharpness = _options(k, metric), weighted, sharpness
+        self.k, self.metric, self.approximate = _options(k, metric, approximate)
+        self.weighted, self.sharpness = weighted, sharpness
 
     def forward(self, data: Any) -> Data:
         """Set the edges of data, of which PyG passes a shallow copy."""
         errors.check_kind(data, "data", Data, "a torch_geometric Data")
-        data.edge_index, weights = _edges(data.x, self.k, self.metric, self.sharpness, name="data.x")
+        data.edge_index, weights = _edges(data.x, self.k, self.metric, self.approximate, self.sharpness, name="data.x")
         if self.weighted:
             data.edge_weight = weights
         return data
 
     def __repr__(self) -> str:
         weighted = f", weighted=True, sharpness={self.sharpness}" if self.weighted else ""
+        weighted += ", approximate=True" if self.approximate else ""
         return f"{type(self).__name__}(k={self.k}, metric={self.metric!r}{weighted})"
 
 
-def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -> _Pairs:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
     ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
     """
     x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
+    search = _nearly_nearest if approximate and not issparse(x) else _nearest
     if metric == "euclidean":
-        return _nearest(x, k, of)
+        return search(x, k, of)
     # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
     some = np.flatnonzero(abs(x).sum(axis=1))
     asking = some if of is None else np.flatnonzero(abs(of).sum(axis=1))
-    row, column, square = _nearest(x[some], min(k, len(some) - (of is None)), None if of is None else of[asking])
+    row, column, square = search(x[some], min(k, len(some) - (of is None)), None if of is None else of[asking])
     near = square < 2 - 1e-12  # up to rounding
     return asking[row[near]], some[column[near]], square[near]
 
 
-def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _nearest(x: Any, k: int, of: Any) -> _Pairs:
     """Search comparable rows; no pairs if ``k`` is 0."""
     from sklearn.neighbors import NearestNeighbors
 
-    def search(algorithm: str, x: Any, of: Any, k: int = k) -> Any:
-        return NearestNeighbors(n_neighbors=k, algorithm=algorithm).fit(x).kneighbors(of)
+    rows, itself = (x, np.arange(x.shape[0])) if of is None else (of, None)
 
-    rows = x if of is None else of
+    def search(algorithm: str, x: Any, rows: Any, itself: Any = itself) -> list[np.ndarray]:
+        index = NearestNeighbors(n_neighbors=k + (of is None), algorithm=algorithm).fit(x)
+        return _in_parts(index.kneighbors, rows, itself)
+
     if k < 1 or not rows.shape[0]:
         return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
     if issparse(x):
-        distance, column = search("brute", x, of)
+        distance, column = search("brute", x, rows)
     elif x.shape[1] <= (64 if len(x) <= 2_000 else 15):
         # Without matrix products, ties are broken alike on every machine. With more channels a tree visits every row.
-        distance, column = search("kd_tree", x, of)
+        distance, column = search("kd_tree", x, rows)
     else:
         middle = np.median(x, axis=0)
-        distance, column = search("brute", x - middle, None if of is None else of - middle)
+        centred = x - middle
+        distance, column = search("brute", centred, centred if of is None else of - middle)
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
         lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
         if len(lost):
-            again = search("kd_tree", x, rows[lost], k + (of is None))
-            distance[lost], column[lost] = again if of is not None else _without(lost, *again)
+            distance[lost], column[lost] = search("kd_tree", x, rows[lost], None if itself is None else lost)
     return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
 
 
-def _without(itself: np.ndarray, distance: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drop each row from its own neighbours, or the last neighbour if copies of the row displaced it."""
-    others = column != itself[:, None]
-    others[others.all(1), -1] = False
-    return distance[others].reshape(len(itself), -1), column[others].reshape(len(itself), -1)
+def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
+    """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
+    with errors.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
+        import faiss
+    rows, itself = (x, np.arange(len(x))) if of is None else (of, None)
+    cells = int(min(4 * len(x) ** 0.5, len(x) / 39))  # with fewer than 39 rows in a cell, FAISS warns
+    if k < 1 or cells < 2 or not len(rows):
+        return _nearest(x, k, of)
+    middle = np.median(x, axis=0)
+    # In single precision's range, and so are squares: what is clipped is equally far from every row of x.
+    _, exponent = np.frexp(abs(x - middle).max())
+
+    def single(rows: np.ndarray) -> np.ndarray:
+        return np.ldexp(rows - middle, -exponent).clip(-(2.0**50), 2.0**50).astype(np.float32)
+
+    index: Any = faiss.index_factory(x.shape[1], f"IVF{cells},Flat")
+    index.train(scaled := single(x))
+    index.add(scaled)
+    index.nprobe = min(cells, 32)
+    _, column = _in_parts(lambda part: index.search(single(part), k + (of is None)), rows, itself)
+    row, place = np.nonzero(column >= 0)  # a cell may hold too few rows
+    column, square = column[row, place], np.empty(len(row))
+    for part in np.array_split(np.arange(len(row)), len(row) * x.shape[1] // 2**24 + 1):
+        square[part] = ((rows[row[part]] - x[column[part]]) ** 2).sum(1)
+    return row, column, square
+
+
+def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.ndarray]:
+    """Search for some rows at a time; of each, its own number in ``itself``, if there are any, is left out."""
+    parts = []
+    with progress_bar("neighbours", "row", rows.shape[0]) as bar:
+        for first in range(0, rows.shape[0], _PART):
+            found = distance, column = search(rows[first : first + _PART])
+            if itself is not None:
+                others = column != itself[first : first + _PART, None]
+                others[others.all(1), -1] = False  # copies of the row displaced it
+                found = distance[others].reshape(len(column), -1), column[others].reshape(len(column), -1)
+            parts.append(found)
+            bar.update(len(column))
+    return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
 
 def comparable(rows: Any, x: Any, metric: Metric) -> Any:
@@ -138,9 +186,9 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     return normalize(found, copy=False) if metric == "cosine" else found
 
 
-def joined(x: Any, k: int, metric: Metric, sharpness: float) -> tuple[Int64[Tensor, "2 E"], Tensor, np.ndarray]:
+def joined(x: Any, k: int, metric: Metric, approximate: bool, sharpness: float) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
-    row, column, square = nearest(x, k, metric)
+    row, column, square = nearest(x, k, metric, approximate)
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
     found = near.maximum(near.T).tocsr().sorted_indices().tocoo()
@@ -162,22 +210,23 @@ def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpnes
     return csr_array((values, (row, column)), shape=(len(reach), len(other)))
 
 
-def _options(k: int, metric: Metric) -> tuple[int, Metric]:
+def _options(k: int, metric: Metric, approximate: bool) -> tuple[int, Metric, bool]:
     k = errors.as_whole(k, "k")
+    errors.check_flags(approximate=approximate)
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}.")
     errors.check_choice(metric, "metric", get_args(Metric))
-    return k, metric
+    return k, metric, approximate
 
 
-def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
+def _edges(x: Tensor, k: int, metric: Metric, approximate: bool, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
     errors.check_state(x, name)
     if not x.size(1):
         raise ValueError(f"{name} must have a channel at least; got {errors.describe(x)}.")
     if k >= len(x):
         raise ValueError(f"k must be below the number of nodes, {len(x)}; got {k}.")
     errors.check_finite(x, name)
-    edges, weights, _ = joined(x.detach().cpu().double().numpy(), k, metric, sharpness)
+    edges, weights, _ = joined(x.detach().cpu().double().numpy(), k, metric, approximate, sharpness)
     if len(weights):
         weights = weights / weights.mean()
     return edges.to(x.device), weights.to(x)

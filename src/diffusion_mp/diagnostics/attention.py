@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling
 from diffusion_mp.couplings.base import check_coupling_kind
@@ -17,6 +16,7 @@ from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
 from diffusion_mp.errors import check_counts, check_generator, check_kind, check_positive, check_seed, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.progress import progress_bar
 
 COLUMNS = 512  # of S per comparison, so that memory is O(N), not O(N²)
 
@@ -63,7 +63,7 @@ def kernel_error(
         log_query, log_key, log_weight = attention_features(q, k, directions)
         return _relative_distance(LogLowRankCoupling(log_query, log_key, graph.segments, log_weight), exact)
 
-    bar = tqdm(num_features, desc="kernel_error", unit="m", disable=None)
+    bar = progress_bar("kernel_error", "m", iterable=num_features)
     return {m: sum(distance(m) for _ in range(draws)) / draws for m in bar}
 
 

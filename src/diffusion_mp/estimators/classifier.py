@@ -12,19 +12,20 @@ import torch
 from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
-from tqdm import tqdm
 
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
-from diffusion_mp.errors import as_whole, check_choice, check_positive, check_probability
+from diffusion_mp.errors import as_whole, check_choice, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
+from diffusion_mp.progress import progress_bar, show_progress
 
 _BATCH = 256  # rows per step of Adam
 _FARTHER = 10  # factor of μ while labels are the only sources
@@ -33,20 +34,23 @@ _FARTHER = 10  # factor of μ while labels are the only sources
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     r"""Spread few labels over the graph of nearest neighbours, alternating with a network trained on all rows.
 
-        P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c P_ic
+        P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c w_c P_ic
 
     As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label. At first the
     sources h are the labels, which spread over the weighted edges of `KNNGraph`, with 10 μ since they are few. Then,
     in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
-    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. Classes have equal
+    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. In P, classes have equal
     weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
 
     The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
-    minimises the same energy over each new row, with the other states fixed. The graph takes O(n²) time.
+    minimises the same energy over each new row, with the other states fixed: it searches the rows of fit, which are
+    kept, for the neighbours of m new ones in O(mn) time. The graph takes O(n²) time.
 
     Args:
         n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
+        approximate: search neighbours approximately, see `knn_graph`; sparse rows are always searched exactly.
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
+        class_weight: "balanced" is w = 1; with None, w_c is the number of labels of c, with a dict times its entry.
         rounds: number of rounds of training and spreading.
         hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
         learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
@@ -72,25 +76,15 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self,
-        n_neighbors: int = 10,
-        metric: Metric = "euclidean",
-        *,
-        sharpness: float = 8.0,
-        mu: float = 10.0,
-        rounds: int = 4,
-        hidden_channels: int = 256,
-        dropout: float = 0.5,
-        learning_rate: float = 0.002,
-        weight_decay: float = 1e-4,
-        max_iter: int = 300,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
+        self, n_neighbors: int = 10, metric: Metric = "euclidean",
+        *, approximate: bool = False, sharpness: float = 8.0, mu: float = 10.0, class_weight: Any = "balanced",
+        rounds: int = 4, hidden_channels: int = 256, dropout: float = 0.5, learning_rate: float = 0.002,
+        weight_decay: float = 1e-4, max_iter: int = 300, random_state: Any = None, verbose: int = 0,
+    ) -> None:  # fmt: skip
         self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
         self.rounds, self.hidden_channels, self.dropout, self.max_iter = rounds, hidden_channels, dropout, max_iter
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.random_state, self.verbose = random_state, verbose
+        self.learning_rate, self.weight_decay, self.random_state = learning_rate, weight_decay, random_state
+        self.approximate, self.class_weight, self.verbose = approximate, class_weight, verbose
 
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
@@ -98,16 +92,21 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # In double precision, so that rounding does not make a row in predict depend on the others.
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         self.X_, (labelled, self.classes_, targets) = X, _labels(y)
+        self._class_weight = self._weights(np.bincount(targets))
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        bar = tqdm(total=int(self.rounds), desc="neighbours", unit="round", disable=not self.verbose)
-        with bar, torch.random.fork_rng(devices=[]):
-            self.edge_index_, self.edge_weight_, self._reach = joined(X, k, self.metric, float(self.sharpness))
+        with (
+            show_progress(bool(self.verbose)),
+            progress_bar("neighbours", "round", int(self.rounds), delay=0, leave=True) as bar,
+            torch.random.fork_rng(devices=[]),
+        ):
+            found = joined(X, k, self.metric, self.approximate, float(self.sharpness))
+            self.edge_index_, self.edge_weight_, self._reach = found
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
             torch.default_generator.manual_seed(int(seed))
             self._alternate(torch.from_numpy(labelled), torch.from_numpy(targets), bar)
-        self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
+        self.transduction_ = self.classes_[(self._class_weight * self.label_distributions_).argmax(1)]
         self.n_iter_ = self.max_iter
         return self
 
@@ -124,16 +123,18 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         states = self.label_distributions_
-        row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(states)), self.metric, X)
+        k = min(int(self.n_neighbors), len(states))
+        row, column, square = nearest(self.X_, k, self.metric, self.approximate, X)
         near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach, float(self.sharpness))
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
-        return (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
+        found = (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
+        return (found := found * self._class_weight) / found.sum(1, keepdims=True)
 
-    def _alternate(self, labelled: Tensor, targets: Tensor, bar: tqdm[Any]) -> None:
+    def _alternate(self, labelled: Tensor, targets: Tensor, bar: Any) -> None:
         """Spread the labels [R] of some rows; then train and spread a new network in every round."""
         graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
         known = one_hot(targets, len(self.classes_)).double()
@@ -142,7 +143,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         bar.set_description("labels spread")
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
-            taught = spread.argmax(1)
+            taught = (spread * torch.from_numpy(self._class_weight)).argmax(1)
             taught[labelled] = targets
             # In the first round, rows that no label reaches are left out.
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
@@ -154,6 +155,15 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             spread = _at_rest(self.conv_, graph, source)
             bar.update()
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
+
+    def _weights(self, labels: Any) -> Any:
+        """Return w [n_classes], of mean one, from the numbers of labels."""
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
+            return np.ones(len(labels))
+        weights = labels * compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+        if not (np.isfinite(weights) & (weights > 0)).all():
+            raise ValueError(f"class_weight must have finite weights > 0; got {self.class_weight}.")
+        return weights / weights.mean()
 
     def _spreading(self, mu: float) -> CertifiedConv:
         return CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu).double().requires_grad_(False)
@@ -194,6 +204,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(self.verbose, (bool, np.bool_)) and as_whole(self.verbose, "verbose") < 0:
             raise ValueError(f"verbose must be at least 0; got {self.verbose}.")
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
+        check_flags(approximate=self.approximate)
         for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout"):
             value = getattr(self, name)
             value = value.item() if isinstance(value, np.generic) else value  # of searches over arrays

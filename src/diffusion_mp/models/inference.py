@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.models.base import Edges
+from diffusion_mp.progress import progress_bar, show_progress
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)  # modules that act on every row separately
@@ -34,7 +35,7 @@ def full_graph_inference(
     *,
     block_size: int = 1 << 14,
     device: torch.device | str | None = None,
-    progress: bool = True,
+    progress: bool = False,
 ) -> Tensor:
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
@@ -46,11 +47,11 @@ def full_graph_inference(
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``; a copy runs.
         x, edge_index, edge_weight: one graph, as the model takes it.
-        block_size, device, progress: rows computed at a time, and where (by default as ``x``); show a progress bar.
+        block_size, device, progress: rows computed at a time, and where (by default as ``x``); see `show_progress`.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3).eval()
-        >>> out = full_graph_inference(model, x, edge_index, block_size=2, progress=False)  # two rows at a time
+        >>> out = full_graph_inference(model, x, edge_index, block_size=2)  # two rows at a time
         >>> torch.allclose(out, model(x, edge_index), atol=1e-5)
         True
     """
@@ -62,22 +63,24 @@ def full_graph_inference(
     if not graph.is_single:
         came = f"got a batch of {graph.num_graphs}"
         raise ValueError(f"full_graph_inference takes one large graph; {came}. Call the model on batches that fit.")
-    with torch.no_grad(), tqdm(disable=not progress, unit="block", leave=False) as bar:
-        blocks = Blocks(block_size, as_device(x.device if device is None else device), bar)
+    with torch.no_grad(), show_progress(progress):
+        blocks = Blocks(block_size, as_device(x.device if device is None else device))
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
         # Usually one pass for each row-wise module and two for each coupling.
         passes = sum(isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules())
-        bar.reset(total=passes * -(-x.size(0) // block_size))
-        logits: Tensor = runner(x, graph)
+        with progress_bar("inference", "block", passes * -(-x.size(0) // block_size)) as blocks.bar:
+            logits: Tensor = runner(x, graph)
     return logits
 
 
 class Blocks:
     """Move blocks of rows to the device and results back to the device of the input."""
 
-    def __init__(self, size: int, device: torch.device, bar: tqdm) -> None:
-        self.size, self.device, self.bar = size, device, bar
+    bar = tqdm(total=0, disable=True)
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size, self.device = size, device
 
     def take_over(self, module: nn.Module) -> None:
         """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
@@ -179,10 +182,7 @@ class PartialCoupling(Coupling):
     no_transpose = ""
 
     def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
-        def promise(name: str) -> Promise:
-            return lambda: getattr(like, name)
-
-        promises: dict[str, Any] = {name: promise(name) for name in PROMISES} | {"symmetric": symmetric}
+        promises: dict[str, Any] = {name: partial(getattr, like, name) for name in PROMISES} | {"symmetric": symmetric}
         super().__init__(num_nodes, like.heads, torch.empty(0, dtype=like.dtype, device=like.device), **promises)
 
     def _transpose(self) -> NoReturn:
@@ -209,15 +209,13 @@ class BlockwiseCoupling(PartialCoupling):
     def rows_of(self, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
         """Accumulate the sums, and return a function of a slice that computes these rows of S v."""
 
-        def pool(x: Tensor, values: Tensor) -> Any:
-            return self.couple(x).pool(values)
-
         def read(x: Tensor, values: Tensor) -> Tensor:
             return self.couple(x).read(sums, values)
 
-        sums = merged([self.blocks.call(pool, rows, self.x, v) for rows in self.blocks.announced(v.size(0))])
+        rows = self.blocks.announced(v.size(0))
+        sums = merged([self.blocks.call(lambda x, v: self.couple(x).pool(v), part, self.x, v) for part in rows])
         self.blocks.announced(v.size(0))
-        return lambda rows: self.blocks.call(read, rows, self.x, v).to(self.x.device)
+        return lambda part: self.blocks.call(read, part, self.x, v).to(self.x.device)
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         if self.row_stochastic:  # divided by a sum over all nodes

@@ -13,6 +13,7 @@ from torch import Tensor
 from diffusion_mp import errors
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.progress import solving
 from diffusion_mp.updates.linear_solve import InverseApply, Operator
 
 
@@ -129,13 +130,14 @@ def iterate(
     count, mixed = 0, False
     last_image = last_residual = x.flatten()
     best = size = math.inf
-    for _ in range(max_iter):
+    for closer in solving(what, max_iter):
         image = step(x).flatten()
         residual = image - x.flatten()
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (residual, image)]
         size, scale = total(torch.stack(norms).square()).sqrt().tolist()  # in double, where no square overflows
         if size <= tol * scale < math.inf:
             return image.view_as(x)
+        closer(size, tol * scale)
         if mixed and not size < best:
             x, count, mixed = last_image.view_as(x), 0, False
             continue

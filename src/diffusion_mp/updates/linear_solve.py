@@ -13,6 +13,7 @@ from diffusion_mp.couplings.algebra import LowRankForm
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.kernels.segments import Rows, by_size, gather
+from diffusion_mp.progress import solving
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -53,7 +54,8 @@ def conjugate_gradients(
     start = square = (residual * residual).sum(0)
     slope = inner(residual, improved)
     goal = tol * tol * start
-    for _ in range(max_iter):
+    for closer in solving(what, max_iter):
+        closer(square, goal)
         active = ~(square <= goal)  # NaN counts as active and is caught below
         if not bool(active.any()):
             return x * scale

@@ -72,6 +72,17 @@ def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
     assert made(nn.Module, model)(torch.ones(9, 5), ring).shape == (9, 3)
 
 
+@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+def test_loggers_that_the_documentation_names_are_found_with_their_options(package, capsys):
+    page = (REPOSITORY / "docs/training.md").read_text()
+    (options,) = re.findall(rf"`([^`]+Logger[^`]*)` \(`pip install {package}`\)", page)
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", f"--config={REPOSITORY}/configs/digits_certified.yaml", *options.split(), "--print_config"])
+    logger = yaml.safe_load(capsys.readouterr().out)["trainer"]["logger"]
+    assert logger["class_path"] in options
+    assert logger["init_args"].get("project", "NAME") == "NAME"
+
+
 def test_fit_leaves_checkpoint_logs_and_configuration(fit, capsys):
     options = ["--model.lr=0.5", "--model.model.num_layers=1", "--data.per_class=2", "--trainer.logger=true"]
     folder = fit(*options)

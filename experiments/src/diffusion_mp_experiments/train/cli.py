@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
-from diffusion_mp import __version__
+from diffusion_mp import __version__, show_progress
 
 _USAGE = """diffusion-mp trains energy-constrained diffusion models.
 
@@ -85,7 +85,7 @@ def exit_code(command: Callable[[], int], if_stopped: str) -> int:
         0
     """
     try:
-        with _signals_raise():
+        with _signals_raise(), show_progress():
             return command()
     except Stopped as stopped:
         code, message = int(str(stopped.code)), f"\nStopped by {stopped.signal}."

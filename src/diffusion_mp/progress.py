@@ -1,0 +1,56 @@
+"""``show_progress``: bars with the time left, off unless they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from diffusion_mp.errors import check_flags
+
+AFTER = 5.0  # seconds
+_shown: ContextVar[bool] = ContextVar("shown", default=False)
+
+
+@contextmanager
+def show_progress(shown: bool = True) -> Iterator[None]:
+    """Show a bar with the time left, on stderr, for what takes longer than five seconds in the body.
+
+    That is for searches for neighbours, linear systems and fixed points that are found by iteration (``at_rest``,
+    ``num_layers=None``), `full_graph_inference`, `kernel_error` and ``DiffusionClassifier``. False changes nothing.
+
+    Examples:
+        >>> with show_progress():
+        ...     edges = knn_graph(x, k=2)  # too fast for a bar
+    """
+    check_flags(shown=shown)
+    before = _shown.set(_shown.get() or shown)
+    try:
+        yield
+    finally:
+        _shown.reset(before)
+
+
+def progress_bar(what: str, unit: str, total: float | None = None, **options: Any) -> tqdm[Any]:
+    """Return a bar of tqdm, with its options, that shows within `show_progress`."""
+    options = {"delay": AFTER, "leave": False, "disable": not _shown.get()} | options
+    return tqdm(desc=what, unit=unit, total=total, **options)
+
+
+def solving(what: str, max_iter: int) -> Iterator[Callable[[Tensor | float, Tensor | float], None]]:
+    """Yield in each iteration a function of residual and goal, which moves a bar by the digits that are gained."""
+    with progress_bar(what, "digit", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}") as bar:
+
+        def closer(residual: Tensor | float, goal: Tensor | float) -> None:
+            if not bar.disable:
+                left = (torch.as_tensor(residual) / goal).nan_to_num().clamp(1, 1e30).max().log10().item()
+                bar.total = max(bar.total or 0.0, left)
+                bar.update(bar.total - left - bar.n)
+
+        for _ in range(max_iter):
+            yield closer
