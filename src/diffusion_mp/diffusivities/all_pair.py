@@ -196,7 +196,10 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
         forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
         forms |= {"normalize": self.row_stochastic}
-        return penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
+        coupling = penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
+        if isinstance(coupling, LinearAttentionCoupling) and coupling.query is q is k and q.data_ptr() == x.data_ptr():
+            coupling.state = x
+        return coupling
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"

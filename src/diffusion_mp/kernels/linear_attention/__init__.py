@@ -78,6 +78,20 @@ def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, ou
     return Grads(*empty_like(q, k, v))
 
 
+@declare("linear_self_attention_backward", cpu=blocked.self_backward)
+def _self_backward(grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
+    return empty_like(x)
+
+
+def _gradients(
+    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms, backend: Backend
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Of one tensor in three roles, the first gradient is the sum of all."""
+    if q is k and k is v and q.is_cpu and backend in ("auto", "cpu"):
+        return _self_backward(grad_values, q, out, terms, backend=backend), None, None
+    return _attention_backward(grad_values, q, k, v, out, terms, backend=backend)
+
+
 def _second_derivatives(
     grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms,
     grad_dq: Tensor, grad_dk: Tensor, grad_dv: Tensor,
@@ -92,7 +106,15 @@ def _second_derivatives(
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-linear_rows.derivatives({"q k v": _attention_backward})
+def _second_self_derivatives(
+    grad_values: Tensor, x: Tensor, terms: Terms, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    by_grad, *by_roles = _second_derivatives(grad_values, x, x, x, terms, grad, grad, grad)
+    return by_grad, by_roles[0] + by_roles[1] + by_roles[2]
+
+
+linear_rows.derivatives({"q k v": _gradients})
+_self_backward.derivatives({"grad_values x": _second_self_derivatives})
 _attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 

@@ -126,19 +126,36 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients, inputs = empty_like(q, k, v), [q, k, v, grad]
+    gradients: tuple[Tensor, Tensor, Tensor] = empty_like(q, k, v)
+    _write_gradients(gradients, grad, q, k, v, out, terms)
+    return gradients
+
+
+def self_backward(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
+    """Return the gradient of x = q = k = v, the sum of all three, without computing these."""
+    gradient: Tensor = empty_like(x)
+    _write_gradients((gradient,), grad, x, x, x, out, terms)
+    return gradient
+
+
+def _write_gradients(
+    gradients: tuple[Tensor, ...], grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+) -> None:
+    inputs = [q, k, v, grad]
     if not _few(largest(terms.ptr, k.size(0)), k, v):  # pairs recompute these
         inputs += [out.values, out.den.unsqueeze(2)]
-    for mask, (dq, dk, dv), (qs, ks, vs, grads, *rows) in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
+    for mask, into, (qs, ks, vs, grads, *rows) in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
         if _few(ks.size(1), ks, vs):
-            _by_pairs_backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
+            _by_pairs_backward(into, grads, qs, ks, vs, terms, mask)
             continue
         blockwise, (values, den) = _Blockwise(ks, vs, terms, mask), rows
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
         sums = _Sums(*out[2:]) if terms.ptr is None else blockwise.pool(ks, vs)
-        by_sums = blockwise.read_backward(dq, grads, qs, vs, values, den, sums, blockwise.nodes)
-        blockwise.pool_backward(dk, dv, by_sums, ks, vs, (grads, den))
-    return gradients
+        if len(into) == 1:
+            blockwise.self_backward(into[0], grads, ks, values, den, sums)
+        else:
+            by_sums = blockwise.read_backward(into[0], grads, qs, vs, values, den, sums, blockwise.nodes)
+            blockwise.pool_backward(into[1], into[2], by_sums, ks, vs, (grads, den))
 
 
 def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
@@ -209,32 +226,40 @@ class _Scores(NamedTuple):
 
 def _by_pairs(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
     """Write the result and the denominators of all pairs; ``mask`` [b, n, 1] is one for nodes and zero for padding."""
-    q, k, v = (x.to(den.dtype) for x in (q, k, v))
+    if v.dtype != den.dtype:
+        q, k, v = (x.to(den.dtype) for x in (q, k, v))
     rows = _scores(q, k, terms, mask)
     den.copy_(rows.den)
     _store_product(out, rows.scores.mul_(reciprocal(rows.den)), v)
 
 
 def _by_pairs_backward(
-    dq: Tensor, dk: Tensor, dv: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
+    into: list[Tensor], grad: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
 ) -> None:
-    grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))
+    """Write the gradients of q, k and v, or the sum of the three, of one tensor."""
+    wide = torch.promote_types(v.dtype, torch.float32)
+    if v.dtype != wide:
+        grad, q, k, v = (x.to(wide) for x in (grad, q, k, v))
     rows = _scores(q, k, terms, mask)
     inverse = reciprocal(rows.den) if mask is None else reciprocal(rows.den).mul_(mask)
     attention = rows.scores.mul_(inverse)
-    _store_product(dv, attention.transpose(1, 2), grad)
+    by_values = torch.bmm(attention.transpose(1, 2), grad)
     by_scores = torch.bmm(grad, v.transpose(1, 2))
     by_scores.sub_(attention.mul_(by_scores).sum(2, keepdim=True))
     _times_senders(by_scores.mul_(inverse.mul_(rows.q.scale)), rows.k.scale, terms, mask)
     turned = rows.inner.mul_(by_scores)
-    of_rows, of_cols = (by_scores, turned), (by_scores.transpose(1, 2), turned.transpose(1, 2))
-    for out, x, y, (p, p_turned) in ((dq, rows.q, rows.k, of_rows), (dk, rows.k, rows.q, of_cols)):
-        inner = p_turned.sum(2, keepdim=True) if terms.unit else None
-        _store_tangential(out, torch.bmm(p, y.entries), inner, x)
+    roles = [(rows.q, rows.k, by_scores, turned), (rows.k, rows.q, by_scores.transpose(1, 2), turned.transpose(1, 2))]
+    if len(into) == 1:
+        roles = [(rows.q, rows.q, by_scores + roles[1][2], turned + roles[1][3])]
+    for place, (x, y, p, p_turned) in enumerate(roles):
+        gradient, inner = torch.bmm(p, y.entries), p_turned.sum(2, keepdim=True) if terms.unit else None
+        _store_tangential(gradient if len(into) == 1 else into[place], gradient, inner, x)
+    into[-1].copy_(by_values.add_(gradient) if len(into) == 1 else by_values)
 
 
 def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
-    queries, keys = vectors(q, terms.unit), vectors(k, terms.unit)
+    queries = vectors(q, terms.unit)
+    keys = queries if k is q else vectors(k, terms.unit)
     inner = torch.bmm(queries.entries, keys.entries.transpose(1, 2))
     scores = _times_senders(inner * queries.scale, keys.scale, terms, mask)
     scores.add_(terms.constant if mask is None else terms.constant * mask.transpose(1, 2))
@@ -271,14 +296,14 @@ class _Blockwise:
         if k.size(1) > height:
             self.blocks = [slice(first, first + height) for first in range(0, k.size(1), height)]
             self.buffer = Buffers(v, self.wide)
+        # Norms and unit vectors of tensors by their identity: one that is both q and k has them computed once.
+        self._known: dict[tuple[int, int], Vectors] = {}
+        self._units: dict[int, Tensor] = {}
 
     def pool(self, k: Tensor, v: Tensor) -> _Sums:
         sums = []
         for rows in self.blocks:
-            keys, values = self._vectors(k, rows), self._load(v, rows)
-            unit = keys.entries
-            if self.terms.unit or self.mask is not None:
-                unit = self._times("unit", unit, self._of_nodes(keys.scale, rows))
+            unit, values = self._unit(k, rows), self._load(v, rows)
             right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
             sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return _added(sums)
@@ -289,11 +314,10 @@ class _Blockwise:
         constant = self.terms.constant
         least, bias = constant * nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
-            queries = self._vectors(q, rows)
-            row = torch.bmm(queries.entries, sums.left, out=den if rows is None else den[:, rows])
-            inverse = reciprocal(row.mul_(queries.scale).add_(least))
-            total = self._product(queries.entries, sums.outer, out, rows)
-            torch.addcmul(bias, total, queries.scale, out=total)
+            unit = self._unit(q, rows)
+            row = torch.bmm(unit, sums.left, out=den if rows is None else den[:, rows])
+            inverse = reciprocal(row.add_(least))
+            total = self._product(unit, sums.outer, out, rows, bias)
             if self.terms.own:
                 total.add_(self._load(v, rows) * own)
             torch.mul(total, inverse, out=_some(out, rows))
@@ -339,6 +363,44 @@ class _Blockwise:
             if self.terms.own and own is not None:
                 _some(dv, rows).add_(self.own_gradient(*own, rows, self.nodes))
 
+    def self_backward(self, dx: Tensor, grad: Tensor, x: Tensor, out: Tensor, den: Tensor, sums: _Sums) -> None:
+        """Write ∂x of x = q = k = v: r (K g + h κ + γ − s x̃) + (G + Gᵀ) x̃ + b + a g with r = 1/‖x‖ and s along x̃."""
+        constant, own = self.terms.constant, self.terms.own * self.nodes
+        found, kept = [], []
+        for rows in self.blocks:
+            vector, gradient = self._vectors(x, rows), self._load(grad, rows)
+            inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
+            inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
+            # Sums of x̃ with g and h; r may go to these unless it is out of range.
+            entries, scale = (vector.entries, vector.scale) if vector.size is None else (self._unit(x, rows), None)
+            grads = self._times("grads", gradient, inverse if scale is None else inverse * scale)
+            left = _contract(entries, inner if scale is None else inner * scale)
+            found.append(_Sums(_contract(entries, grads), left, _contract(inverse, gradient).mul_(constant)))
+            kept.append((inverse, inner, grads if self.buffer is None and scale is not None else None))
+        by_sums = _added(found)
+        both, turned = by_sums.outer + by_sums.outer.transpose(1, 2), sums.outer.transpose(1, 2)
+        levels = torch.cat([sums.left, by_sums.left], 2).transpose(1, 2)
+        ends = torch.cat([by_sums.left, by_sums.right.transpose(1, 2)], 2)
+        for rows, (inverse, inner, known) in zip(self.blocks, kept, strict=True):
+            vector, unit = self._vectors(x, rows), self._unit(x, rows)
+            scale = vector.scale if vector.size is None else vector.scale / vector.size
+            grads = self._times("grads", self._load(grad, rows), inverse * scale) if known is None else known
+            inner = inner * scale
+            total = self._product(torch.cat([inner, scale.expand_as(inner)], 2), levels, dx, rows, by_sums.right)
+            total.baddbmm_(grads, turned).baddbmm_(unit, both)
+            if self.terms.unit:
+                # 2 r s, by x̃·total and what s has otherwise: of K g + h κ as in the gradient of q.
+                along, end = self._inner(unit, total), torch.bmm(unit, ends)
+                along.addcmul_(scale, end[:, :, :1]).sub_(end[:, :, 1:]).sub_(inner * (constant * self.nodes + own))
+                along.sub_(torch.bmm(grads, sums.right.transpose(1, 2)), alpha=constant)
+                if self.terms.own:
+                    along.sub_(self._inner(grads, self._load(x, rows)) * own)
+                total.addcmul_(along, unit, value=-0.5)
+            if self.terms.own:
+                total.add_(self.own_gradient(grad, den, rows, self.nodes))
+            if dx.dtype != total.dtype:
+                _some(dx, rows).copy_(total)
+
     def own_gradient(self, grad: Tensor, den: Tensor, rows: Block, nodes: Tensor | float) -> Tensor:
         return self._load(grad, rows) * reciprocal(_some(den, rows)).mul_(self.terms.own * nodes)
 
@@ -347,7 +409,23 @@ class _Blockwise:
         return block if block.dtype == self.wide else block.to(self.wide)
 
     def _vectors(self, x: Tensor, rows: Block) -> Vectors:
-        return vectors(self._load(x, rows), self.terms.unit)
+        if rows is not None and x.dtype != self.wide:  # a copy of the block
+            return vectors(self._load(x, rows), self.terms.unit)
+        key = id(x), 0 if rows is None else rows.start
+        if key not in self._known:
+            self._known[key] = vectors(self._load(x, rows), self.terms.unit)
+        return self._known[key]
+
+    def _unit(self, x: Tensor, rows: Block) -> Tensor:
+        """Return x̃, zero for padding."""
+        if rows is None and id(x) in self._units:
+            return self._units[id(x)]
+        unit, scale, _ = self._vectors(x, rows)
+        if self.terms.unit or self.mask is not None:
+            unit = self._times("unit", unit, self._of_nodes(scale, rows))
+        if rows is None:
+            self._units[id(x)] = unit
+        return unit
 
     def _of_nodes(self, x: Tensor, rows: Block) -> Tensor:
         return x if self.mask is None else x * _some(self.mask, rows)
@@ -355,13 +433,11 @@ class _Blockwise:
     def _times(self, name: str, x: Tensor, factor: Tensor) -> Tensor:
         return x * factor if self.buffer is None else torch.mul(x, factor, out=self.buffer(name, *x.shape))
 
-    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block) -> Tensor:
-        """Return x y, written to ``out`` if that has its dtype."""
-        if out.dtype == x.dtype:
-            return torch.bmm(x, y, out=out if rows is None else out[:, rows])
-        if self.buffer is None:
-            return torch.bmm(x, y)
-        return torch.bmm(x, y, out=self.buffer("product", x.size(0), x.size(1), y.size(2)))
+    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block, bias: Tensor | None = None) -> Tensor:
+        """Return x y + bias, written to ``out`` if that has its dtype."""
+        into = None if self.buffer is None else self.buffer("product", x.size(0), x.size(1), y.size(2))
+        into = _some(out, rows) if out.dtype == x.dtype else into
+        return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
         return self._times("inner", x, y).sum(2, keepdim=True)
