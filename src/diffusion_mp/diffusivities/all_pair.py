@@ -162,6 +162,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         errors.check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         self.measure, self.constraint, self.row_stochastic = measure, constraint, row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
+        self._views_the_state = projection is None and self.heads == 1 and normalize != "frobenius"
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
@@ -197,7 +198,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
         forms |= {"normalize": self.row_stochastic}
         coupling = penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
-        if isinstance(coupling, LinearAttentionCoupling) and coupling.query is q is k and q.data_ptr() == x.data_ptr():
+        if type(coupling) is LinearAttentionCoupling and coupling.query is q is k and self._views_the_state:
             coupling.state = x
         return coupling
 

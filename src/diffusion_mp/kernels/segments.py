@@ -128,8 +128,9 @@ def stacks(
 ) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
     """Yield graphs of nearly one size until all are covered: a mask, and views of results and inputs [N, H, F].
 
-    Views are [b, n, F], each b a graph and head; those of results are to be written. A chunk has at most ``rows`` rows
-    unless it is a single graph. An input that occurs twice is stacked once, and one view. The mask [b, n, 1] is one for nodes and zero for padding; ``None``: all are nodes.
+    Views are [b, n, F], each b a graph and head; those of results are to be written. An input that occurs twice has one
+    view. A chunk has at most ``rows`` rows unless it is a single graph. The mask [b, n, 1] is one for nodes and zero
+    for padding; ``None``: all are nodes.
     """
     if ptr is None:
         if inputs[0].size(0):

@@ -304,8 +304,8 @@ class _Blockwise:
         sums = []
         for rows in self.blocks:
             unit, values = self._unit(k, rows), self._load(v, rows)
-            right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
-            sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
+            right = values.sum(1, keepdim=True) if self.mask is None else contract(_some(self.mask, rows), values)
+            sums.append(_Sums(contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums, nodes: Tensor | float) -> None:
@@ -332,7 +332,7 @@ class _Blockwise:
         for rows in self.blocks:
             queries, gradient = self._vectors(q, rows), self._load(grad, rows)
             inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
-            right = _contract(inverse, gradient)
+            right = contract(inverse, gradient)
             right = right if constant == 1 else right.mul_(constant)
             inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
             cosine = None
@@ -342,7 +342,7 @@ class _Blockwise:
                 cosine = cosine.mul_(inverse).sub_(inner * (constant * nodes + own))
             inverse, inner = inverse * queries.scale, inner * queries.scale
             grads = self._times("grads", gradient, inverse)
-            by_sums.append(_Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
+            by_sums.append(_Sums(contract(queries.entries, grads), contract(queries.entries, inner), right))
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
             _store_tangential(_some(dq, rows), by_queries, cosine, queries)
         return _added(by_sums)
@@ -374,8 +374,8 @@ class _Blockwise:
             # Sums of x̃ with g and h; r may go to these unless it is out of range.
             entries, scale = (vector.entries, vector.scale) if vector.size is None else (self._unit(x, rows), None)
             grads = self._times("grads", gradient, inverse if scale is None else inverse * scale)
-            left = _contract(entries, inner if scale is None else inner * scale)
-            found.append(_Sums(_contract(entries, grads), left, _contract(inverse, gradient).mul_(constant)))
+            left = contract(entries, inner if scale is None else inner * scale)
+            found.append(_Sums(contract(entries, grads), left, contract(inverse, gradient).mul_(constant)))
             kept.append((inverse, inner, grads if self.buffer is None and scale is not None else None))
         by_sums = _added(found)
         both, turned = by_sums.outer + by_sums.outer.transpose(1, 2), sums.outer.transpose(1, 2)
@@ -454,7 +454,7 @@ def _added(sums: list[_Sums]) -> _Sums:
     return sums[0]
 
 
-def _contract(x: Tensor, y: Tensor) -> Tensor:
+def contract(x: Tensor, y: Tensor) -> Tensor:
     """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
     if x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024 or torch.get_num_threads() == 1:
         return torch.bmm(x.transpose(1, 2), y)
