@@ -134,8 +134,9 @@ def stacks(
     """
     if ptr is None:
         if inputs[0].size(0):
-            heads = {id(x): x.transpose(0, 1) for x in inputs}
-            yield None, [x.transpose(0, 1) for x in results], [heads[id(x)] for x in inputs]
+            views: dict[int, Tensor] = {}
+            found = [views.setdefault(id(x), x.transpose(0, 1)) for x in inputs]
+            yield None, [x.transpose(0, 1) for x in results], found
         return
     dtype = torch.promote_types(inputs[0].dtype, torch.float32)
     for chunk in chunks(ptr, max(1, rows)):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.linear_attention import blocked, reference, shared
+from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.precision import accumulating
@@ -67,7 +67,7 @@ class Grads(NamedTuple):
     dv: Tensor
 
 
-@declare(FAMILY, reference=reference.attention, cpu=shared.forward, triton=on_gpu("forward"), dtype="v")
+@declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
     return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
@@ -78,7 +78,7 @@ def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, ou
     return Grads(*empty_like(q, k, v))
 
 
-@declare("linear_self_attention_backward", cpu=shared.backward)
+@declare("linear_self_attention_backward", cpu=blocked.self_backward)
 def _self_backward(grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
     return empty_like(x)
 

@@ -21,17 +21,26 @@ All pairs take n²(F + D) steps instead of 2 n F D, and fewer calls. With C = QK
     ∂v = Aᵀ grad,   ∂q = P k − diag(α² (P∘C) 1) q,   ∂k = Pᵀ q − diag(β² (P∘C)ᵀ 1) k,
 
 the second terms only with norms. Padding sends nothing, c = β = 0, and receives no gradient, 1/d = 0.
+
+Of one tensor x = q = k = v, with r_i = 1/‖x_i‖, every norm and sum is computed once, and the gradient of all roles is
+
+    ∂x_i = r_i (K g_i + h_i κ + γ) + (G + Gᵀ) x̃_i + b − s_i x̃_i,
+
+where s_i is the part along x̃_i of what passes through the norm: r_i (γ·x̃_i − c σ·g_i − c n h_i), as above, and
+x̃_i·G x̃_i, half of x̃_i·(G + Gᵀ) x̃_i.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
+from diffusion_mp.kernels.precision import ALREADY
 from diffusion_mp.kernels.segments import Buffers, largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
@@ -44,6 +53,7 @@ SMALL = 1 << 18
 LEAST, MOST = 1e-10, 1e10
 
 Block = slice | None  # some rows, or all
+T = TypeVar("T", bound=tuple[Tensor, ...])
 
 
 class Vectors(NamedTuple):
@@ -109,6 +119,9 @@ class _Sums(NamedTuple):
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
+    rows = _self_forward(v, terms) if q is k and k is v else None
+    if rows is not None:
+        return rows
     values, den = _empty_results(v)
     kept = None
     for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
@@ -132,9 +145,11 @@ def backward(
 
 
 def self_backward(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
-    """Return the gradient of x = q = k = v, the sum of all three, without computing these."""
-    gradient: Tensor = empty_like(x)
-    _write_gradients((gradient,), grad, x, x, x, out, terms)
+    """Return the gradient of x = q = k = v, the sum of all three."""
+    gradient = _self_backward(grad, x, out, terms)
+    if gradient is None:
+        gradient = torch.empty_like(x, memory_format=torch.contiguous_format)
+        _write_gradients((gradient,), grad, x, x, x, out, terms)
     return gradient
 
 
@@ -151,11 +166,86 @@ def _write_gradients(
         blockwise, (values, den) = _Blockwise(ks, vs, terms, mask), rows
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
         sums = _Sums(*out[2:]) if terms.ptr is None else blockwise.pool(ks, vs)
+        dq, dk, dv = into if len(into) == 3 else into[0].new_empty(3, *into[0].shape)
+        by_sums = blockwise.read_backward(dq, grads, qs, vs, values, den, sums, blockwise.nodes)
+        blockwise.pool_backward(dk, dv, by_sums, ks, vs, (grads, den))
         if len(into) == 1:
-            blockwise.self_backward(into[0], grads, ks, values, den, sums)
-        else:
-            by_sums = blockwise.read_backward(into[0], grads, qs, vs, values, den, sums, blockwise.nodes)
-            blockwise.pool_backward(into[1], into[2], by_sums, ks, vs, (grads, den))
+            torch.add(dq.add_(dk), dv, out=into[0])
+
+
+def _self_forward(x: Tensor, terms: Terms) -> LinearRows | None:
+    """Return the rows of attention, or ``None`` where :func:`_norms` does."""
+    norms = _norms(x, terms)
+    if norms is None:
+        return None
+    x, count = x.squeeze(1), terms.constant * x.size(0)
+    parts, sums = _parts(x), []
+    for part, norm in zip(parts, norms, strict=True):
+        unit = part / norm
+        sums.append((_summed(unit, part), unit.sum(0), part.sum(0)))
+    outer, left, right = _added(sums)
+    bias = right if terms.constant == 1 else terms.constant * right
+    if len(parts) == 1:
+        den = torch.mv(unit, left).add_(count)
+        values = torch.addmm(bias, unit, outer).div_(den.unsqueeze(1))
+    else:
+        values, den = x.new_empty(x.shape), x.new_empty(len(x))
+        for part, norm, out, row in zip(parts, norms, _parts(values), den.split(len(norms[0])), strict=True):
+            unit = part / norm
+            torch.mv(unit, left, out=row).add_(count)
+            torch.addmm(bias, unit, outer, out=out).div_(row.unsqueeze(1))
+    of_head = outer.unsqueeze(0), left.view(1, -1, 1), right.view(1, 1, -1)
+    return LinearRows(values.unsqueeze(1), den.unsqueeze(1), *of_head)
+
+
+def _self_backward(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor | None:
+    """Return the gradient of x, or ``None`` where :func:`_norms` does."""
+    norms = _norms(x, terms)
+    if norms is None:
+        return None
+    gradient = torch.empty_like(x, memory_format=torch.contiguous_format)
+    parts, grads, values, into = (_parts(t.squeeze(1)) for t in (x, grad, out.values, gradient))
+    dens, sums, kept = out.den.split(len(norms[0])), [], []
+    for part, by_row, norm, den, rows in zip(parts, grads, norms, dens, values, strict=True):
+        scaled = by_row / (den * norm)  # r g
+        inner = (scaled * rows).sum(1)  # −r h
+        sums.append((_summed(part, scaled), torch.mv(part.t(), inner), torch.mv(scaled.t(), norm.squeeze(1))))
+        kept.append((inner, scaled if len(parts) == 1 else None))
+    by_outer, left, right = _added(sums)
+    left, right = left.neg_(), right.mul_(terms.constant)
+    outer, both = out.outer[0].t(), by_outer + by_outer.t()
+    levels, bias = torch.stack([-out.left.flatten(), left]), terms.constant * out.right.flatten()
+    for part, by_row, norm, den, found, (inner, known) in zip(parts, grads, norms, dens, into, kept, strict=True):
+        unit, inverse = part / norm, norm.reciprocal()
+        scaled = by_row / (den * norm) if known is None else known
+        torch.addmm(right, torch.cat([inner.unsqueeze(1), inverse], 1), levels, out=found)
+        found.addmm_(scaled, outer).addmm_(unit, both)
+        along = (unit * found).sum(1).sub_(torch.mv(unit, right)).add_(inner, alpha=terms.constant * x.size(0))
+        along.addcmul_(inverse.squeeze(1), torch.mv(unit, left)).sub_(torch.mv(scaled, bias))
+        found.addcmul_(along.unsqueeze(1), unit, value=-0.5)
+    return gradient
+
+
+def _norms(x: Tensor, terms: Terms) -> list[Tensor] | None:
+    """Return the norms of every block; ``None`` for other attention, or if squares may over- or underflow."""
+    # With c of at least 1 no denominator is near zero.
+    plain = terms.ptr is None and terms.unit and not terms.own and terms.constant >= 1 and x.dtype in ALREADY
+    if not plain or x.size(1) != 1 or not x.numel():
+        return None
+    norms = [torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in _parts(x.squeeze(1))]
+    for norm in norms:
+        shortest, longest = norm.aminmax()
+        if not (float(shortest) > LEAST and float(longest) < MOST):
+            return None
+    return norms
+
+
+def _parts(x: Tensor) -> Sequence[Tensor]:
+    return [x] if x.numel() <= SMALL else x.split(max(1, SMALL // (2 * x.size(1))))
+
+
+def _summed(x: Tensor, y: Tensor) -> Tensor:
+    return torch.mm(x.t(), y) if len(x) < 1024 else _contract(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
 
 
 def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
@@ -296,16 +386,15 @@ class _Blockwise:
         if k.size(1) > height:
             self.blocks = [slice(first, first + height) for first in range(0, k.size(1), height)]
             self.buffer = Buffers(v, self.wide)
-        # Norms and unit vectors of tensors by their identity: one that is both q and k has them computed once.
+        # By the identity of tensors: the norms of one that is both q and k are computed once.
         self._known: dict[tuple[int, int], Vectors] = {}
-        self._units: dict[int, Tensor] = {}
 
     def pool(self, k: Tensor, v: Tensor) -> _Sums:
         sums = []
         for rows in self.blocks:
             unit, values = self._unit(k, rows), self._load(v, rows)
-            right = values.sum(1, keepdim=True) if self.mask is None else contract(_some(self.mask, rows), values)
-            sums.append(_Sums(contract(unit, values), unit.sum(1).unsqueeze(2), right))
+            right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
+            sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums, nodes: Tensor | float) -> None:
@@ -332,7 +421,7 @@ class _Blockwise:
         for rows in self.blocks:
             queries, gradient = self._vectors(q, rows), self._load(grad, rows)
             inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
-            right = contract(inverse, gradient)
+            right = _contract(inverse, gradient)
             right = right if constant == 1 else right.mul_(constant)
             inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
             cosine = None
@@ -342,7 +431,7 @@ class _Blockwise:
                 cosine = cosine.mul_(inverse).sub_(inner * (constant * nodes + own))
             inverse, inner = inverse * queries.scale, inner * queries.scale
             grads = self._times("grads", gradient, inverse)
-            by_sums.append(_Sums(contract(queries.entries, grads), contract(queries.entries, inner), right))
+            by_sums.append(_Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
             _store_tangential(_some(dq, rows), by_queries, cosine, queries)
         return _added(by_sums)
@@ -363,44 +452,6 @@ class _Blockwise:
             if self.terms.own and own is not None:
                 _some(dv, rows).add_(self.own_gradient(*own, rows, self.nodes))
 
-    def self_backward(self, dx: Tensor, grad: Tensor, x: Tensor, out: Tensor, den: Tensor, sums: _Sums) -> None:
-        """Write ∂x of x = q = k = v: r (K g + h κ + γ − s x̃) + (G + Gᵀ) x̃ + b + a g with r = 1/‖x‖ and s along x̃."""
-        constant, own = self.terms.constant, self.terms.own * self.nodes
-        found, kept = [], []
-        for rows in self.blocks:
-            vector, gradient = self._vectors(x, rows), self._load(grad, rows)
-            inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
-            inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
-            # Sums of x̃ with g and h; r may go to these unless it is out of range.
-            entries, scale = (vector.entries, vector.scale) if vector.size is None else (self._unit(x, rows), None)
-            grads = self._times("grads", gradient, inverse if scale is None else inverse * scale)
-            left = contract(entries, inner if scale is None else inner * scale)
-            found.append(_Sums(contract(entries, grads), left, contract(inverse, gradient).mul_(constant)))
-            kept.append((inverse, inner, grads if self.buffer is None and scale is not None else None))
-        by_sums = _added(found)
-        both, turned = by_sums.outer + by_sums.outer.transpose(1, 2), sums.outer.transpose(1, 2)
-        levels = torch.cat([sums.left, by_sums.left], 2).transpose(1, 2)
-        ends = torch.cat([by_sums.left, by_sums.right.transpose(1, 2)], 2)
-        for rows, (inverse, inner, known) in zip(self.blocks, kept, strict=True):
-            vector, unit = self._vectors(x, rows), self._unit(x, rows)
-            scale = vector.scale if vector.size is None else vector.scale / vector.size
-            grads = self._times("grads", self._load(grad, rows), inverse * scale) if known is None else known
-            inner = inner * scale
-            total = self._product(torch.cat([inner, scale.expand_as(inner)], 2), levels, dx, rows, by_sums.right)
-            total.baddbmm_(grads, turned).baddbmm_(unit, both)
-            if self.terms.unit:
-                # 2 r s, by x̃·total and what s has otherwise: of K g + h κ as in the gradient of q.
-                along, end = self._inner(unit, total), torch.bmm(unit, ends)
-                along.addcmul_(scale, end[:, :, :1]).sub_(end[:, :, 1:]).sub_(inner * (constant * self.nodes + own))
-                along.sub_(torch.bmm(grads, sums.right.transpose(1, 2)), alpha=constant)
-                if self.terms.own:
-                    along.sub_(self._inner(grads, self._load(x, rows)) * own)
-                total.addcmul_(along, unit, value=-0.5)
-            if self.terms.own:
-                total.add_(self.own_gradient(grad, den, rows, self.nodes))
-            if dx.dtype != total.dtype:
-                _some(dx, rows).copy_(total)
-
     def own_gradient(self, grad: Tensor, den: Tensor, rows: Block, nodes: Tensor | float) -> Tensor:
         return self._load(grad, rows) * reciprocal(_some(den, rows)).mul_(self.terms.own * nodes)
 
@@ -418,14 +469,12 @@ class _Blockwise:
 
     def _unit(self, x: Tensor, rows: Block) -> Tensor:
         """Return x̃, zero for padding."""
-        if rows is None and id(x) in self._units:
-            return self._units[id(x)]
         unit, scale, _ = self._vectors(x, rows)
-        if self.terms.unit or self.mask is not None:
-            unit = self._times("unit", unit, self._of_nodes(scale, rows))
-        if rows is None:
-            self._units[id(x)] = unit
-        return unit
+        if self.mask is not None:
+            scale = scale * _some(self.mask, rows)
+        elif not self.terms.unit:
+            return unit
+        return unit * scale if self.buffer is None else torch.mul(unit, scale, out=self.buffer("unit", *unit.shape))
 
     def _of_nodes(self, x: Tensor, rows: Block) -> Tensor:
         return x if self.mask is None else x * _some(self.mask, rows)
@@ -447,14 +496,15 @@ def _some(x: Tensor, rows: Block) -> Tensor:
     return x if rows is None else x[:, rows]
 
 
-def _added(sums: list[_Sums]) -> _Sums:
+def _added(sums: list[T]) -> T:
+    """Add the tensors of all to those of the first, in place."""
     for more in sums[1:]:
         for mine, its in zip(sums[0], more, strict=True):
             mine.add_(its)
     return sums[0]
 
 
-def contract(x: Tensor, y: Tensor) -> Tensor:
+def _contract(x: Tensor, y: Tensor) -> Tensor:
     """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
     if x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024 or torch.get_num_threads() == 1:
         return torch.bmm(x.transpose(1, 2), y)
