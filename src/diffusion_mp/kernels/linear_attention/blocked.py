@@ -484,8 +484,9 @@ class _Blockwise:
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block, bias: Tensor | None = None) -> Tensor:
         """Return x y + bias, written to ``out`` if that has its dtype."""
-        into = None if self.buffer is None else self.buffer("product", x.size(0), x.size(1), y.size(2))
-        into = _some(out, rows) if out.dtype == x.dtype else into
+        into = _some(out, rows) if out.dtype == x.dtype else None
+        if into is None and self.buffer is not None:
+            into = self.buffer("product", x.size(0), x.size(1), y.size(2))
         return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
