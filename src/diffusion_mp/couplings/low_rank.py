@@ -265,7 +265,7 @@ class LinearAttentionCoupling(PooledCoupling):
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
         if v is self.state:  # the kernel computes what it has in common with queries and keys once
-            return self._product(self.query).view_as(v)
+            return self._product(self.query).squeeze(1)
         return super().__matmul__(v)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

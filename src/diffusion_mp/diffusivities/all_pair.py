@@ -79,7 +79,7 @@ class QueryKeyDiffusivity(Diffusivity):
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
-            q = x.unflatten(1, by_head)
+            q = x.unsqueeze(1) if self.heads == 1 else x.unflatten(1, by_head)
             k = q if origin is None else shifted.unflatten(1, by_head)
         else:
             q = k = self.query(x).unflatten(1, by_head)

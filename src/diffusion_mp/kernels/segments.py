@@ -128,15 +128,12 @@ def stacks(
 ) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
     """Yield graphs of nearly one size until all are covered: a mask, and views of results and inputs [N, H, F].
 
-    Views are [b, n, F], each b a graph and head; those of results are to be written. An input that occurs twice has one
-    view. A chunk has at most ``rows`` rows unless it is a single graph. The mask [b, n, 1] is one for nodes and zero
-    for padding; ``None``: all are nodes.
+    Views are [b, n, F], each b a graph and head; those of results are to be written. A chunk has at most ``rows`` rows
+    unless it is a single graph. The mask [b, n, 1] is one for nodes and zero for padding; ``None``: all are nodes.
     """
     if ptr is None:
         if inputs[0].size(0):
-            views: dict[int, Tensor] = {}
-            found = [views.setdefault(id(x), x.transpose(0, 1)) for x in inputs]
-            yield None, [x.transpose(0, 1) for x in results], found
+            yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
         return
     dtype = torch.promote_types(inputs[0].dtype, torch.float32)
     for chunk in chunks(ptr, max(1, rows)):
@@ -144,8 +141,7 @@ def stacks(
         stacked = [chunk.empty(x) for x in targets]
         masks = chunk.masks(inputs[0].size(1), dtype, inputs[0].device)
         written = zip(*map(chunk.views, stacked), strict=True)
-        buckets = {id(x): chunk.stack(x[chunk.rows]) for x in inputs}
-        read = zip(*[buckets[id(x)] for x in inputs], strict=True)
+        read = zip(*[chunk.stack(x[chunk.rows]) for x in inputs], strict=True)
         for mask, mine, theirs in zip(masks, written, read, strict=True):
             yield mask, list(mine), list(theirs)
         for stack, x in zip(stacked, targets, strict=True):

@@ -1,7 +1,7 @@
 """All-pair attention with a bilinear score, in O(N): the bare product, normalised rows, and the two halves of these."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -74,29 +74,30 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
 
 
 @declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
-def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> Grads:
-    return Grads(*empty_like(q, k, v))
-
-
-@declare("linear_self_attention_backward", cpu=blocked.self_backward)
-def _self_backward(grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
-    return empty_like(x)
+def _attention_backward(
+    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
+) -> Grads:
+    by_roles = (q.new_empty(0), q.new_empty(0)) if k is None or v is None else empty_like(k, v)
+    return Grads(empty_like(q), *by_roles)
 
 
 def _gradients(
     grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms, backend: Backend
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Of one tensor in three roles, the first gradient is the sum of all."""
-    if q is k and k is v and q.is_cpu and backend in ("auto", "cpu"):
-        return _self_backward(grad_values, q, out, terms, backend=backend), None, None
+    """Of one tensor in all roles, the first gradient is the sum of all."""
+    if q is k is v and q.is_cpu and not terms.own and backend in ("auto", "cpu"):
+        return _attention_backward(grad_values, q, None, None, out, terms, backend=backend).dq, None, None
     return _attention_backward(grad_values, q, k, v, out, terms, backend=backend)
 
 
 def _second_derivatives(
-    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms,
+    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, terms: Terms,
     grad_dq: Tensor, grad_dk: Tensor, grad_dv: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """Backpropagate through the reference with the fast product, in which out and d are functions of the inputs."""
+    if k is None or v is None:
+        by_grad, *by_roles = _second_derivatives(grad_values, q, q, q, terms, grad_dq, grad_dq, grad_dq)
+        return by_grad, sum(by_roles[1:], by_roles[0]), None, None
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
         inputs = [t.view_as(t).requires_grad_() for t in (grad_values, q, k, v)]
@@ -106,13 +107,7 @@ def _second_derivatives(
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-def _second_self_derivatives(grad_values: Tensor, x: Tensor, terms: Terms, grad: Tensor) -> tuple[Tensor, Tensor]:
-    by_grad, *by_roles = _second_derivatives(grad_values, x, x, x, terms, grad, grad, grad)
-    return by_grad, by_roles[0] + by_roles[1] + by_roles[2]
-
-
 linear_rows.derivatives({"q k v": _gradients})
-_self_backward.derivatives({"grad_values x": _second_self_derivatives})
 _attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
