@@ -70,7 +70,7 @@ class Grads(NamedTuple):
 @declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
-    return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
+    return _empty_rows(v, v.size(1) if terms.ptr is None else 0, k.size(2))
 
 
 @declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
@@ -165,7 +165,7 @@ def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> LinearRows:
         >>> torch.allclose(rows, linear_attention(q, k, v)[:2])
         True
     """
-    return _empty_rows(v, (0, q.size(2), v.size(2)))
+    return _empty_rows(v, 0, q.size(2))
 
 
 @declare("linear_pool_backward", cpu=blocked.pool_backward, triton=on_gpu("pool_backward"))
@@ -188,11 +188,9 @@ def _row_gradients(
     return dq, dv if terms.own else None, dsums
 
 
-def _empty_rows(v: Tensor, sums: tuple[Size, Size, Size]) -> LinearRows:
-    heads, features, channels = sums
-    shapes = (v.shape[:2], sums, (heads, features, 1), (heads, 1, channels))
-    dtype = torch.promote_types(v.dtype, torch.float32)
-    return LinearRows(empty_like(v), *(v.new_empty(shape, dtype=dtype) for shape in shapes))
+def _empty_rows(v: Tensor, heads: Size, features: Size) -> LinearRows:
+    wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    return LinearRows(empty_like(v), wide, wide.new_empty(heads, features + 1, v.size(2) + 1))
 
 
 linear_pool.derivatives({"k v": _pool_backward})

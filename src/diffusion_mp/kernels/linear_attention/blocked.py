@@ -110,7 +110,8 @@ class _Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values, den = _empty_results(v)
-    kept, inputs = None, [v] if q is k is v else [q, k, v]
+    inputs = [v] if q is k is v else [q, k, v]
+    kept = den.new_zeros(v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
     for mask, (out, out_den), views in stacks(terms.ptr, _rows_at_once(k, v), (values, den), inputs):
         qs, ks, vs = views if len(views) == 3 else 3 * views
         graphs = _Graphs(ks, vs, terms, mask)
@@ -120,8 +121,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         sums = graphs.pool(ks, vs)
         graphs.read(out, out_den, qs, vs, sums)
         if terms.ptr is None:
-            kept = sums
-    return LinearRows(values, den.squeeze(2), *(kept or _no_sums(den, k.size(1) if terms.ptr is None else 0, k, v)))
+            kept = sums.state(ks.size(1))
+    return LinearRows(values, den.squeeze(2), kept)
 
 
 def backward(
@@ -143,7 +144,7 @@ def backward(
             graphs.by_pairs_backward(into, grads, qs, ks, vs)
             continue
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
-        sums, (values, den) = _Sums(*out[2:]) if terms.ptr is None else graphs.pool(ks, vs), found
+        sums, (values, den) = _Sums.split(out.pooled) if terms.ptr is None else graphs.pool(ks, vs), found
         by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, through_norm=not alone)
         if alone:
             graphs.add_senders(into[0], by_sums, vs)
@@ -173,7 +174,7 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
     out, out_den, queries, own = (x.transpose(0, 1) for x in (values, den, q, v))
     graphs = _Graphs(queries, own, terms, senders=float(sums[0, -1, -1]))
     graphs.read(out, out_den, queries, own, _Sums.split(sums))
-    return LinearRows(values, den.squeeze(2), *_no_sums(sums, 0, q, v))
+    return LinearRows(values, den.squeeze(2), sums.new_empty(0, *sums.shape[1:]))
 
 
 def read_backward(
@@ -193,11 +194,6 @@ def read_backward(
 def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
     nodes, heads, _ = v.shape
     return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
-
-
-def _no_sums(like: Tensor, heads: int, k: Tensor, v: Tensor) -> _Sums:
-    features, channels = k.size(2), v.size(2)
-    return _Sums(*[like.new_zeros(heads, *shape) for shape in ((features, channels), (features, 1), (1, channels))])
 
 
 def _few(size: int, k: Tensor, v: Tensor) -> bool:
