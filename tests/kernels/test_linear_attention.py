@@ -86,11 +86,6 @@ def test_one_tensor_in_all_roles(
     for least in (blocked.SMALL, 400):
         monkeypatch.setattr(blocked, "SMALL", least)
         assert_equals_reference(of_one, [x], generator, dtype, backend="cpu")
-        apart = [x.clone().requires_grad_() for _ in range(3)]
-        leaf, weight = x.clone().requires_grad_(), torch.randn(x.shape, generator=generator).to(dtype)
-        found = torch.autograd.grad(of_one(leaf, "auto"), leaf, weight)[0]
-        roles = torch.autograd.grad(linear_attention(*apart, ptr, **options), apart, weight)
-        torch.testing.assert_close(found, sum(roles), **tolerance("gradient", dtype)._asdict())
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-25, 1e25])
@@ -119,16 +114,14 @@ def test_second_derivatives_of_one_tensor(options: dict[str, Any], generator: to
 
 
 def test_a_state_that_attends_to_itself_is_recognised(generator: torch.Generator) -> None:
-    """``D(x) @ x`` has the values and gradients of ``D(x) @ y`` for an equal y, and one call of the backward pass."""
+    """``D(x) @ x`` has the values and gradients of ``D(x) @ y`` for an equal y."""
     (x,) = drawn((50, 4), generator=generator)
     for options in ({}, {"normalize": None}, {"normalize": "frobenius"}, {"measure": "distance"}):
         diffusivity, found = SimpleDiffusivity(**options), []
-        for same in (True, False):
+        for value in (lambda at: at, lambda at: 1 * at):
             at = x.clone().requires_grad_()
-            out = diffusivity(at) @ (at if same else 1 * at)
+            out = diffusivity(at) @ value(at)
             found.append([out, *torch.autograd.grad(out.square().sum(), at)])
-            stopped = diffusivity(at) @ at.detach()
-            found[-1] += [stopped, *torch.autograd.grad(stopped.square().sum(), at)]
         for mine, other in zip(*found, strict=True):
             torch.testing.assert_close(mine, other)
     assert SimpleDiffusivity()(x).state is x

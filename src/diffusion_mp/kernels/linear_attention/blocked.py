@@ -110,8 +110,7 @@ class _Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values, den = _empty_results(v)
-    inputs = [v] if q is k is v else [q, k, v]
-    kept = den.new_zeros(v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
+    kept, inputs = None, [v] if q is k is v else [q, k, v]
     for mask, (out, out_den), views in stacks(terms.ptr, _rows_at_once(k, v), (values, den), inputs):
         qs, ks, vs = views if len(views) == 3 else 3 * views
         graphs = _Graphs(ks, vs, terms, mask)
@@ -122,6 +121,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         graphs.read(out, out_den, qs, vs, sums)
         if terms.ptr is None:
             kept = sums.state(ks.size(1))
+    if kept is None:
+        kept = den.new_zeros(v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
     return LinearRows(values, den.squeeze(2), kept)
 
 
@@ -283,7 +284,7 @@ class _Graphs:
             unit, values = self._unit(k, rows), self._load(v, rows)
             right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
             sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
-        return _added(sums)
+        return sums[0] if len(sums) == 1 else _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums) -> None:
         """Write the result and the denominators."""
@@ -291,7 +292,7 @@ class _Graphs:
         least, bias = constant * self.nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
             unit = self._unit(q, rows)
-            row = torch.bmm(unit, sums.left, out=_some(den, rows)).add_(least)
+            row = torch.bmm(unit, sums.left, out=den if rows is None else den[:, slice(*rows)]).add_(least)
             total = self._product(unit, sums.outer, out, rows, bias)
             if self.terms.own:
                 total.add_(self._load(v, rows) * own)
@@ -355,7 +356,7 @@ class _Graphs:
             total.add_(right)
 
     def _load(self, x: Tensor, rows: Block = None) -> Tensor:
-        block = _some(x, rows)
+        block = x if rows is None else x[:, slice(*rows)]
         return block if block.dtype == self.wide else block.to(self.wide)
 
     def _vectors(self, x: Tensor, rows: Block = None) -> Vectors:
@@ -368,14 +369,17 @@ class _Graphs:
 
     def _unit(self, x: Tensor, rows: Block = None) -> Tensor:
         """Return x̃, zero for padding."""
+        if rows is None and id(x) in self._units:
+            return self._units[id(x)]
         unit, scale, _ = self._vectors(x, rows)
-        if self.mask is None and not self.terms.unit:
+        if self.mask is not None:
+            scale = scale * _some(self.mask, rows)
+        elif not self.terms.unit:
             return unit
-        if rows is not None:
-            return torch.mul(unit, self._of_nodes(scale, rows), out=self._scratch("unit", x, rows))
-        if id(x) not in self._units:
-            self._units[id(x)] = unit * self._of_nodes(scale)
-        return self._units[id(x)]
+        unit = torch.mul(unit, scale, out=None if rows is None else self._scratch("unit", x, rows))
+        if rows is None:
+            self._units[id(x)] = unit
+        return unit
 
     def _of_nodes(self, x: Tensor, rows: Block = None) -> Tensor:
         return x if self.mask is None else x * _some(self.mask, rows)
@@ -386,7 +390,10 @@ class _Graphs:
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block = None, bias: Tensor | None = None) -> Tensor:
         """Return x y + bias, written to ``out`` if that has its dtype."""
-        into = _some(out, rows) if out.dtype == x.dtype else self._scratch("product", out, rows)
+        if out.dtype != x.dtype:
+            into = self._scratch("product", out, rows)
+        else:
+            into = out if rows is None else out[:, slice(*rows)]
         return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
