@@ -224,7 +224,8 @@ class _Graphs:
     ) -> None:
         graphs, nodes, features = k.shape
         self.terms, self.mask = terms, mask
-        self.nodes: Tensor | float = senders or (nodes if mask is None else mask.sum(1, keepdim=True))
+        own: Tensor | float = nodes if mask is None else mask.sum(1, keepdim=True)
+        self.nodes = own if senders is None else senders
         self.wide = torch.promote_types(v.dtype, torch.float32)
         # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
         width = max(1, graphs * max(features, v.size(2)))
