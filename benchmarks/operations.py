@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric.utils import coalesce
 from torch_geometric.utils import spmm as pyg_spmm
 
+from diffusion_mp import Diffusivity, GaussianDiffusivity, SigmoidDiffusivity, SimpleDiffusivity, SoftmaxDiffusivity
 from diffusion_mp.couplings import LogLowRankCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features
 from diffusion_mp.energies import GaussianPenalty
@@ -137,6 +138,20 @@ def gaussian(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return GaussianPenalty().score.coupling(q, k, None, measure="distance", normalize=True).matmul(v)
 
 
+def one_state(scale: float = 1.0, data: str | None = None) -> Callable[[int, torch.Generator], list[Any]]:
+    """A state [N, 64], and the batch if there is one."""
+
+    def make(n: int, generator: torch.Generator) -> list[Any]:
+        return [torch.randn(n, 64, generator=generator) * scale, *([] if data is None else [batch_of(data, n)])]
+
+    return make
+
+
+def of_one_state(diffusivity: Diffusivity, x: Tensor, graph: Graph | None = None) -> Tensor:
+    """The library's attention of a state with itself, as one calls it."""
+    return diffusivity(x, graph) @ x
+
+
 def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:
     """Queries, keys and values of graphs of ``size`` nodes, their frictions', and the row boundaries."""
     q, k, v = states(4, 16, scale=0.5)(n, generator)
@@ -210,6 +225,28 @@ SPARSE = {
     "torch's own": Way(torch_product, largest=20_000),
 }
 SMALL = (100, 300, 1_000, 2_708, 4_096)
+# A state that is q, k and v: the diffusivity, the scale of the state, the textbook's, for one graph and for a batch.
+OF_ONE = {
+    "linear": (SimpleDiffusivity(), 1.0, textbook.linear_attention_of_one, textbook.padded_linear_attention_of_one),
+    "sigmoid": (
+        SigmoidDiffusivity(normalize=None),
+        0.35,
+        textbook.sigmoid_attention_of_one,
+        textbook.padded_sigmoid_attention_of_one,
+    ),
+    "softmax": (
+        SoftmaxDiffusivity(64, normalize=None),
+        1.0,
+        textbook.softmax_attention_of_one,
+        textbook.padded_softmax_attention_of_one,
+    ),
+    "gaussian": (
+        GaussianDiffusivity(normalize=None, measure="distance"),
+        0.35,
+        textbook.gaussian_attention_of_one,
+        None,
+    ),
+}
 
 OPERATIONS = {
     "linear_attention": Operation(
@@ -230,6 +267,26 @@ OPERATIONS = {
         for kind, ways in BATCHED.items()
         for data, num_nodes in (("MUTAG", 3_371), ("PROTEINS", 7_265), ("ZINC", 3_000))
         for heads in ((1, 4) if kind == "linear_attention" or data == "MUTAG" else (1,))
+    },
+    **{
+        f"{kind}_attention_of_one_state": Operation(
+            one_state(scale),
+            1,
+            {"textbook": Way(other), "library": Way(partial(of_one_state, diffusivity))},
+            (100, 300, 1_000, 2_708, 10_000, 65_536) if kind == "linear" else SMALL,
+        )
+        for kind, (diffusivity, scale, other, _) in OF_ONE.items()
+    },
+    **{
+        f"{kind}_attention_of_one_state_{data}": Operation(
+            one_state(scale, data),
+            1,
+            {"textbook, padded": Way(other), "library": Way(partial(of_one_state, diffusivity))},
+            (num_nodes,),
+        )
+        for kind, (diffusivity, scale, _, other) in OF_ONE.items()
+        if other is not None
+        for data, num_nodes in (("MUTAG", 3_371), ("PROTEINS", 7_265))
     },
     "nodeformer": Operation(
         noisy,

@@ -94,9 +94,13 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
             targets = {"forward": 1.0, "step": 1.0} if way.trains else {"forward": 1.0}
             if name == "linear_attention":
                 targets["step"] = 1.5 if 1_000 <= nodes < 10_000 else 2.0 if nodes >= 10_000 else 1.0
-            if name.startswith("linear_attention_MUTAG"):
+            if name.endswith("_of_one_state"):
+                targets["forward"] = targets["step"] = 1.0 if nodes >= 1_000 else 0.8
+            if name == "linear_attention_of_one_state" and nodes >= 10_000:
+                targets["step"] = 2.0 if nodes >= 65_536 else 1.5
+            if name.startswith(("linear_attention_MUTAG", "linear_attention_of_one_state_MUTAG")):
                 targets["step"] = 2.0
-            if name.startswith("linear_attention_PROTEINS"):
+            if name.startswith(("linear_attention_PROTEINS", "linear_attention_of_one_state_PROTEINS")):
                 targets["step"] = 5.0
             both = partial(sides_of_operation, operation, nodes, other)
             # The textbook's 200 proximal steps are far from the solution, and each way computes as many.

@@ -21,6 +21,30 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return numerator / denominator.unsqueeze(2)
 
 
+def linear_attention_of_one(x: Tensor) -> Tensor:
+    """DIFFormer-s of a state [N, C] that is q, k and v, with one head: its rows are normalised once."""
+    unit = x / x.norm(dim=1, keepdim=True)
+    total = torch.addmm(x.sum(0), unit, unit.t() @ x)
+    return total.div_((unit @ unit.sum(0)).add_(x.size(0)).unsqueeze(1))
+
+
+def sigmoid_attention_of_one(x: Tensor) -> Tensor:
+    """DIFFormer-a of such a state; rows are divided by their sums after the product."""
+    scores = (x @ x.t()).sigmoid_()
+    return (scores @ x).div_(scores.sum(1, keepdim=True))
+
+
+def softmax_attention_of_one(x: Tensor) -> Tensor:
+    """Softmax attention of such a state: torch's fused one."""
+    x = x[None, None]
+    return scaled_dot_product_attention(x, x, x)[0, 0]
+
+
+def gaussian_attention_of_one(x: Tensor) -> Tensor:
+    """The Gaussian's of such a state; −½‖x_i‖² is the same in a row of the softmax, and is left out."""
+    return (x @ x.t()).sub_(0.5 * x.square().sum(1)).softmax(1) @ x
+
+
 def features(x: Tensor, projection: Tensor) -> Tensor:
     """Positive random features φ(x)_r = exp(w_r·x − ½‖x‖²)/√m, [N, H, m]."""
     exponent = torch.einsum("nhd,md->nhm", x, projection) - 0.5 * x.square().sum(-1, keepdim=True)
@@ -64,6 +88,28 @@ def padded_linear_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Te
     numerator = v.sum(1, keepdim=True) + torch.einsum("bnhm,bhmd->bnhd", q, torch.einsum("bnhm,bnhd->bhmd", k, v))
     denominator = mask.sum(1).view(-1, 1, 1) + torch.einsum("bnhm,bhm->bnh", q, k.sum(1))
     return (numerator / denominator.unsqueeze(3))[mask]
+
+
+def padded_linear_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
+    """DIFFormer-s of a state that is q, k and v, for a batch."""
+    dense, mask = to_dense_batch(x, graph.batch)
+    unit = normalize(dense, dim=2)
+    total = torch.baddbmm(dense.sum(1, keepdim=True), unit, unit.transpose(1, 2) @ dense)
+    return total.div_(unit @ unit.sum(1).unsqueeze(2) + mask.sum(1).view(-1, 1, 1))[mask]
+
+
+def padded_sigmoid_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
+    """DIFFormer-a of such a state, for a batch."""
+    dense, mask = to_dense_batch(x, graph.batch)
+    scores = (dense @ dense.transpose(1, 2)).sigmoid() * mask.unsqueeze(1)
+    return (scores @ dense).div_(scores.sum(2, keepdim=True))[mask]
+
+
+def padded_softmax_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
+    """Softmax attention of such a state, for a batch: torch's fused one with a mask."""
+    dense, mask = to_dense_batch(x, graph.batch)
+    dense = dense.unsqueeze(1)
+    return scaled_dot_product_attention(dense, dense, dense, attn_mask=mask[:, None, None]).squeeze(1)[mask]
 
 
 def padded_sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:

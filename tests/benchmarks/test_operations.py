@@ -31,6 +31,8 @@ OPERATIONS = [
     *(f"{kind}_{data}" for kind in KINDS for data in ("MUTAG", "MUTAG_4_heads", "PROTEINS", "ZINC")),
     "linear_attention_PROTEINS_4_heads",
     "linear_attention_ZINC_4_heads",
+    *(f"{kind}_of_one_state{data}" for kind in KINDS for data in ("", "_MUTAG", "_PROTEINS")),
+    "gaussian_attention_of_one_state",
     "nodeformer",
     "sparse_flow",
     "sequence_diffusion",

@@ -35,7 +35,11 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
     if name == "linear_attention_backward":
         plain = [x.detach() for x in (grad, q, k, v)]
         options = (ptr, 1.0, 0.5, True)
-        return [(*plain, *ops.linear_attention(*plain[1:], *options, "auto"), *options)]
+        one, alone = (q.detach(), None, None), (ptr, 1.0, 0.0, True)  # in all roles
+        return [
+            (*plain, *ops.linear_attention(*plain[1:], *options, "auto"), *options),
+            (plain[0], *one, *ops.linear_attention(*3 * one[:1], *alone, "auto"), *alone),
+        ]
     if name == "linear_read":
         options = (None, 1.0, 0.5 * (ptr is not None), True)
         return [(q, v, ops.linear_pool(k, v, *options, "auto").detach().requires_grad_(), *options)]

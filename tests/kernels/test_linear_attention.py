@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import ATTENTION, OPTIONS, assert_equals_reference, boundaries
+from kernel_cases import ATTENTION, OPTIONS, SIZES, assert_equals_reference, boundaries
 from torch import Tensor
 
+from diffusion_mp import SimpleDiffusivity
 from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_pool, linear_read
 from diffusion_mp.testing import tolerance
 
@@ -62,6 +63,69 @@ def test_second_derivatives(name: str, generator: torch.Generator) -> None:
     ptr, n = boundaries([0, 2, 1])
     inputs = [x.requires_grad_() for x in drawn(*[(n, 1, 2)] * 3, generator=generator)]
     assert torch.autograd.gradgradcheck(partial(ATTENTION[name], ptr=ptr), inputs)
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("sizes", "heads"), [
+    (1, 1), (63, 1), (300, 1), (2050, 1), (300, 2), (SIZES["ragged"], 1), (SIZES["large ones"], 1), ([0, 7, 0], 2),
+    (0, 1),
+])  # fmt: skip
+def test_one_tensor_in_all_roles(
+    sizes: int | list[int], heads: int, options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its gradient is the sum of those of queries, keys and values, at once and in blocks."""
+    ptr, n = boundaries(sizes)
+    (x,) = drawn((n, heads, 6), generator=generator, dtype=dtype)
+
+    def of_one(x: Tensor, backend: str) -> Tensor:
+        return linear_attention(x, x, x, ptr, backend=backend, **options)
+
+    for least in (blocked.SMALL, 400):
+        monkeypatch.setattr(blocked, "SMALL", least)
+        assert_equals_reference(of_one, [x], generator, dtype, backend="cpu")
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-25, 1e25])
+def test_one_tensor_with_rows_of_any_size(size: float, generator: torch.Generator) -> None:
+    (x,) = drawn((40, 1, 6), generator=generator, dtype=torch.float32)
+    x[3] *= size
+    leaf, truth = x.clone().requires_grad_(), x.double().requires_grad_()
+    out = linear_attention(leaf, leaf, leaf, **DIFFORMER)
+    expected = linear_attention(truth, truth, truth, **DIFFORMER, backend="reference")
+    weight = torch.randn(out.shape, generator=generator)
+    grad = torch.autograd.grad(out, leaf, weight)[0].double()
+    wanted = torch.autograd.grad(expected, truth, weight.double())[0]
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5 * max(1.0, size))
+    torch.testing.assert_close(grad[3], wanted[3], rtol=1e-4, atol=1e-5 / size if size else 1e-5)
+    grad[3] = wanted[3] = 0.0
+    torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5 * max(1.0, size))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_second_derivatives_of_one_tensor(options: dict[str, Any], generator: torch.Generator) -> None:
+    for sizes in (3, [0, 2, 1]):
+        ptr, n = boundaries(sizes)
+        (x,) = drawn((n, 1, 2), generator=generator)
+        at = x.requires_grad_()
+        assert torch.autograd.gradgradcheck(lambda x, ptr=ptr: linear_attention(x, x, x, ptr, **options), at)
+
+
+def test_a_state_that_attends_to_itself_is_recognised(generator: torch.Generator) -> None:
+    """``D(x) @ x`` has the values and gradients of ``D(x) @ y`` for an equal y."""
+    (x,) = drawn((50, 4), generator=generator)
+    for options in ({}, {"normalize": None}, {"normalize": "frobenius"}, {"measure": "distance"}):
+        diffusivity, found = SimpleDiffusivity(**options), []
+        for value in (lambda at: at, lambda at: 1 * at):
+            at = x.clone().requires_grad_()
+            out = diffusivity(at) @ value(at)
+            found.append([out, *torch.autograd.grad(out.square().sum(), at)])
+        for mine, other in zip(*found, strict=True):
+            torch.testing.assert_close(mine, other)
+    assert SimpleDiffusivity()(x).state is x
+    assert SimpleDiffusivity(normalize="frobenius")(x).state is None
 
 
 def test_third_derivatives(generator: torch.Generator) -> None:

@@ -79,7 +79,7 @@ class QueryKeyDiffusivity(Diffusivity):
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
-            q = x.unflatten(1, by_head)
+            q = x.unsqueeze(1) if self.heads == 1 else x.unflatten(1, by_head)
             k = q if origin is None else shifted.unflatten(1, by_head)
         else:
             q = k = self.query(x).unflatten(1, by_head)
@@ -162,6 +162,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         errors.check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         self.measure, self.constraint, self.row_stochastic = measure, constraint, row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
+        self._views_the_state = projection is None and self.heads == 1 and normalize != "frobenius"
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
@@ -196,7 +197,10 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
         forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
         forms |= {"normalize": self.row_stochastic}
-        return penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
+        coupling = penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
+        if type(coupling) is LinearAttentionCoupling and coupling.query is q is k and self._views_the_state:
+            coupling.state = x
+        return coupling
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"

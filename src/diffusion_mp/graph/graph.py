@@ -75,7 +75,8 @@ class Graph:
             self.edge_weight = checks.as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
         self._batch = None if batch is None else checks.as_batch(batch, self.num_nodes)
         self._ptr = None if ptr is None else checks.as_ptr(ptr)
-        if batch is None and ptr is None:
+        alone = batch is None and ptr is None
+        if alone:
             self.segments = None
         if full_degree is not None:
             checks.check_full_degree(full_degree, self.num_nodes)
@@ -85,7 +86,7 @@ class Graph:
         self._derived: dict[Hashable, Graph] = {}
         # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
-        if validate and not torch.compiler.is_compiling():
+        if validate and not (alone and edge_index is None) and not torch.compiler.is_compiling():
             if self._batch is not None:
                 checks.check_batch(self.num_nodes, self._batch)
             if self._ptr is not None:

@@ -1,7 +1,7 @@
 """All-pair attention with a bilinear score, in O(N): the bare product, normalised rows, and the two halves of these."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -70,19 +70,34 @@ class Grads(NamedTuple):
 @declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
-    return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
+    return _empty_rows(v, v.size(1) if terms.ptr is None else 0, k.size(2))
 
 
 @declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
-def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> Grads:
-    return Grads(*empty_like(q, k, v))
+def _attention_backward(
+    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
+) -> Grads:
+    by_roles = (q.new_empty(0), q.new_empty(0)) if k is None or v is None else empty_like(k, v)
+    return Grads(empty_like(q), *by_roles)
+
+
+def _gradients(
+    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms, backend: Backend
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Of one tensor in all roles, the first gradient is the sum of all."""
+    if q is k is v and q.is_cpu and not terms.own and backend in ("auto", "cpu"):
+        return _attention_backward(grad_values, q, None, None, out, terms, backend=backend).dq, None, None
+    return _attention_backward(grad_values, q, k, v, out, terms, backend=backend)
 
 
 def _second_derivatives(
-    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms,
+    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, terms: Terms,
     grad_dq: Tensor, grad_dk: Tensor, grad_dv: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """Backpropagate through the reference with the fast product, in which out and d are functions of the inputs."""
+    if k is None or v is None:
+        by_grad, *by_roles = _second_derivatives(grad_values, q, q, q, terms, grad_dq, grad_dq, grad_dq)
+        return by_grad, sum(by_roles[1:], by_roles[0]), None, None
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
         inputs = [t.view_as(t).requires_grad_() for t in (grad_values, q, k, v)]
@@ -92,7 +107,7 @@ def _second_derivatives(
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-linear_rows.derivatives({"q k v": _attention_backward})
+linear_rows.derivatives({"q k v": _gradients})
 _attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
@@ -150,7 +165,7 @@ def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> LinearRows:
         >>> torch.allclose(rows, linear_attention(q, k, v)[:2])
         True
     """
-    return _empty_rows(v, (0, q.size(2), v.size(2)))
+    return _empty_rows(v, 0, q.size(2))
 
 
 @declare("linear_pool_backward", cpu=blocked.pool_backward, triton=on_gpu("pool_backward"))
@@ -173,11 +188,9 @@ def _row_gradients(
     return dq, dv if terms.own else None, dsums
 
 
-def _empty_rows(v: Tensor, sums: tuple[Size, Size, Size]) -> LinearRows:
-    heads, features, channels = sums
-    shapes = (v.shape[:2], sums, (heads, features, 1), (heads, 1, channels))
-    dtype = torch.promote_types(v.dtype, torch.float32)
-    return LinearRows(empty_like(v), *(v.new_empty(shape, dtype=dtype) for shape in shapes))
+def _empty_rows(v: Tensor, heads: Size, features: Size) -> LinearRows:
+    wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    return LinearRows(empty_like(v), wide, wide.new_empty(heads, features + 1, v.size(2) + 1))
 
 
 linear_pool.derivatives({"k v": _pool_backward})

@@ -9,18 +9,18 @@ Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ
 
     ∂q̃_i = K g_i + h_i κ,  ∂k̃_j = G v_j + γ,  ∂v_j = Gᵀk̃_j + b + a g_j,
 
-and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q̃_i = −(c σ + a v_i)·g_i − (c n + a) h_i, without another
-product of rows; ∂k_j likewise, with one. Products are written to the result itself where dtypes allow it, norms are
-applied to the other factor of a product, and all other memory is reused by every block.
+and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖; ∂k_j likewise. Products are written to the result itself where dtypes
+allow it, and all other memory is reused by every block. Of one tensor x = q = k = v every norm and sum is computed
+once, and since v_i = ‖x_i‖ x̃_i, the gradient of all roles takes a product less: with t_i = (K g_i + h_i κ + γ) / ‖x_i‖,
 
-All pairs take n²(F + D) steps instead of 2 n F D, and fewer calls. With C = QKᵀ, α_i = 1/‖q_i‖ and β_j = 1/‖k_j‖ (or
-1), and A = diag(1/d) S, d the row sums of S,
+    ∂x_i = t_i + (G + Gᵀ) x̃_i + b − (x̃_i·t_i + x̃_i·G x̃_i) x̃_i  for a = 0.
 
-    S = own n I + c 11ᵀ + diag(α) C diag(β),   out = A v,
-    P = diag(α/d) (T − ((A∘T) 1) 1ᵀ) diag(β),   T = grad vᵀ,
-    ∂v = Aᵀ grad,   ∂q = P k − diag(α² (P∘C) 1) q,   ∂k = Pᵀ q − diag(β² (P∘C)ᵀ 1) k,
+All pairs take n²(F + D) steps instead of 2 n F D, and fewer calls. With T_ij = g_i·v_j + h_i, and S = a I + c 11ᵀ + Q̃K̃ᵀ
+of the row sums d,
 
-the second terms only with norms. Padding sends nothing, c = β = 0, and receives no gradient, 1/d = 0.
+    out = diag(1/d) S v,  ∂q̃ = T k̃,  ∂k̃ = Tᵀq̃,  ∂v = Sᵀg.
+
+Padding sends nothing, k̃ = c = 0, and receives no gradient, 1/d = 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SMALL = 1 << 18
 # Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
 LEAST, MOST = 1e-10, 1e10
 
-Block = slice | None  # some rows, or all
+Block = tuple[int, int] | None  # the first of some rows and the end, or all
 
 
 class Vectors(NamedTuple):
@@ -110,47 +110,62 @@ class _Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values, den = _empty_results(v)
-    kept = None
-    for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
+    kept, inputs = None, [v] if q is k is v else [q, k, v]
+    for mask, (out, out_den), views in stacks(terms.ptr, _rows_at_once(k, v), (values, den), inputs):
+        qs, ks, vs = views if len(views) == 3 else 3 * views
+        graphs = _Graphs(ks, vs, terms, mask)
         if _few(ks.size(1), ks, vs):
-            _by_pairs(out, out_den, qs, ks, vs, terms, mask)
+            graphs.by_pairs(out, out_den, qs, ks, vs)
             continue
-        blockwise = _Blockwise(ks, vs, terms, mask)
-        sums = blockwise.pool(ks, vs)
-        blockwise.read(out, out_den, qs, vs, sums, blockwise.nodes)
+        sums = graphs.pool(ks, vs)
+        graphs.read(out, out_den, qs, vs, sums)
         if terms.ptr is None:
-            kept = sums
-    return LinearRows(values, den.squeeze(2), *(kept or _no_sums(den, k.size(1) if terms.ptr is None else 0, k, v)))
+            kept = sums.state(ks.size(1))
+    if kept is None:
+        kept = den.new_zeros(v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
+    return LinearRows(values, den.squeeze(2), kept)
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+    grad: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients, inputs = empty_like(q, k, v), [q, k, v, grad]
-    if not _few(largest(terms.ptr, k.size(0)), k, v):  # pairs recompute these
-        inputs += [out.values, out.den.unsqueeze(2)]
-    for mask, (dq, dk, dv), (qs, ks, vs, grads, *rows) in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
+    """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
+    roles, rows = [q] if k is None or v is None else [q, k, v], [grad]
+    alone, key, value = len(roles) == 1, roles[len(roles) // 2], roles[-1]
+    # The gradients of several roles are added up with at least the precision of float32.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    gradients: list[Tensor] = [q.new_empty(q.shape, dtype=wide)] if alone else [*empty_like(*roles)]
+    if not _few(largest(terms.ptr, key.size(0)), key, value):  # pairs recompute these
+        rows += [out.values, out.den.unsqueeze(2)]
+    for mask, into, views in stacks(terms.ptr, _rows_at_once(key, value), gradients, [*roles, *rows]):
+        grads, *found = views[len(roles) :]
+        qs, ks, vs = 3 * views[:1] if alone else views[:3]
+        graphs = _Graphs(ks, vs, terms, mask)
         if _few(ks.size(1), ks, vs):
-            _by_pairs_backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
+            graphs.by_pairs_backward(into, grads, qs, ks, vs)
             continue
-        blockwise, (values, den) = _Blockwise(ks, vs, terms, mask), rows
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
-        sums = _Sums(*out[2:]) if terms.ptr is None else blockwise.pool(ks, vs)
-        by_sums = blockwise.read_backward(dq, grads, qs, vs, values, den, sums, blockwise.nodes)
-        blockwise.pool_backward(dk, dv, by_sums, ks, vs, (grads, den))
-    return gradients
+        sums, (values, den) = _Sums.split(out.pooled) if terms.ptr is None else graphs.pool(ks, vs), found
+        by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, through_norm=not alone)
+        if alone:
+            graphs.add_senders(into[0], by_sums, vs)
+        else:
+            graphs.pool_backward(into[1], into[2], by_sums, ks, vs, (grads, den))
+    dq, *others = gradients
+    dk, dv = others or (q.new_empty(0), q.new_empty(0))
+    return dq.to(q.dtype), dk, dv
 
 
 def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
     """Return the sums of one graph, [[K, κ], [σ, n]]: [H, F + 1, D + 1]."""
     k, v = k.transpose(0, 1), v.transpose(0, 1)
-    return _Blockwise(k, v, terms).pool(k, v).state(k.size(1))
+    return _Graphs(k, v, terms).pool(k, v).state(k.size(1))
 
 
 def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
     dk, dv = gradients = empty_like(k, v)
     dk, dv, k, v = (x.transpose(0, 1) for x in (dk, dv, k, v))
-    _Blockwise(k, v, terms).pool_backward(dk, dv, _Sums.split(grad), k, v)
+    _Graphs(k, v, terms).pool_backward(dk, dv, _Sums.split(grad), k, v)
     return gradients
 
 
@@ -158,34 +173,28 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
     """Return rows from such sums, which may be those of more nodes."""
     values, den = _empty_results(v)
     out, out_den, queries, own = (x.transpose(0, 1) for x in (values, den, q, v))
-    _Blockwise(queries, own, terms).read(out, out_den, queries, own, _Sums.split(sums), float(sums[0, -1, -1]))
-    return LinearRows(values, den.squeeze(2), *_no_sums(sums, 0, q, v))
+    graphs = _Graphs(queries, own, terms, senders=float(sums[0, -1, -1]))
+    graphs.read(out, out_den, queries, own, _Sums.split(sums))
+    return LinearRows(values, den.squeeze(2), sums.new_empty(0, *sums.shape[1:]))
 
 
 def read_backward(
     grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, of v if ``own`` is not zero (else no entry), and of the sums, zero for n."""
-    dq, dv = empty_like(q), empty_like(v) if terms.own else v.new_empty(0)
-    by_queries, gradient, queries, own, values, den = (
+    dq, nodes = empty_like(q), float(sums[0, -1, -1])
+    into, gradient, queries, own, values, den = (
         x.transpose(0, 1) for x in (dq, grad, q, v, out.values, out.den.unsqueeze(2))
     )
-    blockwise, nodes = _Blockwise(queries, gradient, terms), float(sums[0, -1, -1])
-    by_sums = blockwise.read_backward(by_queries, gradient, queries, own, values, den, _Sums.split(sums), nodes)
-    for rows in blockwise.blocks if terms.own else ():
-        own = blockwise.own_gradient(gradient, den, rows, nodes)
-        _some(dv.transpose(0, 1), rows).copy_(own)
-    return dq, dv, by_sums.state(0.0)
+    graphs = _Graphs(queries, gradient, terms, senders=nodes)
+    by_sums = graphs.read_backward(into, gradient, queries, own, values, den, _Sums.split(sums))
+    dv = grad * reciprocal(out.den.unsqueeze(2)).mul_(terms.own * nodes) if terms.own else v.new_empty(0)
+    return dq, dv.to(v.dtype), by_sums.state(0.0)
 
 
 def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
     nodes, heads, _ = v.shape
     return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
-
-
-def _no_sums(like: Tensor, heads: int, k: Tensor, v: Tensor) -> _Sums:
-    features, channels = k.size(2), v.size(2)
-    return _Sums(*[like.new_zeros(heads, *shape) for shape in ((features, channels), (features, 1), (1, channels))])
 
 
 def _few(size: int, k: Tensor, v: Tensor) -> bool:
@@ -197,58 +206,6 @@ def _rows_at_once(k: Tensor, v: Tensor) -> int:
     return BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
 
 
-class _Scores(NamedTuple):
-    """Scores of receivers and senders before rows are normalised: C and S [b, n, n], and d [b, n, 1]."""
-
-    q: Vectors
-    k: Vectors
-    inner: Tensor
-    scores: Tensor
-    den: Tensor
-
-
-def _by_pairs(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
-    """Write the result and the denominators of all pairs; ``mask`` [b, n, 1] is one for nodes and zero for padding."""
-    q, k, v = (x.to(den.dtype) for x in (q, k, v))
-    rows = _scores(q, k, terms, mask)
-    den.copy_(rows.den)
-    _store_product(out, rows.scores.mul_(reciprocal(rows.den)), v)
-
-
-def _by_pairs_backward(
-    dq: Tensor, dk: Tensor, dv: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
-) -> None:
-    grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))
-    rows = _scores(q, k, terms, mask)
-    inverse = reciprocal(rows.den) if mask is None else reciprocal(rows.den).mul_(mask)
-    attention = rows.scores.mul_(inverse)
-    _store_product(dv, attention.transpose(1, 2), grad)
-    by_scores = torch.bmm(grad, v.transpose(1, 2))
-    by_scores.sub_(attention.mul_(by_scores).sum(2, keepdim=True))
-    _times_senders(by_scores.mul_(inverse.mul_(rows.q.scale)), rows.k.scale, terms, mask)
-    turned = rows.inner.mul_(by_scores)
-    of_rows, of_cols = (by_scores, turned), (by_scores.transpose(1, 2), turned.transpose(1, 2))
-    for out, x, y, (p, p_turned) in ((dq, rows.q, rows.k, of_rows), (dk, rows.k, rows.q, of_cols)):
-        inner = p_turned.sum(2, keepdim=True) if terms.unit else None
-        _store_tangential(out, torch.bmm(p, y.entries), inner, x)
-
-
-def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
-    queries, keys = vectors(q, terms.unit), vectors(k, terms.unit)
-    inner = torch.bmm(queries.entries, keys.entries.transpose(1, 2))
-    scores = _times_senders(inner * queries.scale, keys.scale, terms, mask)
-    scores.add_(terms.constant if mask is None else terms.constant * mask.transpose(1, 2))
-    if terms.own:
-        scores.diagonal(dim1=1, dim2=2).add_(terms.own * (q.size(1) if mask is None else mask.sum(1)))
-    return _Scores(queries, keys, inner, scores, scores.sum(2, keepdim=True))
-
-
-def _times_senders(x: Tensor, scale: Tensor, terms: Terms, mask: Tensor | None) -> Tensor:
-    """Multiply columns in place by β, zero for padding."""
-    of_senders = scale if mask is None else scale * mask
-    return x if mask is None and not terms.unit else x.mul_(of_senders.transpose(1, 2))
-
-
 def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
     if out.dtype == x.dtype:
         torch.bmm(x, y, out=out)
@@ -256,55 +213,99 @@ def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
         out.copy_(torch.bmm(x, y))
 
 
-class _Blockwise:
-    """Graphs of nearly one size [b, n, F], a block of their rows at a time; ``mask`` [b, n, 1] is one for nodes."""
+class _Graphs:
+    """Graphs of nearly one size [b, n, F], all pairs or a block of rows at a time.
 
-    def __init__(self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None = None) -> None:
+    ``mask`` [b, n, 1] is one for nodes; ``senders`` is their number where they are not these nodes.
+    """
+
+    def __init__(
+        self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None = None, senders: float | None = None
+    ) -> None:
+        graphs, nodes, features = k.shape
         self.terms, self.mask = terms, mask
-        self.nodes: Tensor | float = k.size(1) if mask is None else mask.sum(1, keepdim=True)
+        own: Tensor | float = nodes if mask is None else mask.sum(1, keepdim=True)
+        self.nodes = own if senders is None else senders
         self.wide = torch.promote_types(v.dtype, torch.float32)
         # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
-        width = max(1, k.size(0) * max(k.size(2), v.size(2)))
-        height = max(1, min(BLOCK, max(SMALL, k.size(1) * width // 8)) // width)
+        width = max(1, graphs * max(features, v.size(2)))
+        height = max(1, min(BLOCK, max(SMALL, nodes * width // 8)) // width)
         self.blocks: list[Block] = [None]
         self.buffer = None
-        if k.size(1) > height:
-            self.blocks = [slice(first, first + height) for first in range(0, k.size(1), height)]
+        if nodes > height:
+            self.blocks = [(first, min(first + height, nodes)) for first in range(0, nodes, height)]
             self.buffer = Buffers(v, self.wide)
+        # By the identity of tensors: those of one that has several roles are computed once.
+        self._known: dict[tuple[int, Block], Vectors] = {}
+        self._units: dict[int, Tensor] = {}
+
+    def by_pairs(self, out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the result and the denominators."""
+        _, scores, row = self._scores(q, k)
+        den.copy_(row)
+        _store_product(out, scores.mul_(reciprocal(row)), self._load(v))
+
+    def by_pairs_backward(self, into: list[Tensor], grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the gradients of q, k and v, or of one tensor in all roles."""
+        grad, (inner, attention, row) = self._load(grad), self._scores(q, k)
+        queries, keys, inverse = self._vectors(q), self._vectors(k), self._of_nodes(reciprocal(row))
+        attention.mul_(inverse)
+        _store_product(into[-1], attention.mT, grad)
+        by_scores = grad.bmm(self._load(v).mT)
+        by_scores.sub_(self._inner(attention, by_scores)).mul_(inverse.mul_(queries.scale))
+        turned = inner.mul_(self._times_senders(by_scores, keys.scale))
+        roles = [(by_scores, turned, queries, keys), (by_scores.mT, turned.mT, keys, queries)]
+        if len(into) == 1:
+            roles = [(by_scores + by_scores.mT, turned + turned.mT, queries, queries)]
+        for place, (p, p_turned, x, y) in enumerate(roles):
+            gradient = p.bmm(y.entries)
+            out = gradient if len(into) == 1 else into[place]
+            _store_tangential(out, gradient, p_turned.sum(2, keepdim=True) if self.terms.unit else None, x)
+        if len(into) == 1:
+            into[0].add_(gradient)
+
+    def _scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return QKᵀ, S and d."""
+        queries, keys = self._vectors(q), self._vectors(k)
+        inner = queries.entries.bmm(keys.entries.mT)
+        scores = self._times_senders(inner * queries.scale, keys.scale)
+        scores.add_(self.terms.constant if self.mask is None else self.terms.constant * self.mask.mT)
+        if self.terms.own:
+            nodes = q.size(1) if self.mask is None else self.mask.sum(1)
+            scores.diagonal(dim1=1, dim2=2).add_(self.terms.own * nodes)
+        return inner, scores, scores.sum(2, keepdim=True)
+
+    def _times_senders(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Multiply columns in place by the scale of senders, zero for padding."""
+        return x.mul_(self._of_nodes(scale).mT) if self.terms.unit or self.mask is not None else x
 
     def pool(self, k: Tensor, v: Tensor) -> _Sums:
         sums = []
         for rows in self.blocks:
-            keys, values = self._vectors(k, rows), self._load(v, rows)
-            unit = keys.entries
-            if self.terms.unit or self.mask is not None:
-                unit = self._times("unit", unit, self._of_nodes(keys.scale, rows))
+            unit, values = self._unit(k, rows), self._load(v, rows)
             right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
             sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
-        return _added(sums)
+        return sums[0] if len(sums) == 1 else _added(sums)
 
-    def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums, nodes: Tensor | float) -> None:
-        """Write the result and the denominators, from the sums of ``nodes`` senders."""
-        own = self.terms.own * nodes
-        constant = self.terms.constant
-        least, bias = constant * nodes + own, sums.right if constant == 1 else constant * sums.right
+    def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums) -> None:
+        """Write the result and the denominators."""
+        own, constant = self.terms.own * self.nodes, self.terms.constant
+        least, bias = constant * self.nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
-            queries = self._vectors(q, rows)
-            row = torch.bmm(queries.entries, sums.left, out=den if rows is None else den[:, rows])
-            inverse = reciprocal(row.mul_(queries.scale).add_(least))
-            total = self._product(queries.entries, sums.outer, out, rows)
-            torch.addcmul(bias, total, queries.scale, out=total)
+            unit = self._unit(q, rows)
+            row = torch.bmm(unit, sums.left, out=den if rows is None else den[:, slice(*rows)]).add_(least)
+            total = self._product(unit, sums.outer, out, rows, bias)
             if self.terms.own:
                 total.add_(self._load(v, rows) * own)
-            torch.mul(total, inverse, out=_some(out, rows))
+            torch.mul(total, reciprocal(row), out=_some(out, rows))
 
     def read_backward(
         self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: _Sums,
-        nodes: Tensor | float,
+        *, through_norm: bool = True,
     ) -> _Sums:  # fmt: skip
-        """Write ∂q, from the sums of ``nodes`` senders; return G, γ and b."""
-        constant, own = self.terms.constant, self.terms.own * nodes
-        by_sums, turned, left = [], sums.outer.transpose(1, 2), sums.left.transpose(1, 2)
+        """Write ∂q, or ∂q̃ / ‖q‖; return G, γ and b."""
+        constant, own = self.terms.constant, self.terms.own * self.nodes
+        by_sums, turned, left = [], sums.outer.mT, sums.left.mT
         for rows in self.blocks:
             queries, gradient = self._vectors(q, rows), self._load(grad, rows)
             inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
@@ -312,63 +313,97 @@ class _Blockwise:
             right = right if constant == 1 else right.mul_(constant)
             inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
             cosine = None
-            if self.terms.unit:
-                cosine = torch.bmm(gradient, sums.right.transpose(1, 2)).mul_(-constant)
+            if self.terms.unit and through_norm:
+                cosine = torch.bmm(gradient, sums.right.mT).mul_(-constant)
                 cosine = cosine.sub_(self._inner(gradient, self._load(v, rows)) * own) if self.terms.own else cosine
-                cosine = cosine.mul_(inverse).sub_(inner * (constant * nodes + own))
+                cosine = cosine.mul_(inverse).sub_(inner * (constant * self.nodes + own))
             inverse, inner = inverse * queries.scale, inner * queries.scale
-            grads = self._times("grads", gradient, inverse)
+            grads = torch.mul(gradient, inverse, out=self._scratch("grads", grad, rows))
             by_sums.append(_Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
-            _store_tangential(_some(dq, rows), by_queries, cosine, queries)
+            if through_norm:
+                _store_tangential(_some(dq, rows), by_queries, cosine, queries)
         return _added(by_sums)
 
     def pool_backward(
         self, dk: Tensor, dv: Tensor, by_sums: _Sums, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor] | None = None
     ) -> None:
         """Write ∂k and ∂v from G, γ and b; ``own`` are grad and denominators, for the gradient of own values."""
-        turned, left = by_sums.outer.transpose(1, 2), by_sums.left.transpose(1, 2)
+        outer, left, right = by_sums
         for rows in self.blocks:
             keys = self._vectors(k, rows)
-            values = self._times("values", self._load(v, rows), keys.scale)
-            by_keys = self._product(values, turned, dk, rows).addcmul_(keys.scale, left)
+            values = torch.mul(self._load(v, rows), keys.scale, out=self._scratch("values", v, rows))
+            by_keys = self._product(values, outer.mT, dk, rows).addcmul_(keys.scale, left.mT)
             cosine = self._inner(by_keys, keys.entries) if self.terms.unit else None
             _store_tangential(_some(dk, rows), by_keys, cosine, keys)
-            total = self._product(keys.entries, by_sums.outer, dv, rows)
-            torch.addcmul(by_sums.right, total, keys.scale, out=_some(dv, rows))
+            total = self._product(keys.entries, outer, dv, rows)
+            torch.addcmul(right, total, keys.scale, out=_some(dv, rows))
             if self.terms.own and own is not None:
-                _some(dv, rows).add_(self.own_gradient(*own, rows, self.nodes))
+                factor = reciprocal(_some(own[1], rows)).mul_(self.terms.own * self.nodes)
+                _some(dv, rows).add_(self._load(own[0], rows) * factor)
 
-    def own_gradient(self, grad: Tensor, den: Tensor, rows: Block, nodes: Tensor | float) -> Tensor:
-        return self._load(grad, rows) * reciprocal(_some(den, rows)).mul_(self.terms.own * nodes)
+    def add_senders(self, dx: Tensor, by_sums: _Sums, x: Tensor) -> None:
+        """Complete the gradient of one tensor in all roles, of which dx is that of receivers, ∂q̃ / ‖q‖."""
+        outer, left, right = by_sums
+        both, left = outer + outer.mT, left.mT
+        for rows in self.blocks:
+            unit, (_, scale, size) = self._unit(x, rows), self._vectors(x, rows)
+            total = _some(dx, rows).addcmul_(scale, left)
+            total = total if size is None else total.div_(size)
+            along = self._inner(total, unit) if self.terms.unit else None
+            total.baddbmm_(unit, both)
+            if along is not None:
+                total.addcmul_(unit, along.add_(self._inner(total, unit)), value=-0.5)
+            total.add_(right)
 
-    def _load(self, x: Tensor, rows: Block) -> Tensor:
-        block = x if rows is None else x[:, rows]
+    def _load(self, x: Tensor, rows: Block = None) -> Tensor:
+        block = x if rows is None else x[:, slice(*rows)]
         return block if block.dtype == self.wide else block.to(self.wide)
 
-    def _vectors(self, x: Tensor, rows: Block) -> Vectors:
-        return vectors(self._load(x, rows), self.terms.unit)
+    def _vectors(self, x: Tensor, rows: Block = None) -> Vectors:
+        if rows is not None and x.dtype != self.wide:  # a copy of the block
+            return vectors(self._load(x, rows), self.terms.unit)
+        key = id(x), rows
+        if key not in self._known:
+            self._known[key] = vectors(self._load(x, rows), self.terms.unit)
+        return self._known[key]
 
-    def _of_nodes(self, x: Tensor, rows: Block) -> Tensor:
+    def _unit(self, x: Tensor, rows: Block = None) -> Tensor:
+        """Return x̃, zero for padding."""
+        if rows is None and id(x) in self._units:
+            return self._units[id(x)]
+        unit, scale, _ = self._vectors(x, rows)
+        if self.mask is not None:
+            scale = scale * _some(self.mask, rows)
+        elif not self.terms.unit:
+            return unit
+        unit = torch.mul(unit, scale, out=None if rows is None else self._scratch("unit", x, rows))
+        if rows is None:
+            self._units[id(x)] = unit
+        return unit
+
+    def _of_nodes(self, x: Tensor, rows: Block = None) -> Tensor:
         return x if self.mask is None else x * _some(self.mask, rows)
 
-    def _times(self, name: str, x: Tensor, factor: Tensor) -> Tensor:
-        return x * factor if self.buffer is None else torch.mul(x, factor, out=self.buffer(name, *x.shape))
+    def _scratch(self, name: str, x: Tensor, rows: Block) -> Tensor | None:
+        """Return memory for a block of x, used again by the next block."""
+        return None if self.buffer is None else self.buffer(name, *_some(x, rows).shape)
 
-    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block) -> Tensor:
-        """Return x y, written to ``out`` if that has its dtype."""
-        if out.dtype == x.dtype:
-            return torch.bmm(x, y, out=out if rows is None else out[:, rows])
-        if self.buffer is None:
-            return torch.bmm(x, y)
-        return torch.bmm(x, y, out=self.buffer("product", x.size(0), x.size(1), y.size(2)))
+    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block = None, bias: Tensor | None = None) -> Tensor:
+        """Return x y + bias, written to ``out`` if that has its dtype."""
+        if out.dtype != x.dtype:
+            into = self._scratch("product", out, rows)
+        else:
+            into = out if rows is None else out[:, slice(*rows)]
+        return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
-        return self._times("inner", x, y).sum(2, keepdim=True)
+        into = None if self.buffer is None else self.buffer("inner", *x.shape)
+        return torch.mul(x, y, out=into).sum(2, keepdim=True)
 
 
 def _some(x: Tensor, rows: Block) -> Tensor:
-    return x if rows is None else x[:, rows]
+    return x if rows is None else x[:, slice(*rows)]
 
 
 def _added(sums: list[_Sums]) -> _Sums:
@@ -380,7 +415,7 @@ def _added(sums: list[_Sums]) -> _Sums:
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:
     """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
-    if x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024 or torch.get_num_threads() == 1:
+    if torch.get_num_threads() == 1 or x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024:
         return torch.bmm(x.transpose(1, 2), y)
     halves = torch.bmm(x.reshape(2, -1, x.size(2)).transpose(1, 2), y.reshape(2, -1, y.size(2)))
     return halves.sum(0, keepdim=True)

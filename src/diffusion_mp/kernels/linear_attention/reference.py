@@ -37,9 +37,7 @@ class LinearRows(NamedTuple):
 
     values: Tensor  # [N, H, D]
     den: Tensor  # denominators [N, H]
-    outer: Tensor  # Σ_j k_j v_jᵀ [H, F, D] of a single graph, normalised as the terms say; of a batch no entry
-    left: Tensor  # Σ_j k_j [H, F, 1], likewise
-    right: Tensor  # Σ_j v_j [H, 1, D], likewise
+    pooled: Tensor  # as in :func:`pool`, [H, F + 1, D + 1], or zeros where they are not needed; of a batch no entry
 
 
 def linear_product(
@@ -85,4 +83,4 @@ def _with_one(x: Tensor) -> Tensor:
 
 
 def _normalized(total: Tensor, v: Tensor, own: Tensor) -> LinearRows:
-    return LinearRows(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *4 * [total.new_empty(0)])
+    return LinearRows(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *2 * [total.new_empty(0)])

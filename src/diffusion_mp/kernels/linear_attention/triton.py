@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import pad
 
 from diffusion_mp.kernels.gpu import padded, precision, row_contiguous, tiles
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
@@ -243,7 +242,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         state = launch.state(k, v)
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         out = launch.meet(q, v, None, state, den, terms.constant, terms.own)
-        return LinearRows(out, den, *_apart(state.squeeze(0) if terms.ptr is None else state[0, :0]))
+        return LinearRows(out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]))
 
 
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> tuple[Tensor, ...]:
@@ -251,7 +250,7 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, ter
     with torch.cuda.device_of(q):
         factors = _row_factors(grad, out)
         launch = _Launch(k, v, terms)
-        state = _together(*out[2:]) if terms.ptr is None else launch.state(k, v)
+        state = out.pooled if terms.ptr is None else launch.state(k, v)
         dq = launch.feature_gradient(q, grad, state, *factors)
         state = launch.state(q, grad, *factors)
         dk = launch.feature_gradient(k, v, state)
@@ -277,7 +276,7 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
     with torch.cuda.device_of(q):
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         out = _Launch(q, v, terms).meet(q, v, None, sums.contiguous(), den, terms.constant, terms.own)
-        return LinearRows(out, den, *_apart(sums[:0]))
+        return LinearRows(out, den, sums.new_empty(0, *sums.shape[1:]))
 
 
 def read_backward(
@@ -293,18 +292,6 @@ def read_backward(
         dsums[:, -1, -1] = 0.0
         own = terms.own * sums[0, -1, -1] * scale.unsqueeze(2)
         return dq, (own * grad).to(v.dtype) if terms.own else v.new_empty(0), dsums
-
-
-def _apart(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a state into its sums."""
-    outer, left, right = state[:, :-1, :-1], state[:, :-1, -1:], state[:, -1:, :-1]
-    copies = [part.clone(memory_format=torch.contiguous_format) for part in (outer, left, right)]
-    return copies[0], copies[1], copies[2]  # results of an operation share no memory
-
-
-def _together(outer: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Invert :func:`_apart`, with zero for the number of nodes, which gradients do not need."""
-    return torch.cat([torch.cat([outer, left], 2), pad(right, (0, 1))], 1)
 
 
 def _row_factors(grad: Tensor, out: LinearRows) -> tuple[Tensor, Tensor]:
