@@ -68,11 +68,13 @@ def describe(value: object) -> str:
     if isinstance(value, Tensor):
         kind = "tensor" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} tensor"
         place = "" if value.device.type != "meta" else " on the meta device"
-        return f"a {str(value.dtype).removeprefix('torch.')} {kind} of shape {list(value.shape)}{place}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} {kind} of shape {list(value.shape)}{place}"
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__})"
     if isinstance(value, np.ndarray):
-        return f"a {value.dtype} array of shape {list(value.shape)}"
+        article = "an" if value.dtype.name.startswith("int") else "a"
+        return f"{article} {value.dtype} array of shape {list(value.shape)}"
     return f"{_brief.repr(value)} ({type(value).__name__})"
 
 
@@ -388,11 +390,23 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     check_device(mask, name, x.device, "x")
 
 
-def check_edge_rows(edge_attr: Tensor, num_edges: int, name: str = "edge_attr") -> None:
-    """Raise unless ``edge_attr`` has a row for every edge."""
+def check_edge_rows(
+    edge_attr: Tensor, num_edges: int, name: str = "edge_attr",
+    *, channels: int | None = None, module: nn.Module | None = None,
+) -> None:  # fmt: skip
+    """Raise unless ``edge_attr`` has a row for every edge, and fits ``module`` with that many channels."""
     check_kind(edge_attr, name, Tensor, "a tensor [num_edges, channels], one row per edge")
     if not edge_attr.dim() or edge_attr.size(0) != num_edges:
         raise ValueError(f"{name} must have one row for each of {num_edges} edges; got {describe(edge_attr)}.")
+    if channels is None:
+        return
+    came = f"got {describe(edge_attr)}. Types of edges become one_hot(types, {channels}).float()"
+    if edge_attr.dim() != 2 or edge_attr.size(1) != channels:
+        raise ValueError(f"{name} must have {channels} channels, [num_edges, {channels}]; {came}.")
+    if not edge_attr.is_floating_point() or edge_attr.layout != torch.strided:
+        raise TypeError(f"{name} must be dense and floating point; {came}, measured numbers {name}.float().")
+    if module is not None:
+        check_place(edge_attr, module, name, dtype=True)
 
 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:

@@ -27,10 +27,10 @@ __all__ = ["attention", "curves", "eigenvalues", "energies", "neighbours", "spec
 
 @torch.no_grad()
 def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: Any) -> Any:
-    """Draw the energy before the first layer and after each, relative to its first value; a line for every block.
+    """Draw the energy before the first layer and after each, relative to the size of its first value, which may be < 0.
 
-    Certified models draw the energy that their layers lower, others Σ_ij ‖z_i − z_j‖². Or pass the energies, [layers]
-    or [blocks, layers].
+    Certified models draw the energy that their layers lower, others Σ_ij ‖z_i − z_j‖². A network of blocks has a line
+    for every block, over its steps. Or pass the energies, [layers] or [blocks, steps].
 
     Examples:
         >>> axes = energies(CertifiedDIFFormer(4, 16, 3, num_layers=8), x, edge_index)
@@ -49,7 +49,11 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
         ax.plot(row / row[0].abs().clamp(min=1e-30), "o-", markersize=3, label=f"block {number}")
     if len(rows) > 1:
         ax.legend(fontsize="small")
-    ax.set(xlabel="layer", ylabel="energy / |energy before|", xticks=range(rows.size(1)))
+    ax.set(
+        xlabel="layer" if len(rows) == 1 else "step of the block",
+        ylabel="energy / |energy before|",
+        xticks=range(rows.size(1)),
+    )
     return ax
 
 
@@ -70,7 +74,7 @@ def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[
     ax.barh(range(len(best)), row[best].tolist())
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
-    ax.set(xlabel="s_ij", ylabel="sender j", title=f"strongest couplings of {names[node]}")
+    ax.set(xlabel="s_ij", ylabel="sender j", title=f"strongest couplings of node {names[node]}")
     return ax
 
 

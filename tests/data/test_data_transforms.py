@@ -149,7 +149,7 @@ REFUSALS = [
     (padded(3, 4), TypeError, "every item of batch must be tokens and a label"),
     (padded((ONE, 0), (ONE, ONE, 0)), TypeError, "every item of batch .* like the first"),
     (padded((ONE / 2, 0)), TypeError, r"tokens of an item of batch must be whole numbers \[L\]; got a float32 tensor"),
-    (padded((ONE[None], 0)), TypeError, r"whole numbers \[L\]; got a int64 tensor of shape \[1, 1\]"),
+    (padded((ONE[None], 0)), TypeError, r"whole numbers \[L\]; got an int64 tensor of shape \[1, 1\]"),
     (padded(([1, 2], 0)), TypeError, r"whole numbers \[L\]; got \[1, 2\]"),
     (padded((ONE, 0.5)), TypeError, "the label of an item of batch must be a whole number; got 0.5"),
 ]

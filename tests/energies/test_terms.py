@@ -314,6 +314,30 @@ def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(constrain
         assert torch.allclose(a.grad, b.grad, atol=1e-6)
 
 
+class Flat(SourceTerm):
+    """Written as if a state were [N, C]."""
+
+    majorant = EnergyTerm.majorant
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return (z - self.source).squeeze(1)
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return z.new_ones(len(z), 1, 1)
+
+
+def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
+    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    term = Flat(random(NODES, CHANNELS))
+    with pytest.raises(AssertionError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"):
+        check_energy_term(term, z, graph)
+    with pytest.raises(ValueError, match=r"half gradient of .* must be \[9, 1, 5\], and its bound \[9, 1, 1\]"):
+        CertifiedBlock(CHANNELS, [term], 1).double()(z.squeeze(1), graph)
+    certificate = certify_step(JointEnergy(terms=[term], graph=graph), None, z)
+    assert "must have the shape" in certificate.reason
+    assert certificate.theorem == "Theorem T11"
+
+
 def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> None:
     graph, source = a_graph(), random(NODES, CHANNELS)
     for _ in range(50):

@@ -95,7 +95,7 @@ test_inputs_of_pyg_are_refused_with_the_way_out = refuses(
     (lambda: mp.LabelPropagation()(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes. Pass it by name"),
     (lambda: mp.LabelPropagation()(X, EDGES, None, torch.ones(E)), r"order here is \(y, edge_index, edge_weight"),
     (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(E).long()), r"Convert it with edge_weight\.float"),
-    (lambda: mp.GCNConv(C, 4)(X, EDGES, [torch.zeros(N).long()]), r"got \[a int64 tensor of shape \[10\]\]"),
+    (lambda: mp.GCNConv(C, 4)(X, EDGES, [torch.zeros(N).long()]), r"got \[an int64 tensor of shape \[10\]\]"),
 )
 
 

@@ -218,7 +218,7 @@ def test_damaged_files_are_named(blob, words, tmp_path):
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(("name", "value", "words"), [
     ("decoder.bias", torch.zeros(3), r"has 'decoder.bias' of another shape"),
-    ("decoder.bias", torch.zeros(2, dtype=torch.int64), r"or type than a int64 tensor"),
+    ("decoder.bias", torch.zeros(2, dtype=torch.int64), r"or type than an int64 tensor"),
     ("more", torch.zeros(1), "has no 'more'"),
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(name, value, words, tmp_path):

@@ -85,7 +85,7 @@ class GATDiffusivity(Diffusivity):
             raise ValueError(f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}.")
         errors.check_edge_rows(edge_attr, graph.num_edges)
         edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
-        errors.check_state(edge_attr, "edge_attr", self.edge.in_channels, module=self)
+        errors.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge.in_channels, module=self)
         return self.couple(x, graph, edge_attr)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph, edge_attr: Float[Tensor, "E F"] | None = None) -> Coupling:

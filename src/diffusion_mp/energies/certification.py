@@ -36,8 +36,9 @@ def certify(
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
     Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
-    a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the features, by
-    default random ones. Any other module is refused; ``layers`` of the certificate holds those of its layers.
+    a method ``certificate(x, edge_index, edge_weight, batch)``, with ``edge_attr=`` where it reads that; ``x`` is
+    PyG's ``Data`` or the features, by default random ones. Any other module is refused; ``layers`` of the certificate
+    holds those of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 
@@ -59,7 +60,7 @@ def certify(
     if isinstance(subject, JointEnergy):
         return certify_step(subject, None, x)
     if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
-        return cast("Any", subject).certificate(*_inputs(x))
+        return cast("Any", subject).certificate(*_inputs(x), **_named(subject, x))
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
         if isinstance(subject, nn.Module):
             return _certify_parts(subject, x)
@@ -97,7 +98,7 @@ def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     inputs = _inputs(data)
     while inputs and inputs[-1] is None:  # its forward may take neither weights nor a batch
         inputs.pop()
-    layers = layer_certificates(module, *inputs)
+    layers = layer_certificates(module, *inputs, **_named(module, data))
     what = "its layers one by one:" if layers else "nor is there a layer in it of which one is, such as CertifiedConv."
     reason = f"{type(module).__name__} is no model that knows an energy of its own; {what}"
     return replace(Certificate.refused("Theorem T1", math.nan, reason), layers=layers)
@@ -112,13 +113,19 @@ def _inputs(data: Any) -> list[Any]:
     return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
 
 
+def _named(module: nn.Module, data: Any) -> dict[str, Any]:
+    """Return the further inputs that a model reads, such as ``edge_attr``, of PyG's Data."""
+    found = {name: getattr(data, name, None) for name in getattr(module, "reads", ())}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 #: Keywords of the call of a layer that its certificate depends on.
 _CERTIFIED = {"x", "edge_index", "edge_weight", "batch", "source", "features", "beside"}
 
 
 @torch.no_grad()
-def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]:
-    """Return the certificates of all layers by name, at the states of one run of ``model(*inputs)`` in evaluation."""
+def layer_certificates(model: nn.Module, *inputs: Any, **named: Any) -> dict[str, Certificate]:
+    """Return the certificates of all layers by name, at the states of one run of the model in evaluation."""
     layers: dict[str, Any] = {
         name: part for name, part in model.named_modules() if part is not model and hasattr(part, "why_uncertified")
     }
@@ -130,7 +137,7 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
             stack.callback(hook.remove)
         if len(found) < len(layers):
             stack.enter_context(evaluating(model))
-            model(*inputs)
+            model(*inputs, **named)
     return {name: found[name] for name in layers if name in found}
 
 
@@ -223,13 +230,13 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         or _not_equal(own, coupling, x)
         or next(filter(None, (term_flaw(term, by_head(x), energy.graph(x)) for term in energy.further)), None)
     )
-    certificate = Certificate(theorem="Theorem T1", holds=False, energy=repr(energy), reason=failed or "")
+    theorem = "Theorem T11" if energy.further else "Theorem T1"
+    certificate = Certificate(theorem=theorem, holds=False, energy=repr(energy), reason=failed or "")
     if failed is not None:
         return certificate
     rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
     reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
     if energy.further:
-        certificate = replace(certificate, theorem="Theorem T11")
         reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
     return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason)
 

@@ -93,8 +93,11 @@ class EnergyTerm(ABC):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         """Return the majorant at z; override it where the three functions share work."""
-        bound = self.bound(z, graph)
-        return majorant_of(self.half_gradient(z, graph), bound, convex)
+        half, bound = self.half_gradient(z, graph), self.bound(z, graph)
+        if half.shape != z.shape or bound.dim() != 3:  # would be broadcast
+            wanted = f"the half gradient of {self!r} must be {list(z.shape)}, and its bound {[*z.shape[:2], 1]}"
+            raise ValueError(f"{wanted}; got {describe(half)}, {describe(bound)}.")
+        return majorant_of(half, bound, convex)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
@@ -371,20 +374,32 @@ def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Ten
 
 
 @torch.no_grad()
+def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> str | None:
+    """Return a sentence saying which of the three functions gives another shape than a term has to give at z."""
+    nodes, heads, _ = z.shape
+    for name in ("value", "half_gradient", "bound"):
+        found = getattr(term, name)(z, graph)
+        shapes = {"value": [[]], "half_gradient": [list(z.shape)]}.get(
+            name, [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)]
+        )
+        if not isinstance(found, Tensor) or list(found.shape) not in shapes:
+            return f"the {name} of {term!r} must have the shape {shapes[0]} at this state; got {describe(found)}."
+    return None
+
+
+@torch.no_grad()
 def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
 
     The moves of its own are a step down the majorant, one up, and eight in arbitrary directions, from 10⁻² to 10².
     """
     z = z.double()
+    if (flaw := misshapen(term, z, graph)) is not None:
+        return flaw
     value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
     for name, found in (("value", value), ("half gradient", half), ("bound", bound)):
-        if not isinstance(found, Tensor) or not bool(found.isfinite().all()):
+        if not bool(found.isfinite().all()):
             return f"the {name} of {term!r} is not finite at this state: {describe(found)}."
-    if value.dim() or half.shape != z.shape:
-        return (
-            f"{term!r} must give a number and a half gradient {list(z.shape)}; got {describe(value)}, {describe(half)}."
-        )
     if bool((bound < 0).any()):
         return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
     generator = torch.Generator(z.device).manual_seed(0)
@@ -396,5 +411,8 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
         rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
         excess = after - value - (linear + quadratic).sum()
         if not bool(excess <= rounding):
-            return f"{term!r} exceeds its majorant by {float(excess):.3g} at a state {float(move.norm()):.3g} away."
+            return (
+                f"{term!r} exceeds its majorant by {float(excess):.3g} at a state {float(move.norm()):.3g} away: its "
+                f"bound is too small, or its half gradient is not half of the gradient of its value."
+            )
     return None

@@ -113,8 +113,7 @@ class WeightedGraph(TermModule):
                 raise ValueError(
                     f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
                 )
-            errors.check_edge_rows(edge_attr, graph.num_edges)
-            errors.check_state(edge_attr, "edge_attr", self.edge_dim)
+            errors.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge_dim)
             tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
             coupling = _RELATIONS.get(graph.num_nodes, tensors, partial(_related, graph.num_nodes))
         if self.gate is not None:

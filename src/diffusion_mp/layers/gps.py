@@ -52,8 +52,7 @@ class EdgeLayer(GraphLayer, ABC):
         """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         if edge_attr is not None:
-            errors.check_state(edge_attr, "edge_attr", self.in_channels, module=self)
-            errors.check_edge_rows(edge_attr, graph.num_edges)
+            errors.check_edge_rows(edge_attr, graph.num_edges, channels=self.in_channels, module=self)
         out, edges, coupling = self.step(x, graph, edge_attr)
         results = [out, *([] if edge_attr is None else [edges]), *([coupling] if return_coupling else [])]
         return out if len(results) == 1 else tuple(results)

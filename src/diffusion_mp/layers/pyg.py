@@ -59,8 +59,8 @@ OPTIONS: dict[str, str] = {
 #: The way out for an input of PyG's that is refused.
 INPUTS: dict[str, str] = {
     "batch_size": "It is batch that says which graph a node belongs to.",
-    "edge_attr": "GATConv, DiffusionGNN(conv='gat') and CertifiedTransformer with edge_dim, GatedGCN, GPS and "
-    "SFiFormer read features of edges; one number an edge is its edge_weight.",
+    "edge_attr": "GATConv, DiffusionGNN(conv='gat'), CertifiedTransformer, GPS and SFiFormer that were built with "
+    "edge_dim, and GatedGCN, read features of edges; one number an edge is its edge_weight.",
     "num_sampled_edges_per_hop": "Nothing is trimmed; leave it out.",
     "num_sampled_nodes_per_hop": "Nothing is trimmed; leave it out.",
     "post_step": "Labels are clamped to [0, 1] after every step.",

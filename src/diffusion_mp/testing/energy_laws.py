@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.energies.terms import EnergyTerm, term_flaw
+from diffusion_mp.energies.terms import EnergyTerm, misshapen, term_flaw
 from diffusion_mp.errors import check_counts, check_finite, check_kind, check_seed, check_values
 from diffusion_mp.graph import Graph
 
@@ -39,6 +39,8 @@ def check_energy_term(
     check_values(z, graph.num_nodes, 1, "z")
     check_finite(z, "z")
     z = z.detach().double()
+    if (flaw := misshapen(term, z, graph)) is not None:
+        raise AssertionError(flaw)
     variable = z.clone().requires_grad_()
     value = term.value(variable, graph) + 0 * variable.sum()  # which the value need not depend on
     (gradient,) = torch.autograd.grad(value, variable)
