@@ -27,7 +27,7 @@ __all__ = ["attention", "curves", "eigenvalues", "energies", "neighbours", "spec
 
 @torch.no_grad()
 def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: Any) -> Any:
-    """Draw the energy before the first layer and after each, relative to the size of its first value, which may be < 0.
+    """Draw the energy before the first layer and after each, relative to the absolute value of the first.
 
     Certified models draw the energy that their layers lower, others Σ_ij ‖z_i − z_j‖². A network of blocks has a line
     for every block, over its steps. Or pass the energies, [layers] or [blocks, steps].

@@ -36,9 +36,9 @@ def certify(
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
     Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
-    a method ``certificate(x, edge_index, edge_weight, batch)``, with ``edge_attr=`` where it reads that; ``x`` is
-    PyG's ``Data`` or the features, by default random ones. Any other module is refused; ``layers`` of the certificate
-    holds those of its layers.
+    a method ``certificate(x, edge_index, edge_weight, batch)``. Then ``x`` is PyG's ``Data``, whose ``edge_attr`` is
+    passed on where the model reads it, or the features, by default random ones. Any other module is refused; ``layers``
+    of the certificate holds those of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 

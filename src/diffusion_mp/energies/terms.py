@@ -377,11 +377,9 @@ def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Ten
 def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> str | None:
     """Return a sentence saying which of the three functions gives another shape than a term has to give at z."""
     nodes, heads, _ = z.shape
-    for name in ("value", "half_gradient", "bound"):
+    bounds = [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)]
+    for name, shapes in (("value", [[]]), ("half_gradient", [list(z.shape)]), ("bound", bounds)):
         found = getattr(term, name)(z, graph)
-        shapes = {"value": [[]], "half_gradient": [list(z.shape)]}.get(
-            name, [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)]
-        )
         if not isinstance(found, Tensor) or list(found.shape) not in shapes:
             return f"the {name} of {term!r} must have the shape {shapes[0]} at this state; got {describe(found)}."
     return None
