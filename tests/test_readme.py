@@ -57,7 +57,7 @@ def test_the_page_on_released_checkpoints(tmp_path, monkeypatch):
         assert float(run(README.parent / "docs" / "released.md")["difference"].detach().abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").rglob("*.md"))], ids=lambda page: page.name)
 def test_every_file_it_names_exists(page):
     text = page.read_text()
     named = set(re.findall(r"\b(?:configs|examples|docs|tests|benchmarks|\.ci)/[\w/.*-]*\w", text))

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from . import names
+from . import names, tutorials
 from .blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "docs/theme"))
 from hooks import CODE_OR_FORMULA
 from tex import tex
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *tutorials.PAGES]
 DOCSTRINGS = {
     f"{name.package.__name__}.{name.name}": inspect.cleandoc(name.documented) for name in names.public_names()
 }

@@ -1,10 +1,13 @@
 """The scripts for newcomers are short, run as they stand, and find something."""
 
+import re
+
 import pytest
 import torch
 from torch_geometric import loader, typing
 from torch_geometric.data import Data
 
+from . import tutorials
 from .blocks import ROOT, blocks
 
 STORIES = ["index", "concepts", "training", "large-graphs", "gallery"]
@@ -50,3 +53,30 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_pat
         torch.manual_seed(0)
         for block in blocks(ROOT / f"docs/{page}.md"):
             exec(compile(block, page, "exec"), scope)
+
+
+#: What a tutorial has to find even in its quick form, as an expression of its names; with True it needs data sets.
+TUTORIALS = {
+    "rows": ("accuracy(teaching, first) > accuracy(logistic, first) and (energies.diff() <= 0).all()", False),
+    "nodes": ("same and (energies.diff() <= 1e-5 * energies[:, :1]).all()", True),
+    "molecules": ("aucs['types of bonds'] > 0.99 > aucs['types hidden'] + 0.1", True),
+    "energy-term": ("2 * error(pictures['jumps']) < error(pictures['squares']) and rises > 9", False),
+}
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.data] * data) for page, (_, data) in TUTORIALS.items()]
+)
+def test_a_tutorial_in_its_quick_form(page, request, monkeypatch, tmp_path):
+    claim, data = TUTORIALS[page]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    path, folder = ROOT / f"docs/tutorials/{page}.md", request.getfixturevalue("data_root") if data else tmp_path / "none"
+    made, scope = tutorials.run(path, folder, rows=400, epochs=3, draws=2, seeds=2, folds=2)
+    assert bool(eval(claim, scope)), claim
+    written = path.read_text()
+    without_numbers = [re.sub(r"[-−]?[\d.]+|nan", "#", text) for text in (made, written)]
+    assert without_numbers[0] == without_numbers[1], "run `python -m tests.pages.tutorials`"
+    drawn = {picture.name for picture in tmp_path.glob("*.png")}
+    assert drawn == set(re.findall(r"images/(tutorial-.*\.png)", written))
+    assert all((ROOT / "docs/images" / name).stat().st_size < 60_000 for name in drawn)
