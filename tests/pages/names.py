@@ -212,7 +212,12 @@ def _uses() -> list[tuple[str, tuple[str, str], set[str]]]:
                     found.append((place, (module, getattr(node, "name", "")), _named(node)))
     for path in (ROOT / "configs").rglob("*.yaml"):
         found.append(("config", ("", ""), set(re.findall(r"\w+", path.read_text()))))
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tutorials").glob("*.md")):
+    for page in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/tutorials/*.md"),
+    ):
         code = (block for block in blocks(page) if not block.startswith(" "))  # no fragments
         found += [("page", ("", ""), _named(ast.parse(block))) for block in code]
     return found
