@@ -57,10 +57,8 @@ def test_a_tutorial_in_its_quick_form(page, request, monkeypatch, tmp_path):
     claim, data = TUTORIALS[page]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    path, folder = (
-        ROOT / f"docs/tutorials/{page}.md",
-        request.getfixturevalue("data_root") if data else tmp_path / "none",
-    )
+    path = ROOT / f"docs/tutorials/{page}.md"
+    folder = request.getfixturevalue("data_root") if data else tmp_path / "none"
     made, scope = tutorials.run(path, folder, rows=400, epochs=3, draws=2, seeds=2, folds=2)
     assert bool(eval(claim, scope)), claim
     written = path.read_text()
