@@ -41,7 +41,7 @@ TASKS = {
     "Look inside a trained model": "diagnostics.*",
     "Prepare data": "data.* graph.*",
     "Work on large graphs, or in several processes": "distributed.* data.RandomPartitionLoader data.find_clusters "
-    "data.PartOf models.full_graph_inference diffusion_mp.show_progress",
+    "data.PartOf models.full_graph_inference",
     "Take weights over, hand models on, cite": "export.* layers.from_pyg models.released_state_dict diffusion_mp.cite "
     "diffusion_mp.load",
     "Compute with couplings": "couplings.*",
@@ -215,8 +215,8 @@ def _uses() -> list[tuple[str, tuple[str, str], set[str]]]:
     for page in (
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "docs/tutorials").glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/tutorials/*.md"),
     ):
         code = (block for block in blocks(page) if not block.startswith(" "))  # no fragments
         found += [("page", ("", ""), _named(ast.parse(block))) for block in code]
