@@ -41,7 +41,7 @@ TASKS = {
     "Look inside a trained model": "diagnostics.*",
     "Prepare data": "data.* graph.*",
     "Work on large graphs, or in several processes": "distributed.* data.RandomPartitionLoader data.find_clusters "
-    "data.PartOf models.full_graph_inference",
+    "data.PartOf models.full_graph_inference diffusion_mp.show_progress",
     "Take weights over, hand models on, cite": "export.* layers.from_pyg models.released_state_dict diffusion_mp.cite "
     "diffusion_mp.load",
     "Compute with couplings": "couplings.*",
