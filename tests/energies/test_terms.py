@@ -314,6 +314,19 @@ def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(constrain
         assert torch.allclose(a.grad, b.grad, atol=1e-6)
 
 
+def test_a_quadratic_term_without_a_fixed_mean_is_solved_too() -> None:
+    graph, source = a_graph(), random(NODES, CHANNELS).requires_grad_()
+    terms = [WeightedGraph(CHANNELS), CouplingTerm(symmetric(graph)), 2.0 * SourceTerm(random(NODES, CHANNELS))]
+    rest, steps = (CertifiedBlock(CHANNELS, terms, n, constraint=None).double() for n in (None, 1000))
+    weight = random(NODES, CHANNELS)
+    (ours, theirs), found = (block(source, graph) for block in (rest, steps)), []
+    for out in (ours, theirs):
+        found.append(torch.autograd.grad((out * weight).sum(), [source, *terms[0].parameters()]))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
+
+
 class Flat(SourceTerm):
     """Written as if a state were [N, C]."""
 
