@@ -24,6 +24,8 @@ from diffusion_mp.energies import Ball, Constraint, certification, get_constrain
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.updates import CertifiedStep
 
+pytestmark = pytest.mark.unwatched
+
 DOUBLE = torch.float64
 CHANNELS = 4
 RISE = 1e-12

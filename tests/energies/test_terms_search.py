@@ -15,6 +15,8 @@ from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, Matri
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 
+pytestmark = pytest.mark.unwatched
+
 PARTS = {
     "graph": lambda: WeightedGraph(CHANNELS),
     "directed graph": lambda: WeightedGraph(CHANNELS, symmetric=False, gate=True, hops=2),

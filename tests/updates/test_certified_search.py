@@ -18,6 +18,8 @@ from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, Sphere
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler
 
+pytestmark = pytest.mark.unwatched
+
 PENALTIES = ("simple", "sigmoid", "softmax", "gaussian", "quadratic")
 CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
 CASES = [(p, c, g) for p, c, g in product(PENALTIES, CONSTRAINTS, (False, True))]
