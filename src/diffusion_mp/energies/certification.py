@@ -115,7 +115,8 @@ def _inputs(data: Any) -> list[Any]:
 
 def _named(module: nn.Module, data: Any) -> dict[str, Any]:
     """Return the further inputs that a model reads, such as ``edge_attr``, of PyG's Data."""
-    found = {name: getattr(data, name, None) for name in getattr(module, "reads", ())}
+    reads = getattr(module, "reads", ())  # of a layer a word, "state" or "features"
+    found = {name: getattr(data, name, None) for name in reads if isinstance(reads, tuple)}
     return {name: value for name, value in found.items() if value is not None}
 
 
