@@ -36,6 +36,7 @@ def fitted(x: Any = X, y: Any = Y, **options: Any) -> DiffusionClassifier:
     return DiffusionClassifier(**{"n_neighbors": 4, "max_iter": 20, "random_state": 0} | options).fit(x, y)
 
 
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("no_typecheck")  # it constructs with nonsense, which is for fit to refuse
 @pytest.mark.parametrize("max_iter", [5, pytest.param(300, marks=pytest.mark.slow)])  # 300 as it comes
 def test_scikit_learn_finds_nothing(max_iter: int) -> None:
