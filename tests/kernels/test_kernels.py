@@ -264,6 +264,7 @@ def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch
     made: list[Tensor] = []
     find = segments._chunks
     monkeypatch.setattr(segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows))
+    gc.collect()  # what other tests have left
     before, ptr = len(segments._CACHES), torch.tensor([0, *[3, 9, 5]]).cumsum(0)
     q = torch.randn(17, 2, 4, requires_grad=True)
     for dtype in (torch.float64, torch.float32):  # its masks by dtype
