@@ -79,6 +79,8 @@ def main(argv: list[str] | None = None) -> int:
             taken = time.perf_counter() - start
             print(f"epoch {epoch + 1}: {right / seen:.1%} of {seen:,} nodes right, {taken:.1f} s on this process")
     if parallel:
+        distributed.barrier()
+        del model  # its gradients' exchange may hang the process where it outlives the group
         distributed.destroy_process_group()
     return 0
 

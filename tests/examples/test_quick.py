@@ -67,10 +67,13 @@ def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch,
         assert Path(path).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_processes_share_the_parts():
     """Two processes together see every node once."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run([*command, EXAMPLES / "data_parallel.py", "--quick"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [*command, EXAMPLES / "data_parallel.py", "--quick"], capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"of 1,000 nodes right", ended.stdout)
 
