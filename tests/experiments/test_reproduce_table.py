@@ -40,7 +40,8 @@ def test_every_row_is_built_and_runs(name):
         for settings in Search(replace(table, trials=1, tuning=1), row, InMemoryStorage()).settings:
             module = made_module(table.config(row, settings), Ring())
             if row.model is not None:
-                predicted = 1 if settings.get("model.task") == "graph" else 9
+                task = settings.get("model.task", row.model.get("init_args", {}).get("task"))
+                predicted = 1 if task == "graph" else 9
                 assert module.model(torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)).shape == (predicted, 3)
 
 
