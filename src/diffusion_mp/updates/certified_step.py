@@ -104,7 +104,8 @@ class CertifiedStep(StateUpdate):
         """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
         on_gpu = values_only() and x.device.type != "cpu"  # where every step rounds as `descend` does
         asked = terms if self.constraint.convex and not on_gpu else ()
-        means = [(mean, term.quadratic) for term in asked if (mean := term.weighted_mean(x)) is not None]
+        found = [(term.weighted_mean(x), term.quadratic) for term in asked]
+        means = [(mean, quadratic) for mean, quadratic in found if mean is not None]
         quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
         if len(means) < len(terms) or not quadratic:
             return partial(self.descend, terms=terms, graph=graph)
