@@ -63,18 +63,21 @@ class _Brief(reprlib.Repr):
 _brief = _Brief()
 
 
+def _with_article(dtype: torch.dtype | np.dtype[Any]) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return f"an {name}" if name.startswith("int") else f"a {name}"
+
+
 def describe(value: object) -> str:
     """Return dtype and shape of a tensor, the shortened value and the type of any other object."""
     if isinstance(value, Tensor):
         kind = "tensor" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} tensor"
         place = "" if value.device.type != "meta" else " on the meta device"
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} {kind} of shape {list(value.shape)}{place}"
+        return f"{_with_article(value.dtype)} {kind} of shape {list(value.shape)}{place}"
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__})"
     if isinstance(value, np.ndarray):
-        article = "an" if value.dtype.name.startswith("int") else "a"
-        return f"{article} {value.dtype} array of shape {list(value.shape)}"
+        return f"{_with_article(value.dtype)} array of shape {list(value.shape)}"
     return f"{_brief.repr(value)} ({type(value).__name__})"
 
 
@@ -400,10 +403,11 @@ def check_edge_rows(
         raise ValueError(f"{name} must have one row for each of {num_edges} edges; got {describe(edge_attr)}.")
     if channels is None:
         return
-    came = f"got {describe(edge_attr)}. Types of edges become one_hot(types, {channels}).float()"
-    if edge_attr.dim() != 2 or edge_attr.size(1) != channels:
-        raise ValueError(f"{name} must have {channels} channels, [num_edges, {channels}]; {came}.")
-    if not edge_attr.is_floating_point() or edge_attr.layout != torch.strided:
+    fits = edge_attr.dim() == 2 and edge_attr.size(1) == channels
+    if not (fits and edge_attr.is_floating_point() and edge_attr.layout is torch.strided):
+        came = f"got {describe(edge_attr)}. Types of edges become one_hot(types, {channels}).float()"
+        if not fits:
+            raise ValueError(f"{name} must have {channels} channels, [num_edges, {channels}]; {came}.")
         raise TypeError(f"{name} must be dense and floating point; {came}, measured numbers {name}.float().")
     if module is not None:
         check_place(edge_attr, module, name, dtype=True)

@@ -264,7 +264,8 @@ class LinearAttentionCoupling(PooledCoupling):
         self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        if v is not None and v is self.state:  # the kernel computes what it has in common with queries and keys once
+        # The kernel computes once what the state has in common with queries and keys.
+        if self.state is not None and v is self.state:
             return self._product(self.query).squeeze(1)
         return super().__matmul__(v)
 

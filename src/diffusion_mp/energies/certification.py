@@ -115,8 +115,10 @@ def _inputs(data: Any) -> list[Any]:
 
 def _named(module: nn.Module, data: Any) -> dict[str, Any]:
     """Return the further inputs that a model reads, such as ``edge_attr``, of PyG's Data."""
-    reads = getattr(module, "reads", ())  # of a layer a word, "state" or "features"
-    found = {name: getattr(data, name, None) for name in reads if isinstance(reads, tuple)}
+    reads = getattr(module, "reads", ())
+    if isinstance(reads, str):  # of a layer: "state" or "features"
+        return {}
+    found = {name: getattr(data, name, None) for name in reads}
     return {name: value for name, value in found.items() if value is not None}
 
 

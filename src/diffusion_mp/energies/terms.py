@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -373,13 +373,13 @@ def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Ten
     return penalty.total(at, ptr) + (omega.dirichlet(z) - omega.dirichlet(at)).sum()
 
 
-@torch.no_grad()
-def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> str | None:
-    """Return a sentence saying which of the three functions gives another shape than a term has to give at z."""
+def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], value: Any, half: Any, bound: Any) -> str | None:
+    """Return a sentence saying which of the three functions has given another shape than it has to give at z."""
     nodes, heads, _ = z.shape
     bounds = [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)]
-    for name, shapes in (("value", [[]]), ("half_gradient", [list(z.shape)]), ("bound", bounds)):
-        found = getattr(term, name)(z, graph)
+    made: dict[str, tuple[Any, list[list[int]]]]
+    made = {"value": (value, [[]]), "half_gradient": (half, [list(z.shape)]), "bound": (bound, bounds)}
+    for name, (found, shapes) in made.items():
         if not isinstance(found, Tensor) or list(found.shape) not in shapes:
             return f"the {name} of {term!r} must have the shape {shapes[0]} at this state; got {describe(found)}."
     return None
@@ -392,9 +392,9 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
     The moves of its own are a step down the majorant, one up, and eight in arbitrary directions, from 10⁻² to 10².
     """
     z = z.double()
-    if (flaw := misshapen(term, z, graph)) is not None:
-        return flaw
     value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
+    if (flaw := misshapen(term, z, value, half, bound)) is not None:
+        return flaw
     for name, found in (("value", value), ("half gradient", half), ("bound", bound)):
         if not bool(found.isfinite().all()):
             return f"the {name} of {term!r} is not finite at this state: {describe(found)}."

@@ -39,20 +39,19 @@ def check_energy_term(
     check_values(z, graph.num_nodes, 1, "z")
     check_finite(z, "z")
     z = z.detach().double()
-    if (flaw := misshapen(term, z, graph)) is not None:
-        raise AssertionError(flaw)
     variable = z.clone().requires_grad_()
-    value = term.value(variable, graph) + 0 * variable.sum()  # which the value need not depend on
-    (gradient,) = torch.autograd.grad(value, variable)
-    half = term.half_gradient(z, graph).detach()
+    value, half, bound = term.value(variable, graph), term.half_gradient(z, graph), term.bound(z, graph)
+    if (flaw := misshapen(term, z, value, half, bound)) is not None:
+        raise AssertionError(flaw)
+    (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)  # on which the value need not depend
+    half, bound = half.detach(), bound.detach()
     scale = float(gradient.abs().max()) if gradient.numel() else 0.0
     if not torch.allclose(2 * half, gradient, rtol=1e-6, atol=1e-8 * scale):
         worst = float((2 * half - gradient).abs().max())
         raise AssertionError(
             f"{term!r}: the half gradient is not half of the gradient of the value; off by {worst:.3g}."
         )
-    generator, bound = torch.Generator().manual_seed(seed), term.bound(z, graph).detach()
-    moves = []
+    generator, moves = torch.Generator().manual_seed(seed), []
     for start in range(starts):
         move = 10.0 ** (start % 4 - 2) * torch.randn(z.shape, generator=generator, dtype=z.dtype)
         move = move.to(z.device).requires_grad_()

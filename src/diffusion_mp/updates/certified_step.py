@@ -151,7 +151,7 @@ def _resolved(x: Tensor, total: Tensor, cost: Tensor | float, squares: Tensor, p
     tolerance = 1e-5 if x.dtype == torch.float32 else 1e-12
     lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach().squeeze(2) * squares
     if ptr is None:
-        return bool(torch.as_tensor(cost).sum() >= lost.sum())
+        return bool(torch.as_tensor(cost).sum() - lost.sum() >= 0)  # also where both overflow, and nothing is known
     return bool((torch.segment_reduce((cost - lost).sum(1), "sum", offsets=ptr) >= 0).all())
 
 

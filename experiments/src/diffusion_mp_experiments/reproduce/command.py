@@ -60,7 +60,7 @@ def run_reproduce(args: list[str]) -> None:
     for record in records if options.save else ():
         path = options.save / f"{record['row']}.md"
         if record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record:
-            path.write_text(card(table, record))
+            path.write_text(card(table, record, options.save))
     report = folder / "report.md"
     report.write_text(illustrated(table, records, options.configs / table.name / "notes.md", folder))
     text, seconds = section(table, lines(table, records)), time.perf_counter() - start

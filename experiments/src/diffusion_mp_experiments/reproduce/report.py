@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from diffusion_mp_experiments.reproduce.table import Record, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
@@ -180,8 +181,8 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
     return "\n".join(["What the searches chose:\n", *found]) if found else ""
 
 
-def card(table: Table, record: Record) -> str:
-    """What there is to know of the saved model of a run, in Markdown."""
+def card(table: Table, record: Record, folder: Path) -> str:
+    """What there is to know of the model of a run that is saved in a folder, in Markdown."""
     row, metric = table.row(record["row"]), table.metric
     data = table.config(row, record["settings"])["data"]
     options = {name: value for name, value in data["init_args"].items() if name != "root"}
@@ -192,7 +193,7 @@ def card(table: Table, record: Record) -> str:
         (f"{metric.title}, test", score),
         (f"{metric.title}, validation", f"{validation}, in epoch {record['epoch']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
-        ("made by", f"`diffusion-mp reproduce {table.name} --only {row.name} --save zoo`"),
+        ("made by", f"`diffusion-mp reproduce {table.name} --only {row.name} --save {folder}`"),
     ]
     return f"# {table.title}: {row.title}\n\n{_grid(['', ''], facts)}\n"
 
