@@ -92,7 +92,7 @@ class CertifiedStep(StateUpdate):
         """Return Proj_C(x − g / p), with g the half gradients and p the damping of all terms (Theorem T11)."""
         wide, convex = x.to(torch.promote_types(x.dtype, torch.float32)), self.constraint.convex
         parts = [term.majorant(wide, graph, convex) for term in terms]
-        rough, total, slack, cost = [reduce(add, columns) for columns in zip(*parts, strict=True)]
+        rough, total, slack, cost = map(partial(reduce, add), zip(*parts, strict=True))
         shrink = -reciprocal(total)
         if _resolved(wide, total, cost, _squares(wide), graph.segments):
             return self.constraint.project(wide + rough * shrink, wide).to(x.dtype)
