@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from diffusion_mp import Graph
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import JointEnergy, certify_step
+from diffusion_mp.energies import JointEnergy, certify, certify_step
+from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.penalties import get_penalty
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Mean, PairTerm, ScaledTerm, SourceTerm, term_flaw
@@ -297,6 +299,24 @@ def test_a_certificate_needs_terms_that_bound_themselves() -> None:
     assert "exceeds its majorant" in refused.reason
     term.matrix.fill_(math.nan)
     assert "not finite" in str(term_flaw(term, z, graph))
+
+
+def test_a_block_knows_its_energies_and_its_certificate() -> None:
+    block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS, edge_dim=RELATIONS), TiedMLP(CHANNELS, 3)], 4).double()
+    graph, x = a_graph(), random(NODES, CHANNELS)
+    data = Data(x=x, edge_index=graph.edges, edge_attr=random(graph.num_edges, RELATIONS))
+    energies = block.energies(x, data.edge_index, edge_attr=data.edge_attr)
+    assert energies.shape == (5,)
+    assert bool((energies.diff() <= 0).all())
+    assert float(energies[-1]) < float(energies[0])
+    assert certify(block, data)
+    assert certify(block)
+    whole = nn.Sequential(block)
+    assert layer_certificates(whole, None).keys() == {"0"}
+    block.fixed = (Bounded(MatrixTerm(SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None]), 0.4),)
+    assert "exceeds its majorant" in certify(block, data).reason
+    block.beta.raw.data.fill_(math.nan)
+    assert "not finite" in certify(block, data).reason
 
 
 @pytest.mark.parametrize("constraint", CONVEX)  # on a sphere there may be several

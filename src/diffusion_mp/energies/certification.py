@@ -116,14 +116,14 @@ def _inputs(data: Any) -> list[Any]:
 def _named(module: nn.Module, data: Any) -> dict[str, Any]:
     """Return the further inputs that a model reads, such as ``edge_attr``, of PyG's Data."""
     reads = getattr(module, "reads", ())
-    if isinstance(reads, str):  # of a layer: "state" or "features"
+    if isinstance(reads, str):  # of a DiffusionConv: "state" or "features"
         return {}
     found = {name: getattr(data, name, None) for name in reads}
     return {name: value for name, value in found.items() if value is not None}
 
 
 #: Keywords of the call of a layer that its certificate depends on.
-_CERTIFIED = {"x", "edge_index", "edge_weight", "batch", "source", "features", "beside"}
+_CERTIFIED = {"x", "edge_index", "edge_weight", "batch", "source", "features", "beside", "edge_attr"}
 
 
 @torch.no_grad()

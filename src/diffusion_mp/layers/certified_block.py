@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
 from operator import add, sub
@@ -16,7 +17,8 @@ from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
-from diffusion_mp.energies import Constraint, JointEnergy, Unconstrained
+from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Unconstrained, certify_step
+from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm, affine
 from diffusion_mp.graph import Graph
@@ -230,7 +232,12 @@ class CertifiedBlock(GraphLayer):
         >>> block = CertifiedBlock(4, [WeightedGraph(4), TiedMLP(4, 8)], num_layers=3)
         >>> block(x, graph).shape
         torch.Size([6, 4])
+        >>> bool((block.energies(x, graph).diff() <= 0).all()), bool(block.certificate(x, graph))
+        (True, True)
     """
+
+    why_uncertified: str | None = None
+    reads = ("edge_attr",)
 
     def __init__(
         self, channels: int, terms: Sequence[nn.Module | EnergyTerm], num_layers: int | None = 2,
@@ -310,6 +317,31 @@ class CertifiedBlock(GraphLayer):
             source=source, beta=self.beta(), constraint=self.update.constraint,
             terms=self.made(source, graph, edge_attr), graph=graph,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def energies(
+        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        batch: Tensor | None = None, *, edge_attr: Tensor | None = None,
+    ) -> Float[Tensor, " states"]:  # fmt: skip
+        """Return F before the first step and after every step, in float64; at rest of Z⁰ and the limit."""
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, edge_attr)
+        return torch.stack([*map(self.energy(x, graph, edge_attr), self.states(x, graph, edge_attr))])
+
+    @torch.no_grad()
+    def certificate(
+        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        batch: Tensor | None = None, *, edge_attr: Tensor | None = None,
+    ) -> Certificate:  # fmt: skip
+        """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random H."""
+        if x is None:
+            x, edge_index = random_input(self.in_channels, self.beta.raw)
+            sizes = [getattr(term, "edge_dim", None) for term in self.terms]
+            edge_attr = next((x.new_ones(len(x), size) for size in sizes if size is not None), None)
+        broken = broken_parameter(self)
+        if broken is not None:
+            return Certificate.refused("Theorem T11", math.nan, broken)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, edge_attr)
+        return certify_step(self.energy(x, graph, edge_attr), None, next(self.states(x, graph, edge_attr)))
 
     @property
     def beta(self) -> Positive:
