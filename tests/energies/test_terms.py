@@ -207,13 +207,13 @@ def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(edges: in
 def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> None:
     graph, source, edge_attr = a_graph(), random(NODES, CHANNELS), random(24, RELATIONS)
     parts = [WeightedGraph(CHANNELS, edge_dim=RELATIONS).double() for _ in range(2)]
-    first, second = (part(source, graph, edge_attr).forward for part in parts)
+    first, second = (part(source, graph, edge_attr).term.forward for part in parts)
     assert first is second
     for write in (
         lambda: edge_attr.mul_(2), lambda: edge_attr.numpy().__imul__(3), lambda: edge_attr.data.__setitem__(0, 7.0)
     ):  # fmt: skip
         write()
-        term, fresh = parts[0](source, graph, edge_attr), parts[0](source, graph, edge_attr.clone())
+        term, fresh = (parts[0](source, graph, given).term for given in (edge_attr, edge_attr.clone()))
         assert torch.equal(term.forward.weight, fresh.forward.weight)
         assert not torch.equal(term.forward.weight, first.weight)
         first = term.forward

@@ -180,11 +180,12 @@ class Coupling(ABC):
         return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
 
     def transformed(
-        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"], hops: int = 1
-    ) -> Float[Tensor, "N C"]:
-        """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, which may be given by its diagonal."""
-        if matrix.dim() == 2:
-            out = v.unsqueeze(1) * matrix
+        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
+        hops: int = 1,
+    ) -> Float[Tensor, "N C"]:  # fmt: skip
+        """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
+        if matrix is None or matrix.dim() == 2:
+            out = v.unsqueeze(1) if matrix is None else v.unsqueeze(1) * matrix
         else:
             out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
         for _ in range(hops):

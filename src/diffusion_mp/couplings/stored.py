@@ -198,11 +198,12 @@ class SparseCoupling(Coupling):
         return spmm(self.graph.pattern, self.weight, v)
 
     def transformed(
-        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"], hops: int = 1
-    ) -> Float[Tensor, "N C"]:
+        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
+        hops: int = 1,
+    ) -> Float[Tensor, "N C"]:  # fmt: skip
         """Return Σ_h S_h^hops v M_hᵀ; a row of v is multiplied only by the matrices of the heads that it sends in."""
         # The number of these rows depends on values. A weight of zero has a gradient too.
-        if self.heads == 1 or hops > 1 or self.weight.requires_grad or not values_only():
+        if matrix is None or self.heads == 1 or hops > 1 or self.weight.requires_grad or not values_only():
             return super().transformed(v, matrix, hops)
         pattern, places, senders, counts = self._senders
         rows = zip(v.index_select(0, senders).split(counts), matrix, strict=True)

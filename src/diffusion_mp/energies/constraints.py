@@ -34,6 +34,10 @@ class Constraint(Described, ABC):
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
 
+    def project_(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+        """Return the projection, which may overwrite ``y``."""
+        return self.project(y, start)
+
     @abstractmethod
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
         """Return whether all rows lie in C, up to rounding."""
@@ -66,6 +70,9 @@ class Nonnegative(Constraint):
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         return relu(y)
+
+    def project_(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+        return y.relu_()
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
         check_tensor(x, "x", "[..., channels]")

@@ -34,7 +34,8 @@ class MatrixTerm(SharedTerm):
 
     Args:
         coupling: A, one head per relation r.
-        matrix: B [R, C, C], or the diagonals [R, C] of diagonal matrices, of a state of one head [N, 1, C].
+        matrix: B [R, C, C], or the diagonals [R, C] of diagonal matrices, of a state of one head [N, 1, C]; ``None``:
+            the identity for every relation.
         norms: upper bounds on ‖B_r‖₂, [R]; by default `norm_bounds`.
         hops: h, the length of walks.
         symmetric: the promise that B_r = B_rᵀ; with a symmetric A, one product is then enough.
@@ -48,16 +49,17 @@ class MatrixTerm(SharedTerm):
     quadratic = True
 
     def __init__(
-        self, coupling: Coupling, matrix: Float[Tensor, "R C C"] | Float[Tensor, "R C"],
+        self, coupling: Coupling, matrix: Float[Tensor, "R C C"] | Float[Tensor, "R C"] | None,
         norms: Float[Tensor, " R"] | None = None, *, hops: int = 1, symmetric: bool = False,
     ) -> None:  # fmt: skip
         errors.check_kind(coupling, "coupling", Coupling, "a Coupling")
-        errors.check_tensor(matrix, "matrix", "[relations, channels, channels]")
-        square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
-        if not square or matrix.size(0) != coupling.heads:
-            shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
-            raise ValueError(f"matrix must be {shape}; got {errors.describe(matrix)}.")
-        errors.check_device(matrix, "matrix", coupling.device, "the coupling")
+        if matrix is not None:
+            errors.check_tensor(matrix, "matrix", "[relations, channels, channels]")
+            square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
+            if not square or matrix.size(0) != coupling.heads:
+                shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
+                raise ValueError(f"matrix must be {shape}; got {errors.describe(matrix)}.")
+            errors.check_device(matrix, "matrix", coupling.device, "the coupling")
         errors.check_counts(hops=hops)
         errors.check_flags(symmetric=symmetric)
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
@@ -65,13 +67,14 @@ class MatrixTerm(SharedTerm):
             raise ValueError(f"{wanted}; got {coupling!r}.")
         self.forward, self.matrix, self.hops = coupling, matrix, hops
         # Tracing, entries cannot be examined: without a promise, both products are taken.
-        symmetric = symmetric or matrix.dim() == 2
+        symmetric = symmetric or matrix is None or matrix.dim() == 2
         mutual = symmetric and (coupling.symmetric if values_only() else coupling.T is coupling)
         self.backward = None if mutual else coupling.T
-        norms = norm_bounds(matrix) if norms is None else norms
         reach = self._reach(coupling) if mutual else (self._reach(coupling) + self._reach(coupling.T)) / 2
+        if matrix is not None:
+            reach = reach * (norm_bounds(matrix) if norms is None else norms)
         #: k [N, 1, 1].
-        self.degree = (reach * norms).sum(1)[:, None, None]
+        self.degree = reach.sum(1)[:, None, None]
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
         """Return |A|^h 1."""
@@ -85,16 +88,17 @@ class MatrixTerm(SharedTerm):
 
     def _received(self, z: Float[Tensor, "N one C"]) -> Float[Tensor, "N one C"]:
         """Return Σ_r of the symmetric part of A_r^h Z B_rᵀ."""
-        v, matrix = z.squeeze(1), self.matrix.to(z.dtype)
+        v, matrix = z.squeeze(1), None if self.matrix is None else self.matrix.to(z.dtype)
         along = self.forward.transformed(v, matrix, self.hops)
         if self.backward is not None:
-            turned = matrix if matrix.dim() == 2 else matrix.mT
+            turned = matrix if matrix is None or matrix.dim() == 2 else matrix.mT
             along = (along + self.backward.transformed(v, turned, self.hops)) / 2
         return along.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         wide = z.double()
-        check_channels(z, "matrix", self.matrix)
+        if self.matrix is not None:
+            check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum()
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
@@ -103,8 +107,7 @@ class MatrixTerm(SharedTerm):
         return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
-        nothing = z.new_zeros(1, 1, 1)
-        return Mean(self.degree.to(z.dtype), nothing, nothing.squeeze(2), self._received)
+        return Mean(self.degree.to(z.dtype), z.new_zeros(1, 1, 1), self._received)
 
 
 class AttentionTerm(SharedTerm):
@@ -255,7 +258,7 @@ class MLPTerm(EnergyTerm):
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         nothing = z.new_zeros(1, 1, 1)
-        return Mean(nothing, nothing, nothing.squeeze(2), self._pull)
+        return Mean(nothing, nothing, self._pull)
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)

@@ -40,20 +40,16 @@ class Majorant(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A half gradient p z − c − f(z) whose p, the ``damping`` of a step, and c are the same at every state.
+    """A half gradient p z − c − s f(z) whose p, the ``damping`` of a step, c and s are the same at every state.
 
-    V(z) = ``offset`` + ⟨p z − 2c − f(z), z⟩ for a quadratic V, row by row, which bounds what rounding may change.
+    A quadratic V ≥ 0 with a ``pull`` f has no constant c: then V(z) = ⟨p z − s f(z), z⟩, which bounds what rounding may
+    change.
     """
 
     damping: Tensor
     constant: Tensor
-    offset: Tensor
     pull: Callable[[Tensor], Tensor] | None = None
-
-    @property
-    def fixed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The parts that are the same at every state."""
-        return self[:3]
+    scale: float | Tensor = 1.0
 
 
 class EnergyTerm(ABC):
@@ -140,7 +136,7 @@ def affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
     """Return the half gradient of a quadratic term in the form of `Mean`."""
     nothing, damping = torch.zeros_like(z), term.bound(z, graph)
     constant = -term.half_gradient(nothing, graph)
-    return Mean(damping, constant, z.new_zeros(1, 1), lambda z: damping * z - term.half_gradient(z, graph) - constant)
+    return Mean(damping, constant, lambda z: damping * z - term.half_gradient(z, graph) - constant)
 
 
 class SharedTerm(EnergyTerm):
@@ -198,9 +194,7 @@ class ScaledTerm(SharedTerm):
         found, weight = self.term.weighted_mean(z), self.weight
         if found is None:
             return None
-        scaled = None if (pull := found.pull) is None else lambda z: weight * pull(z)
-        damping, constant, offset = (weight * part for part in found.fixed)
-        return Mean(damping, constant, offset, scaled)
+        return Mean(weight * found.damping, weight * found.constant, found.pull, weight * found.scale)
 
     def __repr__(self) -> str:
         return f"{float(self.weight):g} * {self.term!r}"
@@ -249,7 +243,7 @@ class SourceTerm(SharedTerm):
         source = self.source.to(z.dtype)
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.to(z.dtype).unsqueeze(2)
         constant = source if self.metric is None else weight * source
-        return Mean(weight, constant, vecdot(source.detach(), constant.detach()))
+        return Mean(weight, constant)
 
 
 class CouplingTerm(SharedTerm):

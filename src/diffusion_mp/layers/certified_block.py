@@ -124,9 +124,10 @@ class WeightedGraph(TermModule):
             gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
             mutual = values_only() and coupling.symmetric  # as the gate itself
             coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
-        matrices, mu = self.matrices(), self.weight()  # μ multiplies the matrices once, not the state in every step
-        norms = (mu * matrices.new_ones(matrices.size(0))).to(matrices.dtype)
-        return MatrixTerm(coupling, mu * matrices, norms, hops=self.hops, symmetric=self.symmetric)
+        matrices = None if self.matrix is None else self.matrices()
+        norms = None if matrices is None else matrices.new_ones(self.relations)
+        term = MatrixTerm(coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric)
+        return ScaledTerm(self.weight(), term)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
@@ -293,13 +294,13 @@ class CertifiedBlock(GraphLayer):
         if quadratic and isinstance(constraint, Unconstrained):
             means = [term.weighted_mean(state) or affine(term, state, graph) for term in terms]
             damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean in means), strict=True))
-            pulls = [mean.pull for mean in means if mean.pull is not None]
             root = damping.rsqrt()  # scales to a unit diagonal
+            pulls = [(mean.pull, root * mean.scale) for mean in means if mean.pull is not None]
 
             def operator(v: Tensor) -> Tensor:  # in all channels at once
                 scaled = v.view_as(state)
                 z = root * scaled
-                return reduce(sub, (root * pull(z) for pull in pulls), scaled).view_as(v)
+                return reduce(sub, (factor * pull(z) for pull, factor in pulls), scaled).view_as(v)
 
             return root * solve(operator, (root * constant).expand_as(state).reshape(-1, 1, 1)).view_as(state)
         errors.check_finite(state, "x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from operator import add
+from operator import add, sub
 
 import torch
 from jaxtyping import Float
@@ -94,8 +94,9 @@ class CertifiedStep(StateUpdate):
         parts = [term.majorant(wide, graph, convex) for term in terms]
         rough, total, slack, cost = map(partial(reduce, add), zip(*parts, strict=True))
         shrink = -reciprocal(total)
-        if _resolved(wide, total, cost, _squares(wide), graph.segments):
-            return self.constraint.project(wide + rough * shrink, wide).to(x.dtype)
+        lost = _least_share(wide.dtype) * total.detach() * _squares(wide)
+        if _resolved(cost - lost.squeeze(2), graph.segments):
+            return self.constraint.project_(wide + rough * shrink, wide).to(x.dtype)
         move = rough * shrink
         best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
@@ -106,28 +107,26 @@ class CertifiedStep(StateUpdate):
         asked = terms if self.constraint.convex and not on_gpu else ()
         found = [(term.weighted_mean(x), term.quadratic) for term in asked]
         means = [(mean, quadratic) for mean, quadratic in found if mean is not None]
-        quadratic, further = ([mean.pull for mean, of in means if mean.pull and of is kind] for kind in (True, False))
-        if len(means) < len(terms) or not quadratic:
-            return partial(self.descend, terms=terms, graph=graph)
-        damping, constant, offset = (
-            reduce(add, parts) for parts in zip(*(mean.fixed for mean, _ in means), strict=True)
+        known, further = (
+            [(mean.pull, mean) for mean, of in means if mean.pull is not None and of is kind] for kind in (True, False)
         )
+        if len(means) < len(terms) or not known:
+            return partial(self.descend, terms=terms, graph=graph)
+        damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean, _ in means), strict=True))
         inverse, ptr = reciprocal(damping), graph.segments
-        twice = (2 * constant.detach()).expand_as(x).flatten()
-        base, weight = constant * inverse, damping.detach().squeeze(2)
+        base, factors = constant * inverse, [inverse * mean.scale for _, mean in (*known, *further)]
+        own = reduce(add, [mean.damping for _, mean in known]) - _least_share(x.dtype) * damping
+        own = own.detach().expand(*x.shape[:2], 1).contiguous()
 
         def step(x: State) -> State:
-            received = reduce(add, (pull(x) for pull in quadratic))
-            state, squares, pulled = x.detach(), _squares(x), received.detach()
-            cost = offset + weight * squares
-            if ptr is None:  # two passes without a tensor between them
-                cost = cost.sum() - torch.dot(state.flatten(), pulled.flatten()) - torch.dot(state.flatten(), twice)
-            else:
-                cost = cost - vecdot(state, pulled + twice.view_as(state))
-            if not _resolved(x, damping, cost, squares, ptr):
+            received, state = [pull(x) for pull, _ in known], x.detach()
+            shares = [mean.scale * _inner(state, v.detach(), ptr) for v, (_, mean) in zip(received, known, strict=True)]
+            if not _resolved(reduce(sub, shares, _inner(own, _squares(state), ptr)), ptr):
                 return self.descend(x, terms, graph)
-            received = reduce(add, (pull(x) for pull in further), received)
-            return self.constraint.project(torch.addcmul(base, received, inverse), x)
+            received += [pull(x) for pull, _ in further]
+            # Not `addcmul`, whose backward pass multiplies by a constant of one first.
+            moved = reduce(Tensor.add_, [v * factor for v, factor in zip(received, factors, strict=True)])
+            return self.constraint.project_(moved.add_(base), x)
 
         return step
 
@@ -135,24 +134,34 @@ class CertifiedStep(StateUpdate):
         return ("" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, ") + f"constraint={self.constraint}"
 
 
-def _squares(x: State) -> Float[Tensor, "N H"]:
+def _squares(x: State) -> Float[Tensor, "N H one"]:
     """Return ‖x_i‖² without a tensor of the size of x, which ``vecdot`` would make."""
-    return torch.linalg.vector_norm(x.detach(), dim=2).square()
+    return torch.linalg.vector_norm(x.detach(), dim=2, keepdim=True).square()
 
 
-def _resolved(x: Tensor, total: Tensor, cost: Tensor | float, squares: Tensor, ptr: Tensor | None) -> bool:
-    """Return whether rounding x′ to nearest raises F of every graph by at most 10⁻⁵ of it (10⁻¹² in double).
+def _inner(a: Tensor, b: Tensor, ptr: Tensor | None) -> Tensor:
+    """Return ⟨a, b⟩, by rows where there are several graphs; without a tensor of their size where there is one."""
+    return torch.dot(a.flatten(), b.flatten()) if ptr is None else vecdot(a, b)
 
-    A rounding error ρ_i ≤ ε|x_i| raises F by at most 2 Σ p_i|δ_i||ρ_i|, δ the move, and F ≥ Σ ``cost`` ≥ ½ Σ p_i|δ_i|².
+
+def _least_share(dtype: torch.dtype) -> float:
+    """Return 8 (ε / tolerance)²: if F is at least this times Σ p_i‖x_i‖², rounding raises it by at most tolerance · F.
+
+    A rounding error ρ_i ≤ ε|x_i| raises F by at most 2 Σ p_i|δ_i||ρ_i|, δ the move, and F ≥ ½ Σ p_i|δ_i|².
+    """
+    return 8 * (torch.finfo(dtype).eps / (1e-5 if dtype == torch.float32 else 1e-12)) ** 2
+
+
+def _resolved(margin: Tensor, ptr: Tensor | None) -> bool:
+    """Return whether what is known of F of every graph, less `_least_share` of Σ p_i‖x_i‖², is nonnegative.
+
     Assumed true while tracing, where there are no values, and false on a GPU, which would have to synchronise.
     """
-    if not values_only() or x.device.type != "cpu":
+    if not values_only() or margin.device.type != "cpu":
         return not values_only()
-    tolerance = 1e-5 if x.dtype == torch.float32 else 1e-12
-    lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach().squeeze(2) * squares
     if ptr is None:
-        return bool(torch.as_tensor(cost).sum() - lost.sum() >= 0)  # also where both overflow, and nothing is known
-    return bool((torch.segment_reduce((cost - lost).sum(1), "sum", offsets=ptr) >= 0).all())
+        return bool(margin.sum() >= 0)  # false where both overflow, and nothing is known
+    return bool((torch.segment_reduce(margin.sum(1), "sum", offsets=ptr) >= 0).all())
 
 
 def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> Tensor:
