@@ -252,8 +252,9 @@ def certified_on_cora() -> Iterator[Pair]:
         x, graph, _ = cora_state(True)
         with torch.no_grad():
             (term,), beta = mine.made(x, graph), mine.beta().item()
-            matrix, diagonal = term.matrix[0].mT.numpy(), beta + term.degree[:, 0].numpy()
-            adjacency = csr_array(term.forward.to_dense()[0].numpy())
+            mu, graph_term = float(term.weight), term.term
+            matrix, diagonal = mu * graph_term.matrix[0].mT.numpy(), beta + mu * graph_term.degree[:, 0].numpy()
+            adjacency = csr_array(graph_term.forward.to_dense()[0].numpy())
 
         def product(v: Any) -> Any:
             z = v.reshape(x.shape)

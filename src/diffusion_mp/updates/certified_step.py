@@ -21,6 +21,14 @@ from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import reciprocal
 from diffusion_mp.updates.base import Positive, State, StateUpdate
 
+#: 8 (ε / tolerance)²: where F is at least this times Σ p_i‖x_i‖², rounding x′ to nearest raises F by at most
+#: tolerance · F. For a rounding error ρ_i ≤ ε|x_i| raises F by at most 2 Σ p_i|δ_i||ρ_i|, with δ the move, and
+#: F ≥ ½ Σ p_i|δ_i|².
+LEAST_SHARE = {
+    dtype: 8 * (torch.finfo(dtype).eps / tolerance) ** 2
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12))
+}
+
 
 class CertifiedStep(StateUpdate):
     r"""One step down the energy of source, pairs, graph and constraint.
@@ -94,9 +102,9 @@ class CertifiedStep(StateUpdate):
         parts = [term.majorant(wide, graph, convex) for term in terms]
         rough, total, slack, cost = map(partial(reduce, add), zip(*parts, strict=True))
         shrink = -reciprocal(total)
-        lost = _least_share(wide.dtype) * total.detach() * _squares(wide)
+        lost = LEAST_SHARE[wide.dtype] * total.detach() * _squares(wide)
         if _resolved(cost - lost.squeeze(2), graph.segments):
-            return self.constraint.project_(wide + rough * shrink, wide).to(x.dtype)
+            return self.constraint.project(wide + rough * shrink, wide).to(x.dtype)
         move = rough * shrink
         best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
@@ -115,7 +123,7 @@ class CertifiedStep(StateUpdate):
         damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean, _ in means), strict=True))
         inverse, ptr = reciprocal(damping), graph.segments
         base, factors = constant * inverse, [inverse * mean.scale for _, mean in (*known, *further)]
-        own = reduce(add, [mean.damping for _, mean in known]) - _least_share(x.dtype) * damping
+        own = reduce(add, [mean.damping for _, mean in known]) - LEAST_SHARE[x.dtype] * damping
         own = own.detach().expand(*x.shape[:2], 1).contiguous()
 
         def step(x: State) -> State:
@@ -144,16 +152,8 @@ def _inner(a: Tensor, b: Tensor, ptr: Tensor | None) -> Tensor:
     return torch.dot(a.flatten(), b.flatten()) if ptr is None else vecdot(a, b)
 
 
-def _least_share(dtype: torch.dtype) -> float:
-    """Return 8 (ε / tolerance)²: if F is at least this times Σ p_i‖x_i‖², rounding raises it by at most tolerance · F.
-
-    A rounding error ρ_i ≤ ε|x_i| raises F by at most 2 Σ p_i|δ_i||ρ_i|, δ the move, and F ≥ ½ Σ p_i|δ_i|².
-    """
-    return 8 * (torch.finfo(dtype).eps / (1e-5 if dtype == torch.float32 else 1e-12)) ** 2
-
-
 def _resolved(margin: Tensor, ptr: Tensor | None) -> bool:
-    """Return whether what is known of F of every graph, less `_least_share` of Σ p_i‖x_i‖², is nonnegative.
+    """Return whether what is known of F of every graph, less ``LEAST_SHARE`` of Σ p_i‖x_i‖², is nonnegative.
 
     Assumed true while tracing, where there are no values, and false on a GPU, which would have to synchronise.
     """

@@ -45,14 +45,20 @@ def conjugate_gradients(
     residual = b / scale
     weight = None if metric is None else (metric / metric.amax(0)).unsqueeze(2)
 
+    def product(u: Tensor, v: Tensor) -> Tensor:
+        if b.numel() == b.size(0):  # without a tensor of their size
+            return torch.dot(u.flatten(), v.flatten()).view(b.shape[1:])
+        return (u * v).sum(0)
+
     def inner(u: Tensor, v: Tensor) -> Tensor:
-        return (u * v if weight is None else weight * u * v).sum(0)
+        return product(u if weight is None else weight * u, v)
 
     improved = residual if preconditioner is None else preconditioner(residual)
     direction = improved.clone()
     x = torch.zeros_like(residual)
-    start = square = (residual * residual).sum(0)
-    slope = inner(residual, improved)
+    start = square = product(residual, residual)
+    plain = weight is None and preconditioner is None
+    slope = square if plain else inner(residual, improved)
     goal = tol * tol * start
     for closer in solving(what, max_iter):
         closer(square, goal)
@@ -70,9 +76,9 @@ def conjugate_gradients(
         step = torch.where(active, slope / curvature, 0.0)
         x.addcmul_(step, direction)
         residual.addcmul_(step, image, value=-1.0)
-        square = (residual * residual).sum(0)
+        square = product(residual, residual)
         improved = residual if preconditioner is None else preconditioner(residual)
-        before, slope = slope, inner(residual, improved)
+        before, slope = slope, square if plain else inner(residual, improved)
         direction.mul_(torch.where(active, slope / before, 0.0)).add_(improved)
     if bool((square <= goal).all()):
         return x * scale
