@@ -61,6 +61,8 @@ INPUTS: dict[str, str] = {
     "batch_size": "It is batch that says which graph a node belongs to.",
     "edge_attr": "GATConv, DiffusionGNN(conv='gat'), CertifiedTransformer, GPS and SFiFormer that were built with "
     "edge_dim, and GatedGCN, read features of edges; one number an edge is its edge_weight.",
+    "edge_type": "Models built with edge_dim=num_types, such as CertifiedTransformer, take the types as "
+    "edge_attr=one_hot(edge_type, num_types).float().",
     "num_sampled_edges_per_hop": "Nothing is trimmed; leave it out.",
     "num_sampled_nodes_per_hop": "Nothing is trimmed; leave it out.",
     "post_step": "Labels are clamped to [0, 1] after every step.",
