@@ -384,13 +384,12 @@ class Graph:
 
     def reweighted(self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
         """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
+        return self.derived(name, lambda: self.with_weights(weight()))
 
-        def make() -> Graph:
-            graph = self._with_edges(self.edges, weight())
-            graph.pattern = self.pattern
-            return graph
-
-        return self.derived(name, make)
+    def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
+        graph = self._with_edges(self.edges, weight)
+        graph.pattern = self.pattern
+        return graph
 
     def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
