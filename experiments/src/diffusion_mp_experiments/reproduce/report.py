@@ -27,17 +27,18 @@ class Line:
 
 
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
+    """What every row came to, compared with the baselines of the table, and with its GCN for the picture of all."""
     runs, searches = (
         {row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)] for row in table.rows}
         for kind in ("run", "search")
     )
     tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
-    found = []
+    compared, found = {*table.baselines, "gcn"} & tests.keys(), []
     for row in table.rows:
         mine, search, test = runs[row.name], searches[row.name], tests[row.name]
         if not mine:
             continue
-        ahead = {name: _difference(table, test, tests[name]) for name in table.baselines if name != row.name}
+        ahead = {name: _difference(table, test, tests[name]) for name in compared if name != row.name}
         line = Line(
             row.name,
             row.title,
