@@ -54,16 +54,10 @@ class Graph:
     """
 
     def __init__(
-        self,
-        num_nodes: int,
-        edge_index: Tensor | None = None,
-        edge_weight: Tensor | None = None,
-        *,
-        batch: Tensor | None = None,
-        ptr: Tensor | None = None,
-        full_degree: Tensor | None = None,
+        self, num_nodes: int, edge_index: Tensor | None = None, edge_weight: Tensor | None = None,
+        *, batch: Tensor | None = None, ptr: Tensor | None = None, full_degree: Tensor | None = None,
         validate: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = checks.as_num_nodes(num_nodes)
@@ -137,12 +131,9 @@ class Graph:
 
     @classmethod
     def coerce(
-        cls,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
+        cls, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> Graph:
+    ) -> Graph:  # fmt: skip
         """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
         if not isinstance(x, Tensor):
             errors.check_kind(x, "x", Tensor, "a tensor, one row per node")

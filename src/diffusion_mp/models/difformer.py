@@ -55,23 +55,11 @@ class DIFFormer(LayerStack):
     references = DIFFormerConv.references
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        tau: float | Tensor | Positive | None = None,
-        transform: bool = False,
-        source: bool = False,
-        activation: Literal["relu"] | None = None,
-        layer_norm: bool = False,
-        dropout: float = 0.0,
-        task: Task = "node",
-        dropout_on: Literal["values", "state"] = "values",
-        update: StateUpdate | None = None,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, tau: float | Tensor | Positive | None = None, transform: bool = False, source: bool = False,
+        activation: Literal["relu"] | None = None, layer_norm: bool = False, dropout: float = 0.0, task: Task = "node",
+        dropout_on: Literal["values", "state"] = "values", update: StateUpdate | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         check_choice(activation, "activation", ["relu", None])
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_flags(source=source)

@@ -31,13 +31,9 @@ class Supervised(pl.LightningModule):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.001,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
+        self, model: nn.Module, lr: float = 0.001, weight_decay: float = 0.0, optimizer: OptimizerName = "adam",
         metric: str = "acc",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         check_kind(model, "model", nn.Module, "a module")
         check_positive(lr, "lr", allow_zero=True)
