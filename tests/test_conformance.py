@@ -18,6 +18,7 @@ from diffusion_mp import couplings, diffusivities, layers, models, updates
 from diffusion_mp.couplings import *
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, Positive, RelationalBias
 from diffusion_mp.energies import Ball, Sphere
+from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.layers import CertifiedBlock, GPSBlock, LaplacianEncoder, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer
 
@@ -484,7 +485,7 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-equilibrium": lambda: DiffusionConv(4, 3, undirected("sym"), Equilibrium(leak=0.5)),
     **{
         f"generic-certified-{constraint}": (partial(certified, constraint), {"extra": source})
-        for constraint in (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
+        for constraint in CONSTRAINTS
     },
     "equation-24": lambda: DiffusionConv(4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")),
     "difformer-conv": lambda: DIFFormerConv(4, 4),

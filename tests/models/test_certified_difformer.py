@@ -13,6 +13,7 @@ import diffusion_mp as dm
 from diffusion_mp import EnergyTrace, GaussianDiffusivity, Graph, certify
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.data import random_split_per_class
+from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.testing.laws import seeded
@@ -22,7 +23,6 @@ from helpers import built, refuses
 NODES = 18
 BATCH = torch.arange(3).repeat_interleave(torch.tensor([7, 1, 10]))
 PENALTIES = (None, "simple", "gaussian", "sigmoid", "softmax", "quadratic")
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
 FITTING = [(p, c) for p, c in product(PENALTIES, CONSTRAINTS) if p != "simple" or c not in (None, "nonnegative")]
 QUICK = {(None, "nonnegative"), ("simple", "sphere"), ("gaussian", "ball")}
 CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING]
