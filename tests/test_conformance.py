@@ -373,7 +373,6 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "three-terms": lambda: SimpleDiffusivity(6, heads=2) + 0.5 * IdentityDiffusivity() + GATDiffusivity(6, 2),
 }  # fmt: skip
 
-
 QUICK = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LEFT_OUT)) for name in DIFFUSIVITIES]
 
 

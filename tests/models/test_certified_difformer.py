@@ -282,7 +282,6 @@ test_an_option_or_input_that_does_not_fit_is_refused = refuses(
     (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
 )
 
-
 STEPS = 300
 OPTIONS = {"digits": {"constraint": "sphere", "mu": 20.0}, "Cora": {"constraint": "ball", "mu": 10.0, "heads": 2}}
 

@@ -16,7 +16,6 @@ from helpers import largest_rise
 
 NODES, FEATURES, RELATIONS = 30, 5, 3
 
-
 pytestmark = pytest.mark.usefixtures("fixed_seed")
 
 

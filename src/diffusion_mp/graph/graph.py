@@ -19,7 +19,6 @@ from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
-
 #: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
 Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 

@@ -71,7 +71,6 @@ INPUTS: dict[str, str] = {
     "x_0": "It is called source, and comes by name: layer(x, edge_index, source=x_0).",
 }
 
-
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 """A regular expression, and what replaces its match: a template or a function of the match, as for ``re.sub``."""
 

@@ -95,7 +95,6 @@ class Search:
 
 Key = tuple[str, str, int, int, bool]
 
-
 #: A training that is planned: the beginning of its record, and its configuration.
 Planned = tuple[Record, dict[str, Any]]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffusion_mp_experiments.reproduce.table import Record, Table
+from diffusion_mp_experiments.reproduce.table import Record, Sweep, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
 
 Estimate = tuple[float, float]
@@ -40,17 +40,13 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
             continue
         ahead = {name: _difference(table, test, tests[name]) for name in compared if name != row.name}
         line = Line(
-            row.name,
-            row.title,
-            estimate(list(test.values())),
+            row.name, row.title, estimate(list(test.values())),
             statistics.fmean(_by_split(table, mine, "validation").values()),
             {name: difference for name, difference in ahead.items() if difference},
-            _ablated(table, mine),
-            _states(mine),
-            len({record["split"] for record in mine}),
+            _ablated(table, mine), _states(mine), len({record["split"] for record in mine}),
             max((len(record["trials"]) for record in search), default=0),
             sum(record["seconds"] for record in [*mine, *search]),
-        )
+        )  # fmt: skip
         found.append(line)
     return found
 
@@ -113,27 +109,24 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
     return _grid(["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows)
 
 
-def points(table: Table, found: Sequence[Line]) -> list[tuple[str, dict[int, Line]]]:
-    """In a table with a sweep the title of every curve, and its lines by the place of the value."""
+def points(table: Table, found: Sequence[Line]) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
+    """The sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
+    assert table.sweep is not None
     by_name, curves = {line.row: line for line in found}, []
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
         curves.append((title, {place: by_name[name] for place, name in enumerate(names) if name in by_name}))
-    return curves
+    return table.sweep, curves
 
 
 def curves(table: Table, found: Sequence[Line]) -> str:
     """A table with a sweep: a row for every curve, a column for every value; then measures of the last states."""
-    assert table.sweep is not None
-    values, title = table.sweep.values, table.metric.title
+    (sweep, lines_of), title = points(table, found), table.metric.title
 
     def grid(cell: Callable[[Line], str]) -> str:
-        rows = [
-            [curve, *(cell(known[place]) if place in known else "" for place in range(len(values)))]
-            for curve, known in points(table, found)
-            if known
-        ]
-        return _grid([table.sweep.title, *map(str, values)], rows)  # type: ignore[union-attr]
+        places = range(len(sweep.values))
+        rows = [[curve, *(cell(at[k]) if k in at else "" for k in places)] for curve, at in lines_of if at]
+        return _grid([sweep.title, *map(str, sweep.values)], rows)
 
     parts = [f"{title[:1].upper() + title[1:]}:\n\n{grid(lambda line: _spread(line.score, table.metric.digits))}"]
     for name in ("spread", "rank"):

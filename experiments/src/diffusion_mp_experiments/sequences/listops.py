@@ -75,8 +75,7 @@ class ListOps(SequenceDataset):
         for operator in operators:
             check_choice(operator, "operators", OPERATORS)
         self.split, self.seed, self.operators, self._num = split, as_whole(seed, "seed"), tuple(operators), num
-        self.min_length, self.max_length = min_length, max_length
-        self.max_depth, self.max_args = max_depth, max_args
+        self.min_length, self.max_length, self.max_depth, self.max_args = min_length, max_length, max_depth, max_args
 
     def __len__(self) -> int:
         return self._num

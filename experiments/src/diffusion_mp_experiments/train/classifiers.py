@@ -226,9 +226,6 @@ class SequenceClassifier(Supervised):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=(0.9, 0.98), weight_decay=self.weight_decay)
         steps = max(1, int(self.trainer.estimated_stepping_batches))
         rising = max(1, round(self.warmup * steps))
-        schedule = SequentialLR(
-            optimizer,
-            [LinearLR(optimizer, 1 / rising, total_iters=rising), CosineAnnealingLR(optimizer, max(1, steps - rising))],
-            milestones=[rising],
-        )
+        warmup, falling = LinearLR(optimizer, 1 / rising, total_iters=rising), max(1, steps - rising)
+        schedule = SequentialLR(optimizer, [warmup, CosineAnnealingLR(optimizer, falling)], milestones=[rising])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
