@@ -17,16 +17,10 @@ from diffusion_mp.errors import check_flags, check_integer_pairs, check_kind, ch
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
-    "aggr": ("add", "sum"),
-    "aggr_kwargs": (None,),
-    "cached": (True, False),
-    "decomposed_layers": (1,),
-    "fill_value": ("mean",),
-    "flow": ("source_to_target",),
-    "improved": (False,),
-    "node_dim": (-2, 0),
+    "aggr": ("add", "sum"), "aggr_kwargs": (None,), "cached": (True, False), "decomposed_layers": (1,),
+    "fill_value": ("mean",), "flow": ("source_to_target",), "improved": (False,), "node_dim": (-2, 0),
     "shared_weights": (True,),
-}
+}  # fmt: skip
 
 #: The way out for an option of PyG's that is refused.
 OPTIONS: dict[str, str] = {

@@ -145,9 +145,7 @@ class CertifiedDIFFormer(GraphModel):
         convex = self.conv.attention is None and self.conv.update.constraint.convex  # F has one minimum
         energy = None if convex else self.conv.energy(graph, **terms)
         return fixed_point(
-            lambda z: self.conv(z, graph, **terms),
-            state,
+            lambda z: self.conv(z, graph, **terms), state,
             energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
-            total=graph.total,
-            what="the state at rest",
-        )
+            total=graph.total, what="the state at rest",
+        )  # fmt: skip

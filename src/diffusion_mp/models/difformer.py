@@ -74,15 +74,10 @@ class DIFFormer(LayerStack):
         def conv() -> DIFFormerConv:
             # Each by its name: jsonargparse reads from this call which options are left for a configuration.
             layer = DIFFormerConv(
-                hidden_channels,
-                hidden_channels,
-                transform=transform,
-                tau=tau,
+                hidden_channels, hidden_channels, transform=transform, tau=tau, update=update,
                 beta=1.0 if source and update is None else 0.0,
-                update=update,
-                dropout=dropout if dropout_on == "values" else 0.0,
-                **options,
-            )
+                dropout=dropout if dropout_on == "values" else 0.0, **options,
+            )  # fmt: skip
             return copy.deepcopy(layer)  # layers share no learnable option
 
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
