@@ -92,6 +92,18 @@ def in_double() -> Iterator[None]:
 
 
 @pytest.fixture
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def generator() -> torch.Generator:
     """A seeded source of randomness, so that no test reads or moves the global one."""
     return torch.Generator().manual_seed(0)

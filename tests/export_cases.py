@@ -4,7 +4,6 @@ Run by `test_compile.py` in a process without the runtime shape checks, whose wr
 """
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,19 +15,14 @@ from torch_geometric.nn import to_hetero
 
 from model_cases import MODELS
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 # What the quick run exports, and what it leaves to .ci/run.
 QUICK = ("difformer", "certified", "gat")
 
 
 def marked(name: str, *more: Any, quick: tuple[str, ...] = QUICK, otherwise: Any = pytest.mark.exhaustive) -> Any:
     return pytest.param(name, *more, marks=() if name in quick else otherwise)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 # Strict capture takes the paths of torch.compile below, so most models wait for the slow run.

@@ -1,12 +1,15 @@
 """What many tests share: random tensors, comparison within the tolerances of the library, tables of refusals."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from diffusion_mp import JointEnergy
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
 
@@ -23,6 +26,15 @@ def built(build: Callable[[], Any], seed: int = 0) -> Any:
     """What ``build`` makes from a seed of the global random state."""
     with seeded(seed):
         return build()
+
+
+def largest_rise(energy: JointEnergy, states: Sequence[Tensor]) -> float:
+    """The largest rise between states [N, C], relative to the sizes of the terms, for their sum may be near zero."""
+    worst, graph = -math.inf, energy.graph(states[0])
+    for before, after in pairwise(z.unsqueeze(1) for z in states):
+        size = sum(float(term.value(before, graph).abs()) for term in energy.terms)
+        worst = max(worst, float(energy(after) - energy(before)) / max(size, 1e-300))
+    return worst
 
 
 def close(got: Any, expected: Any, operation: str = "product") -> None:

@@ -214,7 +214,6 @@ TYPES: list[tuple[Callable[[], Any], str]] = [
     (lambda: LabelPropagation()(torch.rand(4), EDGES), r"y must hold class labels"),
 ]  # fmt: skip
 
-
 test_bad_values = refuses(*VALUES, error=ValueError)
 test_bad_types = refuses(*TYPES, error=TypeError)
 

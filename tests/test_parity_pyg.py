@@ -42,13 +42,9 @@ def drawn(module: nn.Module) -> nn.Module:
 
 
 def assert_same(
-    ours: nn.Module,
-    theirs: nn.Module,
-    inputs: list[Tensor],
-    mine: Callable[..., Arguments],
-    other: Callable[..., Arguments] | None = None,
-    names: nn.Module | None = None,
-) -> None:
+    ours: nn.Module, theirs: nn.Module, inputs: list[Tensor], mine: Callable[..., Arguments],
+    other: Callable[..., Arguments] | None = None, names: nn.Module | None = None,
+) -> None:  # fmt: skip
     """Equal values, and gradients of inputs and PyG's parameters, which are drawn; ``names`` is a layer that has those.
 
     ``mine`` and ``other`` make the arguments of the inputs. What one of the two does not read has gradient zero.

@@ -68,7 +68,6 @@ def test_factors_of_another_shape_are_refused(side: str, shape: tuple[int, ...],
 PTR = torch.tensor([0, 6, 6, 7, 13])
 LOOP = torch.tensor([[0, 1, 1, 3, 8, 9, 6], [1, 0, 1, 3, 9, 8, 6]])
 
-
 COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "gaussian": lambda x: PairwiseCoupling(*distance_features(3 * x), PTR, normalize=False, symmetric=True),
     "sigmoid": lambda x: PairwiseCoupling(x, x, PTR, "sigmoid", normalize=False, symmetric=True),

@@ -81,7 +81,6 @@ REFUSALS = [(lambda options=options: parts(**options), TypeError, message) for o
 REFUSALS += [(lambda options=options: parts(**options), ValueError, message) for options, message in OF_LOADER_VALUES]
 REFUSALS += [(lambda batch=batch: PartOf(DATA).forward(batch), *refusal) for batch, *refusal in OF_BATCHES]
 
-
 test_what_does_not_fit_is_refused = refuses(*REFUSALS, *OTHERS)
 
 

@@ -154,7 +154,6 @@ REFUSALS = [
     (padded((ONE, 0.5)), TypeError, "the label of an item of batch must be a whole number; got 0.5"),
 ]
 
-
 test_what_does_not_fit_is_refused = refuses(*REFUSALS)
 
 

@@ -107,9 +107,7 @@ REFUSALS = [
     (lambda: draw(Y).apply_to(Data(y=Y[:5])), ValueError, "data must have 100 labels, as the masks have rows; got 5"),
 ]  # fmt: skip
 
-
 test_what_does_not_fit_is_refused = refuses(*REFUSALS)
-
 
 CALLS = [
     lambda y: random_split(y, 0.5, 0.25, torch.Generator()),

@@ -17,7 +17,6 @@ from helpers import built, draw, randn, refuses
 
 matplotlib.use("Agg")
 
-
 ONES = torch.ones(3, 1, 2)
 
 

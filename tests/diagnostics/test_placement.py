@@ -165,7 +165,6 @@ SITES = ["after_embedding", "blocks.1.after_attention"]
 X = torch.ones(2, 8, 2, dtype=torch.float64)
 LAYER = PDEDiffusion1d(6).double()
 
-
 test_it_says_what_it_needs = refuses(
     (lambda: diagnose(transformer(None), X / 0, diffusion=LAYER), r"give at blocks\.0\.attention must be finite"),
     (lambda: diagnose(transformer("P1"), X / 0), "the state that inputs give at site must be finite"),

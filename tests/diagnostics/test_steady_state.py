@@ -18,7 +18,6 @@ from helpers import randn, refuses
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 30])
 
-
 FEATURE, X = randn(30, 2, 6).abs(), randn(30, 4, seed=1)
 
 

@@ -24,7 +24,6 @@ DOUBLE = torch.float64
 N, H, E = 11, 2, 24
 PTR = torch.tensor([0, 4, 4, 5, N])
 
-
 ATTENTION = {
     "softmax": PairwiseCoupling,
     "log-low-rank": lambda query, key, ptr: LogLowRankCoupling(query, key, ptr, key[:, :, :2]),

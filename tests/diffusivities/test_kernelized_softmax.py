@@ -184,7 +184,6 @@ test_bad_options_are_refused_in_a_sentence = refuses(
     (lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)), TypeError, "must be a KernelizedSoftmaxDiff"),
 )
 
-
 # Every other node sends to node 0.
 STAR = Graph(8, torch.stack([torch.arange(1, 8), torch.zeros(7, dtype=torch.long)]))
 

@@ -34,7 +34,6 @@ MODELS = {
     **{name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0) for name in ("mlp", "gin", "gcnii")},
 }
 
-
 CERTIFIED = {"heads": 2, "constraint": "sphere", "centre": True, "lam": 1.0, "mu": 10.0, "encoder_layers": 2}
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS = {

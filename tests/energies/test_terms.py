@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,16 +17,13 @@ from diffusion_mp.energies.penalties import get_penalty
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Mean, PairTerm, ScaledTerm, SourceTerm, term_flaw
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
+from helpers import largest_rise
 
+pytestmark = pytest.mark.usefixtures("fixed_seed")
 DOUBLE = torch.float64
 NODES, CHANNELS, RELATIONS, HEADS = 9, 5, 3, 2
 CONVEX = (None, "nonnegative", "ball", "nonnegative_ball")
 CONSTRAINTS = (*CONVEX, "sphere", "nonnegative_sphere")
-
-
-@pytest.fixture(autouse=True)
-def fixed_seed() -> None:
-    torch.manual_seed(0)
 
 
 def random(*shape: int) -> Tensor:
@@ -263,16 +259,6 @@ def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, Certif
     return found
 
 
-def relative_rise(block: CertifiedBlock, source: Tensor, graph: Graph, edge_attr: Tensor) -> float:
-    """The largest rise of F in a step, relative to the sizes of its terms."""
-    energy, worst = block.energy(source, graph, edge_attr), -math.inf
-    states = [z.unsqueeze(1) for z in block.states(source, graph, edge_attr)]
-    for before, after in pairwise(states):
-        size = sum(float(term.value(before, graph).abs()) for term in energy.terms)
-        worst = max(worst, float(energy(after) - energy(before)) / max(size, 1e-300))
-    return worst
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_no_combination_of_terms_raises_its_energy(
@@ -283,7 +269,8 @@ def test_no_combination_of_terms_raises_its_energy(
     for name, block in blocks(constraint, dtype):
         for scale in (0.1, 1.0, 30.0):
             source = scale * torch.randn(NODES, CHANNELS, dtype=dtype)
-            rise = relative_rise(block.requires_grad_(False), source, graph, edge_attr)
+            block.requires_grad_(False)
+            rise = largest_rise(block.energy(source, graph, edge_attr), [*block.states(source, graph, edge_attr)])
             assert rise <= tolerance, (name, scale, rise)
 
 
@@ -364,7 +351,7 @@ def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
     term = Flat(random(NODES, CHANNELS))
     with pytest.raises(AssertionError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"):
         check_energy_term(term, z, graph)
-    with pytest.raises(ValueError, match=r"half gradient of .* must be \[9, 1, 5\], and its bound \[9, 1, 1\]"):
+    with pytest.raises(ValueError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"):
         CertifiedBlock(CHANNELS, [term], 1).double()(z.squeeze(1), graph)
     certificate = certify_step(JointEnergy(terms=[term], graph=graph), None, z)
     assert "must have the shape" in certificate.reason

@@ -18,9 +18,7 @@ LIST_OPS = [
     ({"operators": ()}, "operators must name at least one"),
     ({"operators": ("MIN", "PM")}, "operators must be one of 'MIN', .*; got 'PM'"),
 ]
-PATHFINDER = [
-    ({"size": 23}, "size must be at least 24 pixels for two paths; got 23"),
-]
+PATHFINDER = [({"size": 23}, "size must be at least 24 pixels for two paths; got 23")]
 BLOCK_MODELS = [
     ({"seed": -1}, "seed must lie in 0"),
     ({"seed": 2**30}, "seed must lie in 0"),

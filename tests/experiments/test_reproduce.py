@@ -236,6 +236,11 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     assert {path.name for path in (tmp_path / "zoo").iterdir()} == {"gcn.md", "gcn.safetensors"}
     assert type(load(tmp_path / "zoo/gcn.safetensors")).__name__ == "DiffusionGNN"
     assert re.search(r"\| accuracy in %, test \| \d\d\.\d \|", (tmp_path / "zoo/gcn.md").read_text())
+    records = (out / "digits-quick" / "runs.jsonl").read_bytes()
+    (tmp_path / "zoo/gcn.safetensors").unlink()
+    assert main([*words, "--only", "gcn", "--save", str(tmp_path / "zoo")]) == 0
+    assert (tmp_path / "zoo/gcn.safetensors").is_file()  # made again, and its run is not recorded again
+    assert (out / "digits-quick" / "runs.jsonl").read_bytes() == records
     capsys.readouterr()
     assert main([*words, "--only", "gat"]) == 2
     assert "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err

@@ -22,7 +22,6 @@ from diffusion_mp.kernels.spmm import Rows
 N, H = 13, 2
 BATCHES = {"one graph": None, "ragged": torch.tensor([0, 5, 5, 6, 13])}
 
-
 REGISTERED = {
     name.removeprefix("diffusion_mp::")
     for name in torch._C._dispatch_get_all_op_names()

@@ -105,7 +105,6 @@ def generator(d: Draw, *, optional: bool = True) -> Arg:
 
 NOT_A_SEED = bad("a string | None | a fraction | a list | a tensor | NaN | negative? | beyond 64 bits?: 2**70")
 
-
 NOT_A_PATH = bad(
     "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
     "too long: 'x' * 5000",

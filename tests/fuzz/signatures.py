@@ -101,7 +101,6 @@ PARAMETERS: dict[str, Make] = {
     "strides": strides, "update": update,
 }  # fmt: skip
 
-
 #: What is never passed: it would download, print, or write where nobody looks.
 LEFT_OUT = {"download", "progress", "cache", "groups", "log"}
 

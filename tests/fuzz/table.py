@@ -35,24 +35,11 @@ WEIGHTS: dict[str, float] = {
     **dict.fromkeys([*LAYERS, *MODELS, *COUPLINGS], 2.0),
     **dict.fromkeys([*TESTING, "diagnose", "perturbation_bound", "sequences.Pathfinder"], 0.3),
     **dict.fromkeys(["graphs.SBMDataset", "diagnostics.plot_attention"], 0.2),
-    **dict.fromkeys(
-        [
-            "testing.check_update",
-            "testing.assert_energy_descent",
-            "testing.exact_problems",
-            "diagnostics.Commutator",
-            "diagnostics.Perturbation",
-            "diagnostics.PlacementReport",
-            "testing.order_of_convergence",
-            "graphs.load_digits",
-            "train.DigitsDataModule",
-            "Certificate",
-            "testing.Tolerance",
-        ],
-        0.1,
-    ),
+    **dict.fromkeys(("testing.check_update", "testing.assert_energy_descent", "testing.exact_problems",
+        "testing.order_of_convergence", "testing.Tolerance", "diagnostics.Commutator", "diagnostics.Perturbation",
+        "diagnostics.PlacementReport", "graphs.load_digits", "train.DigitsDataModule", "Certificate"), 0.1),
     **dict.fromkeys([f"testing.check_{name}" for name in ("coupling", "diffusivity", "layer")], 0.03),
-}
+}  # fmt: skip
 
 
 def drawn(seed: int, index: int, name: str | None = None) -> Program:

@@ -342,7 +342,6 @@ TRAIN: dict[str, Strategy] = {
     "train.PlanetoidDataModule": planetoid_module,
 }  # fmt: skip
 
-
 ONE_RANK = (
     "torch.distributed.is_initialized() or torch.distributed.init_process_group("
     "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)"

@@ -131,11 +131,7 @@ def test_dropout_of_gates_is_drawn_in_training_only() -> None:
 CONV, ONES, ATTR = gated(), torch.ones(5, 3, dtype=torch.float64), torch.ones(7, 3, dtype=torch.float64)
 test_what_does_not_fit_is_answered_in_words = refuses(
     (lambda: CONV(ONES), ValueError, "works on observed edges; got none"),
-    (
-        lambda: CONV(ONES, MULTI, edge_attr=ATTR[:6]),
-        ValueError,
-        "one row for each of 7 edges; got a float64 tensor of",
-    ),
+    (lambda: CONV(ONES, MULTI, edge_attr=ATTR[:6]), ValueError, "one row for each of 7 edges; got a float64 tensor of"),
     (lambda: CONV(ONES, Graph(5, MULTI), edge_attr=ATTR[:, :2]), ValueError, "edge_attr must have 3 channels"),
     (lambda: CONV(ONES, torch.eye(5).double().to_sparse(), edge_attr=ATTR[:5]), ValueError, "have no order"),
 )

@@ -72,7 +72,6 @@ test_options_of_pyg_are_refused_with_the_way_out = refuses(
     (lambda: mp.DiffusionGNN(C, 4, 3, edge_dim=2), r"edge_dim goes with conv='gat'"),
 )
 
-
 test_inputs_of_pyg_are_refused_with_the_way_out = refuses(
     (lambda: mp.GCNConv(C, 4)(X, EDGES, edge_attr=torch.rand(E, 2)), r"AdjacencyDiffusivity reads none"),
     (lambda: mp.GCNConv(C, 4)(X, EDGES, size=(N, N)), r"GCNConv takes no size\. Pass the states of both ends"),

@@ -81,10 +81,6 @@ def test_the_flow_can_stay_near() -> None:
 
 test_options_that_do_not_fit = refuses(
     (lambda: SFiConv(4, 6, 4, residual=False), ValueError, "heads must divide out_channels; got 4 heads, 6 channels"),
-    (
-        lambda: SFiConv(4, 6),
-        ValueError,
-        "residual adds x to the output, so both must have the same.*; got 4 and 6",
-    ),
+    (lambda: SFiConv(4, 6), ValueError, "residual adds x to the output, so both must have the same.*; got 4 and 6"),
     (lambda: build(4, 4, hops=1)(randn(5, 4, seed=1)), ValueError, "works on observed edges"),
 )

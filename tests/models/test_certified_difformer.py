@@ -13,6 +13,7 @@ import diffusion_mp as dm
 from diffusion_mp import EnergyTrace, GaussianDiffusivity, Graph, certify
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.data import random_split_per_class
+from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.testing.laws import seeded
@@ -22,7 +23,6 @@ from helpers import built, refuses
 NODES = 18
 BATCH = torch.arange(3).repeat_interleave(torch.tensor([7, 1, 10]))
 PENALTIES = (None, "simple", "gaussian", "sigmoid", "softmax", "quadratic")
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
 FITTING = [(p, c) for p, c in product(PENALTIES, CONSTRAINTS) if p != "simple" or c not in (None, "nonnegative")]
 QUICK = {(None, "nonnegative"), ("simple", "sphere"), ("gaussian", "ball")}
 CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING]
@@ -281,7 +281,6 @@ test_an_option_or_input_that_does_not_fit_is_refused = refuses(
     (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
     (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
 )
-
 
 STEPS = 300
 OPTIONS = {"digits": {"constraint": "sphere", "mu": 20.0}, "Cora": {"constraint": "ball", "mu": 10.0, "heads": 2}}

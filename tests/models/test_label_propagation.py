@@ -85,7 +85,6 @@ def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
 
 Y, DIRECTED = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
 
-
 test_labels_without_a_limit_are_refused_with_the_way_out = refuses(
     (lambda: dm.LabelPropagation(None, 1.0), ValueError, r"alpha must lie in \(0, 1\) for num_layers=None; got 1"),
     (lambda: dm.LabelPropagation(3, 0.9, dm.SimpleDiffusivity(heads=2)), ValueError, "one head, for .*; got 2 heads"),

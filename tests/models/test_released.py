@@ -108,17 +108,10 @@ def difformer_tensors(layers: int, heads: int, *, use_weight: bool = True, use_b
 
 
 def difformer(
-    p: Tensors,
-    x: Tensor,
-    graph: Tensor | None,
-    *,
-    layers: int,
-    heads: int,
-    kernel: str = "simple",
-    tau: float = 0.5,
-    graph_weight: float | None = None,
+    p: Tensors, x: Tensor, graph: Tensor | None,
+    *, layers: int, heads: int, kernel: str = "simple", tau: float = 0.5, graph_weight: float | None = None,
     drop: Callable[[Tensor], Tensor] = lambda z: z,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Eqs. 53–64 with what docs/errata.md says of the released code (D1, D2, D17, D20)."""
     z = drop(relu(normed(p, "bns.0", linear(p, "fcs.0", x))))
     for k in range(layers):

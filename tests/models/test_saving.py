@@ -21,11 +21,7 @@ from helpers import built
 from model_cases import MODELS, Case, graphs
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fixed_seed")
 
 
 def reloaded(model: nn.Module, path: Path, **options) -> nn.Module:

@@ -15,13 +15,13 @@ from torch import Tensor
 from diffusion_mp import MixturePenalty
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, Sphere, get_constraint, get_penalty
+from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler
 
 pytestmark = pytest.mark.unwatched
 
 PENALTIES = ("simple", "sigmoid", "softmax", "gaussian", "quadratic")
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
 CASES = [(p, c, g) for p, c, g in product(PENALTIES, CONSTRAINTS, (False, True))]
 CHANNELS = 2
 DECADES = 3.0  # β, λ and μ lie between 10^-3 and 10^3

@@ -156,12 +156,9 @@ CHUNK = 1 << 20  # edges, whose intermediate results fit into the cache
 
 
 def random_partition(
-    num_nodes: int,
-    num_parts: int,
-    generator: torch.Generator,
-    clusters: Int[Tensor, " N"] | None = None,
+    num_nodes: int, num_parts: int, generator: torch.Generator, clusters: Int[Tensor, " N"] | None = None,
     needed: Bool[Tensor, " N"] | None = None,
-) -> Integer[Tensor, " N"]:
+) -> Integer[Tensor, " N"]:  # fmt: skip
     """Return the part of every node: nodes in random order, cut into parts whose sizes differ by at most one.
 
     The nodes of `clusters` stay adjacent in that order (Cluster-GCN, Chiang et al. 2019). With `needed`, a part without

@@ -48,20 +48,11 @@ class RandomPartitionLoader(DataLoader[Data]):
     """
 
     def __init__(
-        self,
-        data: Data,
-        num_parts: int | None = None,
-        batch_size: int | None = None,
-        *,
-        clusters: Int[Tensor, " N"] | None = None,
-        halo: bool = False,
-        degrees: Literal["batch", "full"] = "batch",
-        allow_unlabelled: bool = False,
-        seed: int = 0,
-        num_replicas: int | None = None,
-        rank: int | None = None,
+        self, data: Data, num_parts: int | None = None, batch_size: int | None = None,
+        *, clusters: Int[Tensor, " N"] | None = None, halo: bool = False, degrees: Literal["batch", "full"] = "batch",
+        allow_unlabelled: bool = False, seed: int = 0, num_replicas: int | None = None, rank: int | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_flags(halo=halo, allow_unlabelled=allow_unlabelled)
         parts = _Batches(data, PartOf(data, degrees))
         size, edges = int(data.num_nodes or 0), Graph.from_data(data, validate=False).edges

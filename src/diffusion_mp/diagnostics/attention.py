@@ -23,14 +23,10 @@ COLUMNS = 512  # of S per comparison, so that memory is O(N), not O(N²)
 
 @torch.no_grad()
 def kernel_error(
-    diffusivity: KernelizedSoftmaxDiffusivity,
-    x: Float[Tensor, "N C"],
+    diffusivity: KernelizedSoftmaxDiffusivity, x: Float[Tensor, "N C"],
     num_features: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
-    *,
-    graph: Graph | None = None,
-    draws: int = 10,
-    generator: torch.Generator | None = None,
-) -> dict[int, float]:
+    *, graph: Graph | None = None, draws: int = 10, generator: torch.Generator | None = None,
+) -> dict[int, float]:  # fmt: skip
     r"""Measure how far random features are from the softmax that they estimate.
 
     Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.

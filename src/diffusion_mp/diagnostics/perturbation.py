@@ -20,13 +20,9 @@ from diffusion_mp.updates import ExplicitEuler
 
 
 def lipschitz(
-    f: Callable[[Tensor], Tensor],
-    x: Tensor,
-    *,
-    tol: float = 1e-4,
-    max_iter: int = 1000,
-    generator: torch.Generator | None = None,
-) -> float:
+    f: Callable[[Tensor], Tensor], x: Tensor,
+    *, tol: float = 1e-4, max_iter: int = 1000, generator: torch.Generator | None = None,
+) -> float:  # fmt: skip
     r"""Return how much a function stretches small changes of its input.
 
     ‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Zhang & Zhou, Eq. 8.
@@ -141,14 +137,9 @@ class Perturbation:
 
 
 def perturbation_bound(
-    model: nn.Module,
-    site: nn.Module,
-    *inputs: Any,
-    diffusion: PDEDiffusion1d | None = None,
-    points: int = 5,
-    tol: float = 1e-4,
-    **named: Any,
-) -> Perturbation:
+    model: nn.Module, site: nn.Module,
+    *inputs: Any, diffusion: PDEDiffusion1d | None = None, points: int = 5, tol: float = 1e-4, **named: Any,
+) -> Perturbation:  # fmt: skip
     r"""Measure what a diffusion does to the output of a network, and what is estimated of it.
 
     ‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).

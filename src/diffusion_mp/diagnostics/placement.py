@@ -54,11 +54,9 @@ class Commutator:
 
 @torch.no_grad()
 def commutator(
-    diffusion: PDEDiffusion1d,
-    attention: Callable[..., Any],
-    x: Float[Tensor, "B L C"],
+    diffusion: PDEDiffusion1d, attention: Callable[..., Any], x: Float[Tensor, "B L C"],
     mask: Bool[Tensor, "B L"] | None = None,
-) -> Commutator:
+) -> Commutator:  # fmt: skip
     r"""Measure how much the order of diffusion and attention matters.
 
     ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12) and ‖S(A_X(X)) − A_X(S(X))‖, with the routing frozen at X.
@@ -149,13 +147,9 @@ class PlacementReport:
 
 def diagnose(
     model: nn.Module,
-    *inputs: Any,
-    diffusion: PDEDiffusion1d | None = None,
-    sites: Sequence[str] | None = None,
-    points: int = 5,
-    tol: float = 1e-4,
-    **named: Any,
-) -> PlacementReport:
+    *inputs: Any, diffusion: PDEDiffusion1d | None = None, sites: Sequence[str] | None = None, points: int = 5,
+    tol: float = 1e-4, **named: Any,
+) -> PlacementReport:  # fmt: skip
     r"""Measure the quantities by which Zhang & Zhou predict the best placement (§ 3.5, Eqs. 6, 10, 12, 13).
 
     Modules with ``is_self_attention = True`` give the commutator with S at their input; diffusion layers are bypassed

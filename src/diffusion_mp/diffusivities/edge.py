@@ -83,8 +83,8 @@ class GATDiffusivity(Diffusivity):
             return super().forward(x, graph)  # raises
         if type(graph) is not Graph:
             raise ValueError(f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}.")
-        errors.check_edge_rows(edge_attr, graph.num_edges)
-        edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+        if isinstance(edge_attr, Tensor) and edge_attr.dim() == 1:
+            edge_attr = edge_attr.unsqueeze(1)
         errors.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge.in_channels, module=self)
         return self.couple(x, graph, edge_attr)
 

@@ -178,8 +178,7 @@ class AdjacencyDiffusivity(Diffusivity):
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
         counted = _prepared(_ones(graph), self.direction, self.self_loops) if self.degrees == "count" else None
         graph = _prepared(graph, self.direction, self.self_loops)
-        name = (self.normalization, self.direction, self.zero_degree, self.degrees, like.dtype)
-        return graph.reweighted(name, lambda: self._entries(graph, counted or graph, like))
+        return graph.with_weights(self._entries(graph, counted or graph, like))
 
     def _entries(self, graph: Graph, counted: Graph, like: Tensor) -> Float[Tensor, " E"]:
         """Divide the weights of the graph by the degrees of ``counted``."""

@@ -51,15 +51,10 @@ class ShardedGraph(Graph):
     """
 
     def __init__(
-        self,
-        edge_index: Tensor | None,
-        num_nodes: int,
-        edge_weight: Tensor | None = None,
-        *,
-        bounds: Sequence[int] | None = None,
-        group: ProcessGroup | None = None,
+        self, edge_index: Tensor | None, num_nodes: int, edge_weight: Tensor | None = None,
+        *, bounds: Sequence[int] | None = None, group: ProcessGroup | None = None,
         device: torch.device | str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not distributed.is_initialized():
             raise ValueError(
                 "a ShardedGraph is one rank's part of a graph, and there are no ranks yet. Call "

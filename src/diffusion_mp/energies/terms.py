@@ -90,9 +90,8 @@ class EnergyTerm(ABC):
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         """Return the majorant at z; override it where the three functions share work."""
         half, bound = self.half_gradient(z, graph), self.bound(z, graph)
-        if half.shape != z.shape or bound.dim() != 3:  # would be broadcast
-            wanted = f"the half gradient of {self!r} must be {list(z.shape)}, and its bound {[*z.shape[:2], 1]}"
-            raise ValueError(f"{wanted}; got {describe(half)}, {describe(bound)}.")
+        if (flaw := misshapen(self, z, half, bound)) is not None:  # it would be broadcast
+            raise ValueError(flaw)
         return majorant_of(half, bound, convex)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
@@ -367,13 +366,12 @@ def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Ten
     return penalty.total(at, ptr) + (omega.dirichlet(z) - omega.dirichlet(at)).sum()
 
 
-def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], value: Any, half: Any, bound: Any) -> str | None:
+def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], half: Any, bound: Any, *value: Any) -> str | None:
     """Return a sentence saying which of the three functions has given another shape than it has to give at z."""
     nodes, heads, _ = z.shape
     bounds = [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)]
-    made: dict[str, tuple[Any, list[list[int]]]]
-    made = {"value": (value, [[]]), "half_gradient": (half, [list(z.shape)]), "bound": (bound, bounds)}
-    for name, (found, shapes) in made.items():
+    values: list[tuple[str, Any, list[list[int]]]] = [("value", found, [[]]) for found in value]
+    for name, found, shapes in [*values, ("half_gradient", half, [list(z.shape)]), ("bound", bound, bounds)]:
         if not isinstance(found, Tensor) or list(found.shape) not in shapes:
             return f"the {name} of {term!r} must have the shape {shapes[0]} at this state; got {describe(found)}."
     return None
@@ -387,7 +385,7 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
     """
     z = z.double()
     value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
-    if (flaw := misshapen(term, z, value, half, bound)) is not None:
+    if (flaw := misshapen(term, z, half, bound, value)) is not None:
         return flaw
     for name, found in (("value", value), ("half gradient", half), ("bound", bound)):
         if not bool(found.isfinite().all()):

@@ -19,7 +19,6 @@ from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
-
 #: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
 Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 
@@ -54,16 +53,10 @@ class Graph:
     """
 
     def __init__(
-        self,
-        num_nodes: int,
-        edge_index: Tensor | None = None,
-        edge_weight: Tensor | None = None,
-        *,
-        batch: Tensor | None = None,
-        ptr: Tensor | None = None,
-        full_degree: Tensor | None = None,
+        self, num_nodes: int, edge_index: Tensor | None = None, edge_weight: Tensor | None = None,
+        *, batch: Tensor | None = None, ptr: Tensor | None = None, full_degree: Tensor | None = None,
         validate: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = checks.as_num_nodes(num_nodes)
@@ -137,12 +130,9 @@ class Graph:
 
     @classmethod
     def coerce(
-        cls,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
+        cls, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> Graph:
+    ) -> Graph:  # fmt: skip
         """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
         if not isinstance(x, Tensor):
             errors.check_kind(x, "x", Tensor, "a tensor, one row per node")
@@ -384,13 +374,12 @@ class Graph:
 
     def reweighted(self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
         """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
+        return self.derived(name, lambda: self.with_weights(weight()))
 
-        def make() -> Graph:
-            graph = self._with_edges(self.edges, weight())
-            graph.pattern = self.pattern
-            return graph
-
-        return self.derived(name, make)
+    def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
+        graph = self._with_edges(self.edges, weight)
+        graph.pattern = self.pattern
+        return graph
 
     def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""

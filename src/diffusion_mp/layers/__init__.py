@@ -11,27 +11,7 @@ from diffusion_mp.layers.pyg import from_pyg
 from diffusion_mp.layers.sequences import PDEDiffusion1d
 
 __all__ = [
-    "APPNPConv",
-    "CertifiedBlock",
-    "CertifiedConv",
-    "DIFFormerConv",
-    "DiffusionConv",
-    "GATConv",
-    "GCNConv",
-    "GCNIIConv",
-    "GINConv",
-    "GPSBlock",
-    "GatedGCNConv",
-    "LaplacianEncoder",
-    "MLPConv",
-    "MultiHeadConv",
-    "NodeFormerConv",
-    "PDEDiffusion1d",
-    "RowAttention",
-    "SFiConv",
-    "SGConv",
-    "SGFormerConv",
-    "TiedMLP",
-    "WeightedGraph",
-    "from_pyg",
-]
+    "APPNPConv", "CertifiedBlock", "CertifiedConv", "DIFFormerConv", "DiffusionConv", "GATConv", "GCNConv", "GCNIIConv",
+    "GINConv", "GPSBlock", "GatedGCNConv", "LaplacianEncoder", "MLPConv", "MultiHeadConv", "NodeFormerConv",
+    "PDEDiffusion1d", "RowAttention", "SFiConv", "SGConv", "SGFormerConv", "TiedMLP", "WeightedGraph", "from_pyg",
+]  # fmt: skip

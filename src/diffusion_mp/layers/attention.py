@@ -37,17 +37,9 @@ class MultiHeadConv(DiffusionConv):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        diffusivity: Diffusivity,
-        heads: int = 1,
-        *,
-        head_channels: int,
-        residual: bool = False,
-        bias: bool = True,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, out_channels: int, diffusivity: Diffusivity, heads: int = 1,
+        *, head_channels: int, residual: bool = False, bias: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, head_channels=head_channels)
         check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
@@ -93,30 +85,16 @@ class DIFFormerConv(DiffusionConv):
     references = ("wu2025transformers", "wu2023difformer")
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty = "simple",
-        projection: Projection = None,
-        normalize: Normalization = "row",
-        tau: float | Tensor | Positive = TAU,
-        beta: float = 0.0,
-        leak: float = 0.0,
-        update: StateUpdate | None = None,
-        graph: Literal["sum", "mean"] | None = "sum",
-        self_loops: SelfLoops = "remaining",
-        transform: bool | None = None,
-        keep: Literal["values", "state"] | None = None,
-        bias: bool | None = None,
-        concat: bool = False,
-        qkv_bias: bool = False,
-        graph_weight: float | None = None,
+        self, in_channels: int, out_channels: int, heads: int = 1,
+        *, kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty = "simple",
+        projection: Projection = None, normalize: Normalization = "row", tau: float | Tensor | Positive = TAU,
+        beta: float = 0.0, leak: float = 0.0, update: StateUpdate | None = None,
+        graph: Literal["sum", "mean"] | None = "sum", self_loops: SelfLoops = "remaining",
+        transform: bool | None = None, keep: Literal["values", "state"] | None = None, bias: bool | None = None,
+        concat: bool = False, qkv_bias: bool = False, graph_weight: float | None = None,
         direction: Literal["directed", "undirected", "pyg"] = "directed",
-        degrees: Literal["weighted", "count"] = "weighted",
-        **options: Any,
-    ) -> None:
+        degrees: Literal["weighted", "count"] = "weighted", **options: Any,
+    ) -> None:  # fmt: skip
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         if not isinstance(kernel, Penalty):
             check_choice(kernel, "kernel", KERNELS)
@@ -170,26 +148,13 @@ class NodeFormerConv(MultiHeadConv):
     references = ("wu2022nodeformer", "choromanski2021performer")
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        head_channels: int | None = None,
-        relational_bias: Literal["sum", "sym", "row"] | None = "sym",
-        hops: int = 4,
-        projection: Projection = "separate",
-        tau: float = 1.0,
-        logits: Literal["dot", "scaled_dot"] = "scaled_dot",
-        num_samples: int = 0,
-        bias: bool = True,
-        dropout: float = 0.0,
-        validate: bool = False,
-        qkv_bias: bool = False,
-        powers: Literal["walks", "reach"] = "walks",
-        gate: Literal["sigmoid"] | None = "sigmoid",
-        **attention: Any,
-    ) -> None:
+        self, in_channels: int, out_channels: int, heads: int = 1,
+        *, head_channels: int | None = None, relational_bias: Literal["sum", "sym", "row"] | None = "sym",
+        hops: int = 4, projection: Projection = "separate", tau: float = 1.0,
+        logits: Literal["dot", "scaled_dot"] = "scaled_dot", num_samples: int = 0, bias: bool = True,
+        dropout: float = 0.0, validate: bool = False, qkv_bias: bool = False,
+        powers: Literal["walks", "reach"] = "walks", gate: Literal["sigmoid"] | None = "sigmoid", **attention: Any,
+    ) -> None:  # fmt: skip
         check_counts(in_channels=in_channels, out_channels=out_channels)
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         check_flags(qkv_bias=qkv_bias)
@@ -229,23 +194,11 @@ class SFiConv(MultiHeadConv):
     references = ("sfiformer",)
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        head_channels: int | None = None,
-        hops: int | None = None,
-        adjacency: bool = True,
-        gamma: float = 1.0,
-        self_loops: SelfLoops = "remaining",
-        projection: Projection = "separate",
-        residual: bool = True,
-        bias: bool = False,
-        dropout: float = 0.0,
-        validate: bool = False,
-        **attention: Any,
-    ) -> None:
+        self, in_channels: int, out_channels: int, heads: int = 1,
+        *, head_channels: int | None = None, hops: int | None = None, adjacency: bool = True, gamma: float = 1.0,
+        self_loops: SelfLoops = "remaining", projection: Projection = "separate", residual: bool = True,
+        bias: bool = False, dropout: float = 0.0, validate: bool = False, **attention: Any,
+    ) -> None:  # fmt: skip
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_flags(adjacency=adjacency)
         if head_channels is None and out_channels % heads:
@@ -282,19 +235,10 @@ class SGFormerConv(DiffusionConv):
     references = ("wu2023sgformer",)
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        beta: float = 0.5,
-        projection: Projection = "separate",
-        normalize: Literal["row", "frobenius"] = "row",
-        transform: bool = True,
-        bias: bool = False,
-        qkv_bias: bool = False,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, out_channels: int, heads: int = 1,
+        *, beta: float = 0.5, projection: Projection = "separate", normalize: Literal["row", "frobenius"] = "row",
+        transform: bool = True, bias: bool = False, qkv_bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         check_counts(in_channels=in_channels)
         check_flags(transform=transform, qkv_bias=qkv_bias)
         check_positive(beta, "beta", allow_zero=True)

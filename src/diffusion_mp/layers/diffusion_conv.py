@@ -32,15 +32,9 @@ class GraphLayer(KnowsPyGNames, Resettable):
     """Whether x may be sparse; a model sets it for a first layer in which W_V alone reads x."""
 
     def inputs_to_graph(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None,
-        edge_weight: Tensor | None,
-        batch: Tensor | None,
-        return_coupling: bool,
-        others: dict[str, Any],
-        edge_attr: Tensor | None = None,
-    ) -> Graph:
+        self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None,
+        return_coupling: bool, others: dict[str, Any], edge_attr: Tensor | None = None,
+    ) -> Graph:  # fmt: skip
         """Check the inputs that all layers take, refuse ``others``, and return the graph."""
         if others:
             refuse_inputs(self, others)
@@ -64,15 +58,10 @@ class CertifiableLayer(GraphLayer):
 
     @torch.no_grad()
     def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
+        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        **inputs: Tensor | Coupling | None,
-    ) -> Certificate:
+        *, source: Tensor | None = None, **inputs: Tensor | Coupling | None,
+    ) -> Certificate:  # fmt: skip
         """Return the `Certificate` of one step; ``features`` or ``beside`` are passed as to the layer."""
         graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
         return self._certificate(x, graph, source, **inputs)
@@ -122,23 +111,12 @@ class DiffusionConv(CertifiableLayer):
     is_diffusion_layer = True
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        diffusivity: Diffusivity,
-        update: StateUpdate | None = None,
+        self, in_channels: int, out_channels: int, diffusivity: Diffusivity, update: StateUpdate | None = None,
         heads: int = 1,
-        *,
-        concat: bool = False,
-        transform: bool = True,
-        bias: bool = True,
-        keep: Literal["values", "state"] = "values",
-        reads: Literal["state", "values", "features"] = "state",
-        steps: int = 1,
-        dropout: float = 0.0,
-        validate: bool = False,
-        value_bias: bool = False,
-    ) -> None:
+        *, concat: bool = False, transform: bool = True, bias: bool = True, keep: Literal["values", "state"] = "values",
+        reads: Literal["state", "values", "features"] = "state", steps: int = 1, dropout: float = 0.0,
+        validate: bool = False, value_bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
@@ -180,20 +158,12 @@ class DiffusionConv(CertifiableLayer):
             nn.init.zeros_(self.bias)
 
     def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor],
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        features: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        previous: Tensor | None = None,
-        return_coupling: bool = False,
-        return_attention_weights: bool | None = None,
+        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None, batch: Tensor | None = None,
+        *, source: Tensor | None = None, features: Tensor | None = None, edge_attr: Tensor | None = None,
+        previous: Tensor | None = None, return_coupling: bool = False, return_attention_weights: bool | None = None,
         **others: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
 
         With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG, with added

@@ -109,11 +109,9 @@ class LaplacianEncoder(Resettable):
         self.rho = nn.Sequential(nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out_channels))
 
     def forward(
-        self,
-        eigenvectors: Float[Tensor, "N R"],
-        eigenvalues: Float[Tensor, "N R"] | None = None,
+        self, eigenvectors: Float[Tensor, "N R"], eigenvalues: Float[Tensor, "N R"] | None = None,
         mask: Bool[Tensor, "N R"] | None = None,
-    ) -> Float[Tensor, "N C"]:
+    ) -> Float[Tensor, "N C"]:  # fmt: skip
         check_state(eigenvectors, "eigenvectors", module=self)
         values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
         check_state(values, "eigenvalues", module=self)

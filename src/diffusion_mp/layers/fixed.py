@@ -70,14 +70,9 @@ class GCNConv(DiffusionConv):
     pyg_weights = ((r"^lin\.weight$", "value.weight"),)
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        normalize: bool = True,
-        self_loops: SelfLoops | None = None,
-        bias: bool = True,
-    ) -> None:
+        self, in_channels: int, out_channels: int,
+        *, normalize: bool = True, self_loops: SelfLoops | None = None, bias: bool = True,
+    ) -> None:  # fmt: skip
         adjacency, update = _gcn_adjacency(self_loops, normalize), ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, out_channels, adjacency, update, bias=bias)
 
@@ -207,20 +202,11 @@ class GATConv(DiffusionConv):
     )
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        concat: bool = True,
-        negative_slope: float = 0.2,
+        self, in_channels: int, out_channels: int, heads: int = 1, concat: bool = True, negative_slope: float = 0.2,
         dropout: float = 0.0,
-        *,
-        self_loops: SelfLoops = "remaining",
-        edge_dim: int | None = None,
-        residual: bool = False,
-        value_dropout: float = 0.0,
-        **options: Any,
-    ) -> None:
+        *, self_loops: SelfLoops = "remaining", edge_dim: int | None = None, residual: bool = False,
+        value_dropout: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         check_counts(out_channels=out_channels, heads=heads)
         check_flags(concat=concat, residual=residual)
         check_probability(value_dropout, "value_dropout")
@@ -233,13 +219,10 @@ class GATConv(DiffusionConv):
         self.res = ValueLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
 
     def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor],
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
+        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None, batch: Tensor | None = None,
         **inputs: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
         if self.edge_dim is not None and edge_weight is not None and inputs.get("edge_attr") is None:
             raise ValueError(
@@ -272,13 +255,9 @@ class APPNPConv(DiffusionConv):
     references = ("klicpera2019appnp",)
 
     def __init__(
-        self,
-        channels: int,
-        K: int | None = 10,
-        alpha: float = 0.1,
-        diffusivity: Diffusivity | None = None,
+        self, channels: int, K: int | None = 10, alpha: float = 0.1, diffusivity: Diffusivity | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_counts(channels=channels, **({} if K is None else {"K": K}))
         update = teleport_limit(alpha) if K is None else teleport(alpha)
         diffusivity = _gcn_adjacency() if diffusivity is None else diffusivity
@@ -304,15 +283,9 @@ class GCNIIConv(DiffusionConv):
     pyg_weights = ((r"^weight[12]$", "weight"),)
 
     def __init__(
-        self,
-        channels: int,
-        alpha: float = 0.1,
-        theta: float | None = None,
-        layer: int | None = None,
-        *,
-        normalize: bool = True,
-        self_loops: SelfLoops | None = None,
-    ) -> None:
+        self, channels: int, alpha: float = 0.1, theta: float | None = None, layer: int | None = None,
+        *, normalize: bool = True, self_loops: SelfLoops | None = None,
+    ) -> None:  # fmt: skip
         check_counts(channels=channels)
         adjacency = _gcn_adjacency(self_loops, normalize)
         super().__init__(channels, channels, adjacency, teleport(alpha), transform=False, bias=False)

@@ -39,16 +39,10 @@ class EdgeLayer(GraphLayer, ABC):
         """Return the next states of nodes and of edges, and the coupling, for checked inputs."""
 
     def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
+        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-        return_coupling: bool = False,
-        **others: Any,
-    ) -> Any:
+        *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
+    ) -> Any:  # fmt: skip
         """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         if edge_attr is not None:
@@ -154,14 +148,9 @@ class GPSBlock(EdgeLayer):
     references = ("rampasek2022gps",)
 
     def __init__(
-        self,
-        channels: int,
-        local: nn.Module | None = None,
-        attention: nn.Module | None = None,
-        *,
-        norm: Norm = "batch",
-        dropout: float = 0.0,
-    ) -> None:
+        self, channels: int, local: nn.Module | None = None, attention: nn.Module | None = None,
+        *, norm: Norm = "batch", dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(channels, dropout)
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")

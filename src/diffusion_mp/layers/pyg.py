@@ -17,16 +17,10 @@ from diffusion_mp.errors import check_flags, check_integer_pairs, check_kind, ch
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
-    "aggr": ("add", "sum"),
-    "aggr_kwargs": (None,),
-    "cached": (True, False),
-    "decomposed_layers": (1,),
-    "fill_value": ("mean",),
-    "flow": ("source_to_target",),
-    "improved": (False,),
-    "node_dim": (-2, 0),
+    "aggr": ("add", "sum"), "aggr_kwargs": (None,), "cached": (True, False), "decomposed_layers": (1,),
+    "fill_value": ("mean",), "flow": ("source_to_target",), "improved": (False,), "node_dim": (-2, 0),
     "shared_weights": (True,),
-}
+}  # fmt: skip
 
 #: The way out for an option of PyG's that is refused.
 OPTIONS: dict[str, str] = {
@@ -72,7 +66,6 @@ INPUTS: dict[str, str] = {
     "size": "Pass the states of both ends as the pair (x_src, x_dst), which says the sizes, to GINConv or GATConv.",
     "x_0": "It is called source, and comes by name: layer(x, edge_index, source=x_0).",
 }
-
 
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 """A regular expression, and what replaces its match: a template or a function of the match, as for ``re.sub``."""

@@ -52,16 +52,10 @@ class PDEDiffusion1d(Resettable):
     references = ("zhangwhere",)
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        heads: int = 1,
-        per: Literal["layer", "head", "channel"] = "layer",
-        update: StateUpdate | None = None,
-        norm: bool = False,
-        batch_first: bool = True,
-        **options: Any,
-    ) -> None:
+        self, channels: int,
+        *, heads: int = 1, per: Literal["layer", "head", "channel"] = "layer", update: StateUpdate | None = None,
+        norm: bool = False, batch_first: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         errors.check_counts(channels=channels, heads=heads)
         errors.check_flags(norm=norm, batch_first=batch_first)
@@ -79,14 +73,9 @@ class PDEDiffusion1d(Resettable):
         return self.diffusivity.alpha
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        key_padding_mask: Tensor | None = None,
-        return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, Coupling]:
+        self, x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None,
+        *, key_padding_mask: Tensor | None = None, return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, Coupling]:  # fmt: skip
         """Return the next state, and with ``return_coupling`` the coupling."""
         errors.check_flags(return_coupling=return_coupling)
         mask = self._tokens(x, mask, batch, key_padding_mask)
@@ -266,15 +255,9 @@ class TransformerBlock(Saved):
     """
 
     def __init__(
-        self,
-        channels: int,
-        heads: int = 8,
-        *,
-        mlp_channels: int,
-        causal: bool = False,
-        dropout: float = 0.0,
-        place: Place = NoDiffusion,
-    ) -> None:
+        self, channels: int, heads: int = 8,
+        *, mlp_channels: int, causal: bool = False, dropout: float = 0.0, place: Place = NoDiffusion,
+    ) -> None:  # fmt: skip
         super().__init__()
         errors.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout

@@ -223,17 +223,10 @@ class GraphModel(KnowsPyGNames, Resettable, ABC):
         """Return logits [N, out_channels], or the input of ``head``, and pass every coupling to ``collect``."""
 
     def forward(
-        self,
-        x: Tensor,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-        edge_label_index: Tensor | None = None,
-        return_coupling: bool = False,
+        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None,
+        *, edge_attr: Tensor | None = None, edge_label_index: Tensor | None = None, return_coupling: bool = False,
         **others: Any,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
         """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
         refuse_proxy(self, x)
         others |= {} if edge_attr is None else {"edge_attr": edge_attr}
@@ -268,12 +261,9 @@ class GraphModel(KnowsPyGNames, Resettable, ABC):
         check_input(x, channels=self.in_channels, module=self)
 
     def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
+        self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> Certificate:
+    ) -> Certificate:  # fmt: skip
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
         reason = f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
         layers = layer_certificates(self, x, edge_index, edge_weight, batch)
@@ -284,18 +274,9 @@ class LayerStack(GraphModel):
     """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states."""
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
-        conv: Callable[[], nn.Module],
-        *,
-        layer_norm: bool,
-        dropout: float,
-        states: int = 1,
-        task: Task = "node",
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, conv: Callable[[], nn.Module],
+        *, layer_norm: bool, dropout: float, states: int = 1, task: Task = "node",
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels)
         errors.check_counts(num_layers=num_layers)
         errors.check_flags(layer_norm=layer_norm)

@@ -56,24 +56,12 @@ class CertifiedDIFFormer(GraphModel):
     references = ("wu2025transformers",)
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int | None = 16,
-        *,
-        penalty: Penalty | str | None = "simple",
-        constraint: Constraint | str | None = "ball",
-        lam: float = 0.3,
-        mu: float = 20.0,
-        inputs: Diffusivity | None = None,
-        encoder_layers: int = 1,
-        encoder_channels: int | None = None,
-        centre: bool = False,
-        dropout: float = 0.0,
-        task: Task = "node",
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int | None = 16,
+        *, penalty: Penalty | str | None = "simple", constraint: Constraint | str | None = "ball", lam: float = 0.3,
+        mu: float = 20.0, inputs: Diffusivity | None = None, encoder_layers: int = 1,
+        encoder_channels: int | None = None, centre: bool = False, dropout: float = 0.0, task: Task = "node",
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels)
         width = hidden_channels if encoder_channels is None else encoder_channels
         steps = {} if num_layers is None else {"num_layers": num_layers}
@@ -113,12 +101,9 @@ class CertifiedDIFFormer(GraphModel):
 
     @torch.no_grad()
     def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
+        self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> Certificate:
+    ) -> Certificate:  # fmt: skip
         """Return the certificate that no step raises F at these inputs (by default random), or the failing premise.
 
         Only the initial state and its coupling are checked, since every step preserves the premises (`certify_step`).
@@ -160,9 +145,7 @@ class CertifiedDIFFormer(GraphModel):
         convex = self.conv.attention is None and self.conv.update.constraint.convex  # F has one minimum
         energy = None if convex else self.conv.energy(graph, **terms)
         return fixed_point(
-            lambda z: self.conv(z, graph, **terms),
-            state,
+            lambda z: self.conv(z, graph, **terms), state,
             energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
-            total=graph.total,
-            what="the state at rest",
-        )
+            total=graph.total, what="the state at rest",
+        )  # fmt: skip

@@ -55,23 +55,11 @@ class DIFFormer(LayerStack):
     references = DIFFormerConv.references
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        tau: float | Tensor | Positive | None = None,
-        transform: bool = False,
-        source: bool = False,
-        activation: Literal["relu"] | None = None,
-        layer_norm: bool = False,
-        dropout: float = 0.0,
-        task: Task = "node",
-        dropout_on: Literal["values", "state"] = "values",
-        update: StateUpdate | None = None,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, tau: float | Tensor | Positive | None = None, transform: bool = False, source: bool = False,
+        activation: Literal["relu"] | None = None, layer_norm: bool = False, dropout: float = 0.0, task: Task = "node",
+        dropout_on: Literal["values", "state"] = "values", update: StateUpdate | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         check_choice(activation, "activation", ["relu", None])
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_flags(source=source)
@@ -86,15 +74,10 @@ class DIFFormer(LayerStack):
         def conv() -> DIFFormerConv:
             # Each by its name: jsonargparse reads from this call which options are left for a configuration.
             layer = DIFFormerConv(
-                hidden_channels,
-                hidden_channels,
-                transform=transform,
-                tau=tau,
+                hidden_channels, hidden_channels, transform=transform, tau=tau, update=update,
                 beta=1.0 if source and update is None else 0.0,
-                update=update,
-                dropout=dropout if dropout_on == "values" else 0.0,
-                **options,
-            )
+                dropout=dropout if dropout_on == "values" else 0.0, **options,
+            )  # fmt: skip
             return copy.deepcopy(layer)  # layers share no learnable option
 
         sizes = (in_channels, hidden_channels, out_channels, num_layers)

@@ -49,23 +49,11 @@ class DiffusionGNN(GraphModel):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        conv: ConvName = "gcn",
-        heads: int = 1,
-        dropout: float = 0.5,
-        alpha: float = 0.1,
-        theta: float = 0.5,
-        norm: Norm = None,
-        act: str = "relu",
-        jk: Literal["last", "cat", "max", "lstm"] | None = None,
-        edge_dim: int | None = None,
-        task: Task = "node",
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, conv: ConvName = "gcn", heads: int = 1, dropout: float = 0.5, alpha: float = 0.1, theta: float = 0.5,
+        norm: Norm = None, act: str = "relu", jk: Literal["last", "cat", "max", "lstm"] | None = None,
+        edge_dim: int | None = None, task: Task = "node",
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", get_args(ConvName))

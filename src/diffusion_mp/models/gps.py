@@ -40,18 +40,11 @@ class BlockStack(GraphModel):
     reads = ("edge_attr", "pe")
 
     def __init__(
-        self,
-        in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
+        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int,
         block: Callable[[], nn.Module],
-        *,
-        edge_dim: int | Sequence[int] | None = None,
-        pe_channels: int = 0,
-        pe_encoder: nn.Module | None = None,
+        *, edge_dim: int | Sequence[int] | None = None, pe_channels: int = 0, pe_encoder: nn.Module | None = None,
         task: Task = "node",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(task, "task", HEADS)
@@ -144,16 +137,9 @@ class GatedGCN(BlockStack):
     """
 
     def __init__(
-        self,
-        in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 4,
-        *,
-        norm: Norm = "batch",
-        dropout: float = 0.0,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
+        *, norm: Norm = "batch", dropout: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         def block() -> nn.Module:
             return GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
 
@@ -182,22 +168,10 @@ class GPS(BlockStack):
     """
 
     def __init__(
-        self,
-        in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 4,
-        *,
-        heads: int = 4,
-        lam: float = 0.0,
-        adjacency: bool = False,
-        attention: dict[str, Any] | None = None,
-        local: bool = True,
-        norm: Norm = "batch",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
+        *, heads: int = 4, lam: float = 0.0, adjacency: bool = False, attention: dict[str, Any] | None = None,
+        local: bool = True, norm: Norm = "batch", dropout: float = 0.0, attention_dropout: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         check_kind(local, "local", bool, "True or False")
         check_probability(attention_dropout, "attention_dropout")
@@ -232,15 +206,9 @@ class DFiFormer(GPS):
     """
 
     def __init__(
-        self,
-        in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 4,
-        *,
-        adjacency: bool = True,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
+        *, adjacency: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
         self.arguments = (sizes, {"adjacency": adjacency, **options})
@@ -262,16 +230,9 @@ class SFiFormer(GPS):
     """
 
     def __init__(
-        self,
-        in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 4,
-        *,
-        lam: float = 1.0,
-        adjacency: bool = True,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
+        *, lam: float = 1.0, adjacency: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=lam, adjacency=adjacency, **options)
 

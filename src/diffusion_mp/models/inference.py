@@ -28,15 +28,9 @@ ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)  # modules that act on every row se
 
 
 def full_graph_inference(
-    model: nn.Module,
-    x: Float[Tensor, "N C"],
-    edge_index: Edges = None,
-    edge_weight: Tensor | None = None,
-    *,
-    block_size: int = 1 << 14,
-    device: torch.device | str | None = None,
-    progress: bool = False,
-) -> Tensor:
+    model: nn.Module, x: Float[Tensor, "N C"], edge_index: Edges = None, edge_weight: Tensor | None = None,
+    *, block_size: int = 1 << 14, device: torch.device | str | None = None, progress: bool = False,
+) -> Tensor:  # fmt: skip
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
     The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count). One pass over

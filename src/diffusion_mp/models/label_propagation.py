@@ -64,16 +64,10 @@ class LabelPropagation(KnowsPyGNames, Saved):
 
     @torch.no_grad()
     def forward(
-        self,
-        y: Tensor,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
-        mask: Tensor | None = None,
+        self, y: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, mask: Tensor | None = None,
         batch: Tensor | None = None,
-        *,
-        features: Tensor | None = None,
-        **others: Any,
-    ) -> Tensor:
+        *, features: Tensor | None = None, **others: Any,
+    ) -> Tensor:  # fmt: skip
         refuse_inputs(self, others)
         y = _soft(y)
         if mask is not None:

@@ -44,22 +44,11 @@ class NodeFormer(LayerStack):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        *,
-        edge_regularization: float = 0.1,
-        residual: bool = True,
-        step: float | None = None,
-        layer_norm: bool = True,
-        activation: Literal["elu"] | None = None,
-        jump: Literal["cat", "max"] | None = None,
-        dropout: float = 0.0,
-        task: Task = "node",
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
+        *, edge_regularization: float = 0.1, residual: bool = True, step: float | None = None, layer_norm: bool = True,
+        activation: Literal["elu"] | None = None, jump: Literal["cat", "max"] | None = None, dropout: float = 0.0,
+        task: Task = "node", **options: Any,
+    ) -> None:  # fmt: skip
         check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["elu", None])
         check_choice(jump, "jump", ["cat", "max", None])

@@ -67,22 +67,12 @@ class PDETransformer(Resettable):
     references = ("zhangwhere", "vaswani2017attention", "tay2021lra")
 
     def __init__(
-        self,
-        in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 6,
+        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 6,
         heads: int = 8,
-        *,
-        max_length: int,
-        placement: Placement = None,
-        diffusion: dict[str, Any] | None = None,
-        mlp_channels: int | None = None,
-        pooling: Pooling = "mean",
-        task: Literal["classify", "retrieve"] = "classify",
-        causal: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+        *, max_length: int, placement: Placement = None, diffusion: dict[str, Any] | None = None,
+        mlp_channels: int | None = None, pooling: Pooling = "mean", task: Literal["classify", "retrieve"] = "classify",
+        causal: bool = False, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(in_channels, int):
             check_counts(in_channels=in_channels)
@@ -119,12 +109,9 @@ class PDETransformer(Resettable):
         self._draw()
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Bool[Tensor, "B L"] | None = None,
-        other: Tensor | None = None,
+        self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, other: Tensor | None = None,
         other_mask: Bool[Tensor, "B M"] | None = None,
-    ) -> Float[Tensor, "B out"]:
+    ) -> Float[Tensor, "B out"]:  # fmt: skip
         if (other is None) != (self.task == "classify"):
             came = f"got {'none' if other is None else 'one'} with task={self.task!r}"
             raise ValueError(f"other must be passed with task='retrieve', the second of a pair, and only then; {came}.")

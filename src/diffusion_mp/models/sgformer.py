@@ -51,29 +51,14 @@ class SGFormer(GraphModel):
     references = SGFormerConv.references
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_gnn_layers: int = 10,
-        gnn: ConvName | Literal["residual"] = "appnp",
-        alpha: float = 0.8,
-        shared_encoder: bool = True,
-        layer_norm: bool = True,
-        dropout: float = 0.0,
-        gnn_dropout: float | None = None,
-        task: Task = "node",
-        trans_num_layers: int = 1,
-        activation: Literal["relu"] | None = None,
-        dropout_on: Literal["values", "state"] = "values",
-        aggregate: Literal["add", "cat"] = "add",
-        trans_num_heads: int | None = None,
-        trans_dropout: float | None = None,
-        gnn_num_layers: int | None = None,
-        graph_weight: float | None = None,
-        **options: Any,
-    ) -> None:
+        self, in_channels: int, hidden_channels: int, out_channels: int,
+        *, num_gnn_layers: int = 10, gnn: ConvName | Literal["residual"] = "appnp", alpha: float = 0.8,
+        shared_encoder: bool = True, layer_norm: bool = True, dropout: float = 0.0, gnn_dropout: float | None = None,
+        task: Task = "node", trans_num_layers: int = 1, activation: Literal["relu"] | None = None,
+        dropout_on: Literal["values", "state"] = "values", aggregate: Literal["add", "cat"] = "add",
+        trans_num_heads: int | None = None, trans_dropout: float | None = None, gnn_num_layers: int | None = None,
+        graph_weight: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_gnn_layers=num_gnn_layers, trans_num_layers=trans_num_layers)
         check_probability(dropout, "dropout")

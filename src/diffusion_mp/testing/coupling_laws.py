@@ -53,11 +53,8 @@ class CouplingCase:
 
 def check_coupling(
     coupling: Coupling | Callable[[], Coupling],
-    *,
-    ptr: Tensor | None = None,
-    skip: Mapping[str, str] | None = None,
-    seed: int = 0,
-) -> None:
+    *, ptr: Tensor | None = None, skip: Mapping[str, str] | None = None, seed: int = 0,
+) -> None:  # fmt: skip
     """Check a coupling with few nodes (N ≤ 30) against its own dense matrix: values, gradients, promises, algebra.
 
     An ``AssertionError`` has a sentence for every broken law. Tolerances are tightest in double precision.

@@ -47,14 +47,9 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
 
 def check_diffusivity(
     diffusivity: Diffusivity | Callable[[], Diffusivity],
-    *,
-    channels: int | None = None,
-    edges: bool | None = None,
-    level: Level = "strict",
-    skip: Mapping[str, str] | None = None,
-    compile: bool = False,
-    seed: int = 0,
-) -> None:
+    *, channels: int | None = None, edges: bool | None = None, level: Level = "strict",
+    skip: Mapping[str, str] | None = None, compile: bool = False, seed: int = 0,
+) -> None:  # fmt: skip
     """Check a diffusivity and its couplings on small directed, weighted graphs with states in the unit ball.
 
     An ``AssertionError`` has a sentence for every broken law.

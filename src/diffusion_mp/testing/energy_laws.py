@@ -41,7 +41,7 @@ def check_energy_term(
     z = z.detach().double()
     variable = z.clone().requires_grad_()
     value, half, bound = term.value(variable, graph), term.half_gradient(z, graph), term.bound(z, graph)
-    if (flaw := misshapen(term, z, value, half, bound)) is not None:
+    if (flaw := misshapen(term, z, half, bound, value)) is not None:
         raise AssertionError(flaw)
     (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)  # on which the value need not depend
     half, bound = half.detach(), bound.detach()

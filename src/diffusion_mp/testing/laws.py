@@ -138,13 +138,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def run_laws(
-    subject: str,
-    laws: Sequence[Law[Case]],
-    case: Case,
-    skip: Mapping[str, str] | None = None,
-    *,
-    level: Level = "strict",
-) -> None:
+    subject: str, laws: Sequence[Law[Case]], case: Case, skip: Mapping[str, str] | None = None,
+    *, level: Level = "strict",
+) -> None:  # fmt: skip
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
     left_out, names = dict(skip or {}), {law_name(law): law for law in laws}

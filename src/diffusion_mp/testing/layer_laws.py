@@ -43,15 +43,9 @@ class LayerCase(ModuleCase[nn.Module]):
 
 def check_layer(
     layer: nn.Module | Callable[[], nn.Module],
-    *,
-    in_channels: int | None = None,
-    edges: bool = True,
-    extra: Extra = lambda x: {},
-    level: Level = "strict",
-    skip: Mapping[str, str] | None = None,
-    compile: bool = False,
-    seed: int = 0,
-) -> None:
+    *, in_channels: int | None = None, edges: bool = True, extra: Extra = lambda x: {}, level: Level = "strict",
+    skip: Mapping[str, str] | None = None, compile: bool = False, seed: int = 0,
+) -> None:  # fmt: skip
     """Check a layer or model called as ``layer(x, edge_index, edge_weight, batch)`` on small graphs, without dropout.
 
     Args:
@@ -159,13 +153,9 @@ class UpdateCase(ModuleCase[StateUpdate]):
 
 def check_update(
     update: StateUpdate | Callable[[], StateUpdate],
-    *,
-    channels: int = 4,
-    level: Level = "strict",
-    skip: Mapping[str, str] | None = None,
-    compile: bool = False,
+    *, channels: int = 4, level: Level = "strict", skip: Mapping[str, str] | None = None, compile: bool = False,
     seed: int = 0,
-) -> None:
+) -> None:  # fmt: skip
     """Check an update on states of C channels in the unit ball and symmetric couplings; see :func:`check_diffusivity`.
 
     Examples:

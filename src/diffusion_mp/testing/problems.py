@@ -230,15 +230,9 @@ EnergyOfStep = Energy | Callable[[Coupling, Tensor], Energy]
 
 
 def assert_energy_descent(
-    layer_or_update: nn.Module,
-    energy: EnergyOfStep | None = None,
-    *,
-    instances: int = 10,
-    steps: int = 5,
-    num_nodes: int = 12,
-    channels: int = 4,
-    seed: int = 0,
-) -> None:
+    layer_or_update: nn.Module, energy: EnergyOfStep | None = None,
+    *, instances: int = 10, steps: int = 5, num_nodes: int = 12, channels: int = 4, seed: int = 0,
+) -> None:  # fmt: skip
     """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double precision.
 
     An update runs on symmetric graph couplings whose Laplacian has eigenvalues in [0, 2], with a source if its ``beta``

@@ -65,14 +65,11 @@ class SolvedUpdate(LaplacianUpdate):
         wanted = precision(dtype).residual * min(1.0, shift or 1.0)
         metric = None if coupling.symmetric else coupling.metric
         return solve(
-            lambda u: diagonal * u - coupling @ u,
-            b,
-            metric=metric,
-            preconditioner=precondition(coupling, diagonal, metric, form, dominant),
-            tol=self.tol or max(precision(b.dtype).residual, wanted),
-            max_iter=self.max_iter,
+            lambda u: diagonal * u - coupling @ u, b,
+            metric=metric, preconditioner=precondition(coupling, diagonal, metric, form, dominant),
+            tol=self.tol or max(precision(b.dtype).residual, wanted), max_iter=self.max_iter,
             what=f"the system of {self}",
-        )
+        )  # fmt: skip
 
     def _is_dominant(self, coupling: Coupling, shift: float) -> bool:
         """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant, hence regular, as every part of it is."""

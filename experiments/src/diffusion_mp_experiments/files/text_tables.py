@@ -42,15 +42,9 @@ def line_blocks(
 
 
 def number_blocks(
-    path: Path,
-    columns: int,
-    dtype: type[np.generic],
-    *,
-    delimiter: str | None = None,
-    below: int | None = None,
-    what: str = "numbers",
-    progress: bool = True,
-) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
+    path: Path, columns: int, dtype: type[np.generic],
+    *, delimiter: str | None = None, below: int | None = None, what: str = "numbers", progress: bool = True,
+) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:  # fmt: skip
     """Yield the rows of a table of finite numbers in blocks [rows, columns], each with the number of its first row.
 
     The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1. `what` is their name.

@@ -82,16 +82,10 @@ class CachedDataset(InMemoryDataset):
     """
 
     def __init__(
-        self,
-        root: str | Path,
-        key: str,
-        num_graphs: int,
-        *,
-        transform: Transform | None = None,
-        pre_transform: Transform | None = None,
-        force_reload: bool = False,
+        self, root: str | Path, key: str, num_graphs: int,
+        *, transform: Transform | None = None, pre_transform: Transform | None = None, force_reload: bool = False,
         log: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._key, self._num_graphs = key, num_graphs
         super().__init__(str(as_path(root, "root")), transform, pre_transform, log=log)
         made_once(Path(self.processed_dir), self._read, self._write, anew=force_reload)

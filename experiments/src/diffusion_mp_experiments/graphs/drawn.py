@@ -65,16 +65,9 @@ class SBMDataset(CachedDataset):
     """
 
     def __init__(
-        self,
-        root: str | Path,
-        name: Literal["PATTERN", "CLUSTER"],
-        split: Literal["train", "val", "test"] = "train",
-        *,
-        num_graphs: int | None = None,
-        seed: int = 0,
-        pattern_sizes: tuple[int, int] | None = None,
-        **options: Any,
-    ) -> None:
+        self, root: str | Path, name: Literal["PATTERN", "CLUSTER"], split: Literal["train", "val", "test"] = "train",
+        *, num_graphs: int | None = None, seed: int = 0, pattern_sizes: tuple[int, int] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         check_choice(name, "name", _SIZES)
         check_choice(split, "split", _SIZES[name])
         num_graphs = _SIZES[name][split] if num_graphs is None else num_graphs
@@ -183,17 +176,10 @@ def _integers(count: int, low: int, high: int, generator: torch.Generator) -> Te
 
 
 def synthetic_pokec(
-    num_nodes: int = 1_632_803,
-    num_edges: int = 30_622_564,
-    num_features: int = 65,
-    *,
-    seed: int = 0,
-    homophily: float = 0.444,
-    signal: float = 0.3,
-    spread: float = 1.5,
-    unlabelled: float = 1e-4,
+    num_nodes: int = 1_632_803, num_edges: int = 30_622_564, num_features: int = 65,
+    *, seed: int = 0, homophily: float = 0.444, signal: float = 0.3, spread: float = 1.5, unlabelled: float = 1e-4,
     cache: str | Path | None = None,
-) -> Data:
+) -> Data:  # fmt: skip
     """Draw a directed graph of two classes with Pokec's number of users and friendships, in seconds.
 
     - y_i is 0 for one half of the nodes and 1 for the other; a share `unlabelled` has −1 instead, and features and

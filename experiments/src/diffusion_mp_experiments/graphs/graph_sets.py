@@ -152,14 +152,9 @@ class PeptidesFunctional(CachedDataset):
     """
 
     def __init__(
-        self,
-        source: str | Path,
-        root: str | Path,
-        split: Literal["train", "val", "test"] = "train",
-        *,
-        num_graphs: int | None = None,
-        **options: Any,
-    ) -> None:
+        self, source: str | Path, root: str | Path, split: Literal["train", "val", "test"] = "train",
+        *, num_graphs: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         check_choice(split, "split", ("train", "val", "test"))
         self.source, self.split = as_path(source, "source"), split
         table, official = self.source / _MOLECULES, self.source / _SPLIT

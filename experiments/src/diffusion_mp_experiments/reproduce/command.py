@@ -9,7 +9,7 @@ from pathlib import Path
 
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
-from diffusion_mp_experiments.reproduce.report import card, chosen, lines, section
+from diffusion_mp_experiments.reproduce.report import Line, card, chosen, lines, section
 from diffusion_mp_experiments.reproduce.table import Record, Table, load_table, parsed, write_records
 
 _HEAD = """# Results
@@ -62,8 +62,9 @@ def run_reproduce(args: list[str]) -> None:
         if record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record:
             path.write_text(card(table, record, options.save))
     report = folder / "report.md"
-    report.write_text(illustrated(table, records, options.configs / table.name / "notes.md", folder))
-    text, seconds = section(table, lines(table, records)), time.perf_counter() - start
+    rows = lines(table, records)
+    report.write_text(illustrated(table, records, rows, options.configs / table.name / "notes.md", folder))
+    text, seconds = section(table, rows), time.perf_counter() - start
     print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {folder / 'runs.jsonl'}")
     if not options.quick:
         print(f"Take it over into docs/results.md: diffusion-mp results --made {options.out}")
@@ -84,9 +85,8 @@ def _positive(text: str) -> int:
     return value
 
 
-def illustrated(table: Table, records: Sequence[Record], notes: Path, folder: Path) -> str:
+def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], notes: Path, folder: Path) -> str:
     """The section of a table in Markdown, below the text of the file `notes` and with pictures in `folder`/images."""
-    rows = lines(table, records)
     parts = [section(table, rows, notes.read_text() if notes.is_file() else "")]
 
     def picture(ending: str, title: str) -> Path:
@@ -124,11 +124,9 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
     for path in found:
         folder, records = configs / path.stem, parsed(path.read_text(), path)
         table = load_table(folder)
-        sections.append(illustrated(table, records, folder / "notes.md", docs))
-        rows = lines(
-            replace(table, baselines=("gcn",) if any(row.name == "gcn" for row in table.rows) else ()), records
-        )
-        if any(line.differences for line in rows) and table.sweep is None:
+        rows = lines(table, records)
+        sections.append(illustrated(table, records, rows, folder / "notes.md", docs))
+        if any("gcn" in line.differences for line in rows) and table.sweep is None:
             compared.append((table, rows))
     figures.draw_overview(docs / "images" / "results.png", compared)
     page = docs / "results.md"

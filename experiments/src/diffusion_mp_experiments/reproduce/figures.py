@@ -123,8 +123,7 @@ def _save(path: Path, figure: Figure, title: str, curves: int) -> None:
 
 def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """Every measure of the states, layer by layer, at the last value of the sweep of a table."""
-    sweep, curves = table.sweep, points(table, lines)
-    assert sweep is not None
+    sweep, curves = points(table, lines)
     figure, panels = _panels(4.2 * len(MEASURES) + 1, 4.4, len(MEASURES))
     for (title, known), look in zip(curves, _looks(), strict=False):
         last = known.get(len(sweep.values) - 1)
@@ -140,8 +139,7 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
 
 def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """The metric, and the spread and rank of the last states, along the sweep of a table."""
-    sweep, curves = table.sweep, points(table, lines)
-    assert sweep is not None
+    sweep, curves = points(table, lines)
     measures = [name for name in ("spread", "rank") if any(line.states.get(name) for line in lines)]
     figure, (first, *others) = _panels(4.2 * (1 + len(measures)) + 1, 4.4, 1 + len(measures))
     for (title, known), look in zip(curves, _looks(), strict=False):

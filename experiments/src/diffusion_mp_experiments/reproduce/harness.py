@@ -95,7 +95,6 @@ class Search:
 
 Key = tuple[str, str, int, int, bool]
 
-
 #: A training that is planned: the beginning of its record, and its configuration.
 Planned = tuple[Record, dict[str, Any]]
 
@@ -181,8 +180,9 @@ class _Harness:
         bar.refresh()
         for (planned, *_), result in each(_train, list(left.values()), jobs):
             record = {**planned, **result}
-            self.records.append(record)
-            self.done[key(record)] = record
+            if key(record) not in self.done:  # otherwise it was trained again only for its model
+                self.records.append(record)
+                self.done[key(record)] = record
             bar.set_postfix_str(record["row"], refresh=False)
             bar.update()
 

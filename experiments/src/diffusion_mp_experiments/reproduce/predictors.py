@@ -75,13 +75,9 @@ class Diffusion(Predictor):
     """`DiffusionClassifier` on the features, which makes a graph of its own."""
 
     def __init__(
-        self,
-        n_neighbors: int = 10,
-        metric: Metric = "euclidean",
-        sharpness: float = 8.0,
-        mu: float = 10.0,
+        self, n_neighbors: int = 10, metric: Metric = "euclidean", sharpness: float = 8.0, mu: float = 10.0,
         dropout: float = 0.5,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.options = {"n_neighbors": n_neighbors, "metric": metric, "sharpness": sharpness, "mu": mu}
         self.options["dropout"] = dropout

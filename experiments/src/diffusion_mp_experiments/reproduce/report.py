@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffusion_mp_experiments.reproduce.table import Record, Table
+from diffusion_mp_experiments.reproduce.table import Record, Sweep, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
 
 Estimate = tuple[float, float]
@@ -27,29 +27,26 @@ class Line:
 
 
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
+    """What every row came to, compared with the baselines of the table, and with its GCN for the picture of all."""
     runs, searches = (
         {row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)] for row in table.rows}
         for kind in ("run", "search")
     )
     tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
-    found = []
+    compared, found = {*table.baselines, "gcn"} & tests.keys(), []
     for row in table.rows:
         mine, search, test = runs[row.name], searches[row.name], tests[row.name]
         if not mine:
             continue
-        ahead = {name: _difference(table, test, tests[name]) for name in table.baselines if name != row.name}
+        ahead = {name: _difference(table, test, tests[name]) for name in compared if name != row.name}
         line = Line(
-            row.name,
-            row.title,
-            estimate(list(test.values())),
+            row.name, row.title, estimate(list(test.values())),
             statistics.fmean(_by_split(table, mine, "validation").values()),
             {name: difference for name, difference in ahead.items() if difference},
-            _ablated(table, mine),
-            _states(mine),
-            len({record["split"] for record in mine}),
+            _ablated(table, mine), _states(mine), len({record["split"] for record in mine}),
             max((len(record["trials"]) for record in search), default=0),
             sum(record["seconds"] for record in [*mine, *search]),
-        )
+        )  # fmt: skip
         found.append(line)
     return found
 
@@ -112,27 +109,24 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
     return _grid(["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows)
 
 
-def points(table: Table, found: Sequence[Line]) -> list[tuple[str, dict[int, Line]]]:
-    """In a table with a sweep the title of every curve, and its lines by the place of the value."""
+def points(table: Table, found: Sequence[Line]) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
+    """The sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
+    assert table.sweep is not None
     by_name, curves = {line.row: line for line in found}, []
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
         curves.append((title, {place: by_name[name] for place, name in enumerate(names) if name in by_name}))
-    return curves
+    return table.sweep, curves
 
 
 def curves(table: Table, found: Sequence[Line]) -> str:
     """A table with a sweep: a row for every curve, a column for every value; then measures of the last states."""
-    assert table.sweep is not None
-    values, title = table.sweep.values, table.metric.title
+    (sweep, lines_of), title = points(table, found), table.metric.title
 
     def grid(cell: Callable[[Line], str]) -> str:
-        rows = [
-            [curve, *(cell(known[place]) if place in known else "" for place in range(len(values)))]
-            for curve, known in points(table, found)
-            if known
-        ]
-        return _grid([table.sweep.title, *map(str, values)], rows)  # type: ignore[union-attr]
+        places = range(len(sweep.values))
+        rows = [[curve, *(cell(at[k]) if k in at else "" for k in places)] for curve, at in lines_of if at]
+        return _grid([sweep.title, *map(str, sweep.values)], rows)
 
     parts = [f"{title[:1].upper() + title[1:]}:\n\n{grid(lambda line: _spread(line.score, table.metric.digits))}"]
     for name in ("spread", "rank"):

@@ -57,17 +57,10 @@ class ListOps(SequenceDataset):
     classes = 10
 
     def __init__(
-        self,
-        split: Literal["train", "val", "test"] = "train",
-        *,
-        num: int | None = None,
-        seed: int = 0,
-        min_length: int = 501,
-        max_length: int = 1999,
-        max_depth: int = 10,
-        max_args: int = 10,
-        operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
-    ) -> None:
+        self, split: Literal["train", "val", "test"] = "train",
+        *, num: int | None = None, seed: int = 0, min_length: int = 501, max_length: int = 1999, max_depth: int = 10,
+        max_args: int = 10, operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
+    ) -> None:  # fmt: skip
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
         check_counts(num=num, min_length=min_length, max_length=max_length, max_depth=max_depth, max_args=max_args)
@@ -82,8 +75,7 @@ class ListOps(SequenceDataset):
         for operator in operators:
             check_choice(operator, "operators", OPERATORS)
         self.split, self.seed, self.operators, self._num = split, as_whole(seed, "seed"), tuple(operators), num
-        self.min_length, self.max_length = min_length, max_length
-        self.max_depth, self.max_args = max_depth, max_args
+        self.min_length, self.max_length, self.max_depth, self.max_args = min_length, max_length, max_depth, max_args
 
     def __len__(self) -> int:
         return self._num

@@ -76,16 +76,10 @@ class Pathfinder(SequenceDataset):
     classes = 2
 
     def __init__(
-        self,
-        split: Literal["train", "val", "test"] = "train",
-        *,
-        num: int | None = None,
-        seed: int = 0,
-        size: int = 32,
-        dashes: int = 14,
-        distractors: int = 5,
+        self, split: Literal["train", "val", "test"] = "train",
+        *, num: int | None = None, seed: int = 0, size: int = 32, dashes: int = 14, distractors: int = 5,
         distractor_dashes: int = 4,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
         check_counts(num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes)

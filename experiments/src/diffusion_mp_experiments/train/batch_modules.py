@@ -60,14 +60,10 @@ class TUDataModule(BatchDataModule):
     """
 
     def __init__(
-        self,
-        root: str = "data/TUDataset",
-        name: str = "MUTAG",
-        train: float = 0.8,
-        val: float = 0.1,
+        self, root: str = "data/TUDataset", name: str = "MUTAG", train: float = 0.8, val: float = 0.1,
         batch_size: int | None = 64,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(batch_size, **options)
         check_kind(name, "name", str, "the name of a data set, like MUTAG")
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
@@ -128,17 +124,11 @@ class SnapshotDataModule(BatchDataModule):
     trains = Forecaster
 
     def __init__(
-        self,
-        root: str = "data/spatial_temporal",
-        name: TemporalName = "chickenpox",
-        lags: int | None = None,
-        base: ForecastName = "zero",
-        train: float = 0.2,
-        val: float = 0.2,
-        windows: int = 4,
+        self, root: str = "data/spatial_temporal", name: TemporalName = "chickenpox", lags: int | None = None,
+        base: ForecastName = "zero", train: float = 0.2, val: float = 0.2, windows: int = 4,
         batch_size: int | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(batch_size, **options)
         check_choice(name, "name", get_args(TemporalName))
         check_choice(base, "base", get_args(ForecastName))

@@ -31,13 +31,9 @@ class Supervised(pl.LightningModule):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.001,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
+        self, model: nn.Module, lr: float = 0.001, weight_decay: float = 0.0, optimizer: OptimizerName = "adam",
         metric: str = "acc",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         check_kind(model, "model", nn.Module, "a module")
         check_positive(lr, "lr", allow_zero=True)
@@ -230,9 +226,6 @@ class SequenceClassifier(Supervised):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=(0.9, 0.98), weight_decay=self.weight_decay)
         steps = max(1, int(self.trainer.estimated_stepping_batches))
         rising = max(1, round(self.warmup * steps))
-        schedule = SequentialLR(
-            optimizer,
-            [LinearLR(optimizer, 1 / rising, total_iters=rising), CosineAnnealingLR(optimizer, max(1, steps - rising))],
-            milestones=[rising],
-        )
+        warmup, falling = LinearLR(optimizer, 1 / rising, total_iters=rising), max(1, steps - rising)
+        schedule = SequentialLR(optimizer, [warmup, CosineAnnealingLR(optimizer, falling)], milestones=[rising])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

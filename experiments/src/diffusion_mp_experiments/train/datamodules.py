@@ -156,18 +156,10 @@ class PlanetoidDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self,
-        root: str = "data/Planetoid",
-        name: Literal["Cora", "CiteSeer", "PubMed"] = "Cora",
-        split: Literal["random", "public"] | int = "random",
-        seed: int = 0,
-        tuning: bool = False,
-        sparse: bool = False,
-        per_class: int = 20,
-        num_val: int = 500,
-        num_test: int | None = 1000,
-        download: bool = False,
-    ) -> None:
+        self, root: str = "data/Planetoid", name: Literal["Cora", "CiteSeer", "PubMed"] = "Cora",
+        split: Literal["random", "public"] | int = "random", seed: int = 0, tuning: bool = False, sparse: bool = False,
+        per_class: int = 20, num_val: int = 500, num_test: int | None = 1000, download: bool = False,
+    ) -> None:  # fmt: skip
         self.numbered, self.public = isinstance(split, int) and not isinstance(split, bool), split == "public"
         if not self.numbered and split not in ("random", "public"):
             raise ValueError(f'split must be a number, "random" or "public", got {split!r}.')
@@ -207,12 +199,9 @@ class HeterophilousDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self,
-        root: str = "data/heterophilous_npz",
-        name: str = "chameleon_filtered",
-        normalize_features: bool = False,
+        self, root: str = "data/heterophilous_npz", name: str = "chameleon_filtered", normalize_features: bool = False,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         check_kind(name, "name", str, "the name of a file, like chameleon_filtered")
         check_flags(normalize_features=normalize_features)
@@ -237,13 +226,9 @@ class FacebookDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self,
-        root: str = "data/LINKXDataset",
-        name: str = "johnshopkins55",
-        train: float = 0.5,
-        val: float = 0.25,
+        self, root: str = "data/LINKXDataset", name: str = "johnshopkins55", train: float = 0.5, val: float = 0.25,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         check_kind(name, "name", str, "the name of a university, like johnshopkins55")
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
@@ -295,18 +280,11 @@ class KNNDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self,
-        name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST",
-        root: str = "data/MNIST",
-        k: int = 10,
-        metric: Metric = "euclidean",
-        per_class: int = 10,
-        num_val: int = 1000,
-        num_parts: int = 1,
-        weighted: bool = False,
-        sharpness: float = 8.0,
+        self, name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST", root: str = "data/MNIST", k: int = 10,
+        metric: Metric = "euclidean", per_class: int = 10, num_val: int = 1000, num_parts: int = 1,
+        weighted: bool = False, sharpness: float = 8.0,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         check_counts(num_parts=num_parts)
         check_choice(name, "name", _FEATURES)

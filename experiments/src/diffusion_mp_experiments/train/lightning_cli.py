@@ -73,10 +73,7 @@ class DiffusionCLI(LightningCLI):
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={"max_epochs": 500, "log_every_n_steps": 1, "enable_model_summary": False},
-            parser_kwargs={
-                "prog": "diffusion-mp",
-                **{name: {"prog": f"diffusion-mp {name}"} for name in self.subcommands()},
-            },
+            parser_kwargs={"prog": "diffusion-mp"} | {k: {"prog": f"diffusion-mp {k}"} for k in self.subcommands()},
             args=args,
         )
 
