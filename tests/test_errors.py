@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp import *
 from diffusion_mp.couplings import *
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not t
 X = torch.rand(4, 3)
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
 V = torch.rand(4, 1, 3)
+DATA = Data(x=X, edge_index=EDGES)
 
 
 def conv(x: Tensor = X, edge_index: Any = EDGES, *rest: Any, **named: Any) -> Any:
@@ -175,6 +176,11 @@ TYPES: list[tuple[Callable[[], Any], str]] = [
     (lambda: conv([[1.0, 2.0, 3.0]]), r"x must be a tensor"),
     (lambda: conv(X, EDGES.float()), r"edge_index must hold integers.*\.long\(\)"),
     (lambda: conv(X, [[0], [1]]), r"edge_index must be a tensor"),
+    (lambda: conv(DATA), r"got Data.* x is the tensor data\.x, as in model\(data\.x, data\.edge_index\)"),
+    (lambda: DIFFormer(3, 4, 2)(DATA, EDGES), r"x must be a tensor.*got Data.* x is the tensor data\.x, as in"),
+    (lambda: PDETransformer(3, 4, 2, heads=2, max_length=4)(DATA), r"x must be .* got Data.* x is the tensor data\.x"),
+    (lambda: conv(X, DATA), r"edge_index must be .* got Data.* edge_index is the tensor data\.edge_index, as in"),
+    (lambda: conv(HeteroData({"a": {"x": X}})), r"got HeteroData\(.*Number all nodes .* data\.to_homogeneous\(\)"),
     (lambda: Graph.from_sparse(torch.eye(4)), r"adjacency must be a sparse tensor"),
     (lambda: Graph.from_data({"x": X}), r"data must be a torch_geometric Data or Batch; got dict"),
     (lambda: conv(X, EDGES, torch.ones(3).long()), r"edge_weight must be floating"),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric import EdgeIndex, Index
+from torch_geometric.data import Data, HeteroData
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -78,7 +79,8 @@ def describe(value: object) -> str:
         return f"a module ({type(value).__name__})"
     if isinstance(value, np.ndarray):
         return f"{_with_article(value.dtype)} array of shape {list(value.shape)}"
-    return f"{_brief.repr(value)} ({type(value).__name__})"
+    shown = _brief.repr(value).replace("\n", " ")
+    return f"{shown} ({type(value).__name__})"
 
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
@@ -169,7 +171,7 @@ def check_function(value: object, name: str, what: str) -> None:
 def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {what}; got {describe(value)}.")
+        raise TypeError(f"{name} must be {what}; got {describe(value)}.{_part_of_data(value, name)}")
 
 
 def check_probability(value: float, name: str) -> None:
@@ -187,7 +189,7 @@ def check_tensor(value: object, name: str, shape: str, device: torch.device | No
     ``shape`` describes the expected shape.
     """
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.")
+        raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.{_part_of_data(value, name)}")
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense().")
     if not value.is_floating_point():
@@ -287,7 +289,18 @@ def _one_state(x: object, name: str) -> str:
             f"{name} = torch.cat([{name}_src, {name}_dst]) and edge_index[1] + len({name}_src), and take the last rows "
             f"of the result; GINConv, and GATConv with self_loops='keep', take the pair as it is."
         )
-    return " Pass data.to_homogeneous(), which numbers all nodes in one run." if isinstance(x, dict) else ""
+    if isinstance(x, dict):
+        return " Pass data.to_homogeneous(), which numbers all nodes in one run."
+    return _part_of_data(x, name)
+
+
+def _part_of_data(value: object, name: str) -> str:
+    """Return the way out where PyG's ``Data`` came instead of one of its tensors."""
+    if isinstance(value, HeteroData):
+        return " Number all nodes in one run, data = data.to_homogeneous(), and pass data.x and data.edge_index."
+    if isinstance(value, Data) and name in ("x", "edge_index"):
+        return f" {name} is the tensor data.{name}, as in model(data.x, data.edge_index)."
+    return ""
 
 
 def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None) -> None:

@@ -89,6 +89,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
+        _check_known(y, "a label for every row, and the number -1 where it is unknown")
         # In double precision, so that rounding does not make a row in predict depend on the others.
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         self.X_, (labelled, self.classes_, targets) = X, _labels(y)
@@ -109,6 +110,11 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.transduction_ = self.classes_[(self._class_weight * self.label_distributions_).argmax(1)]
         self.n_iter_ = self.max_iter
         return self
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of rows of X whose predicted label is that in y [M]."""
+        _check_known(y, "the label of every row")
+        return float(super().score(X, y, sample_weight))
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows X [M, n_features]."""
@@ -235,6 +241,15 @@ def _tensor(X: Any) -> Tensor:
         return torch.from_numpy(X)
     ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data))
     return matrix(ptr, columns, values, X.shape[1])
+
+
+def _check_known(y: Any, wanted: str) -> None:
+    """Raise for None and NaN, which other libraries write where a label is unknown."""
+    if y is None:
+        raise ValueError(f"DiffusionClassifier requires y to be passed, but the target y is None: pass {wanted}.")
+    for row, label in enumerate(np.ravel(np.asarray(y, dtype=object))):
+        if not isinstance(label, str) and str(label) in ("None", "nan", "NaT", "<NA>"):
+            raise ValueError(f"y must hold {wanted}; got {label} in row {row}.")
 
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:

@@ -112,6 +112,13 @@ def test_wrong_logits_are_refused(shape, message):
         model.training_step(Toy().data, 0)
 
 
+def test_data_without_labels_are_refused():
+    data = Toy().data
+    data.y = None
+    with pytest.raises(TypeError, match=r"data\.y must be a tensor of labels, a row for every node.*got None"):
+        NodeClassifier(Fixed(torch.zeros(12, 2))).training_step(data, 0)
+
+
 def test_digits_module():
     module = DigitsDataModule(per_class=3, num_val=100, seed=1)
     assert (module.num_features, module.num_classes) == (64, 10)
