@@ -20,12 +20,26 @@ before = set(sys.modules)
 warnings.simplefilter("error")
 import diffusion_mp, diffusion_mp.data, diffusion_mp.estimators, diffusion_mp_experiments.train
 late = {"sklearn", "matplotlib", "huggingface_hub", "pytorch_lightning", "torchmetrics", "rdkit", "pymetis", "onnx"}
+late |= {"scipy.linalg", "scipy.sparse"}
 print(*sorted(late & (set(sys.modules) - before)))
 """
 
 
 def test_nothing_is_warned_of_and_extras_wait() -> None:
     assert run_program("-c", PROGRAM).split() == []
+
+
+SECONDS = """
+import time, torch, torch_geometric
+before = time.process_time()
+import diffusion_mp
+print(time.process_time() - before)
+"""
+
+
+@pytest.mark.slow
+def test_it_adds_less_than_half_a_second_to_torch_and_pyg() -> None:
+    assert min(float(run_program("-c", SECONDS)) for _ in range(3)) < 0.5
 
 
 EVERYTHING = """

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Int64
-from scipy.sparse import csr_array, issparse
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
@@ -91,7 +91,7 @@ def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -
     ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
     """
     x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
-    search = _nearly_nearest if approximate and not issparse(x) else _nearest
+    search = _nearly_nearest if approximate and not scipy.sparse.issparse(x) else _nearest
     if metric == "euclidean":
         return search(x, k, of)
     # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
@@ -114,7 +114,7 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
 
     if k < 1 or not rows.shape[0]:
         return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
-    if issparse(x):
+    if scipy.sparse.issparse(x):
         distance, column = search("brute", x, rows)
     elif x.shape[1] <= (64 if len(x) <= 2_000 else 15):
         # Without matrix products, ties are broken alike on every machine. With more channels a tree visits every row.
@@ -176,13 +176,14 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; to length one for "cosine"."""
     with errors.needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.preprocessing import normalize
-    largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()
-    _, exponent = np.frexp(largest.toarray().ravel() if issparse(largest) else largest)  # powers of two are exact
+    largest, sparse = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max(), scipy.sparse.issparse(rows)
+    # Powers of two are exact.
+    _, exponent = np.frexp(largest.toarray().ravel() if scipy.sparse.issparse(largest) else largest)
     if metric == "cosine":
-        exponent = exponent.repeat(np.diff(rows.indptr)) if issparse(rows) else exponent[:, None]
-    values = np.ldexp(rows.data if issparse(rows) else rows, _LARGEST - exponent)
+        exponent = exponent.repeat(np.diff(rows.indptr)) if sparse else exponent[:, None]
+    values = np.ldexp(rows.data if sparse else rows, _LARGEST - exponent)
     np.clip(values, -(2.0**_CUT), 2.0**_CUT, out=values)
-    found = csr_array((values, rows.indices, rows.indptr), rows.shape) if issparse(rows) else values
+    found = scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape) if sparse else values
     return normalize(found, copy=False) if metric == "cosine" else found
 
 
@@ -202,12 +203,12 @@ def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
     return found
 
 
-def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float) -> csr_array:
+def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float) -> scipy.sparse.csr_array:
     """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
     values = np.exp(-np.minimum(sharpness * exponent, 30))  # clipped: an outlier has small, equal, nonzero weights
-    return csr_array((values, (row, column)), shape=(len(reach), len(other)))
+    return scipy.sparse.csr_array((values, (row, column)), shape=(len(reach), len(other)))
 
 
 def _options(k: int, metric: Metric, approximate: bool) -> tuple[int, Metric, bool]:

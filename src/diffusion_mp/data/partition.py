@@ -7,9 +7,9 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from scipy.sparse import csr_array
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
@@ -120,14 +120,15 @@ def find_clusters(
     return _metis(_neighbours(graph), num_clusters, seed)
 
 
-def _neighbours(graph: Graph) -> csr_array:
+def _neighbours(graph: Graph) -> scipy.sparse.csr_array:
     """Return the symmetric boolean adjacency without self-loops."""
     edges = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
-    one_way = csr_array((np.ones(edges.shape[1], dtype=bool), tuple(edges)), shape=(graph.num_nodes, graph.num_nodes))
+    entries = np.ones(edges.shape[1], dtype=bool), tuple(edges)
+    one_way = scipy.sparse.csr_array(entries, shape=(graph.num_nodes, graph.num_nodes))
     return one_way + one_way.T
 
 
-def _metis(neighbours: csr_array, num_clusters: int, seed: int) -> Tensor:
+def _metis(neighbours: scipy.sparse.csr_array, num_clusters: int, seed: int) -> Tensor:
     try:
         import pymetis
     except ImportError:
@@ -137,7 +138,7 @@ def _metis(neighbours: csr_array, num_clusters: int, seed: int) -> Tensor:
     return torch.as_tensor(found, dtype=torch.long)
 
 
-def _metis_of_pyg(neighbours: csr_array, num_clusters: int) -> Tensor:
+def _metis_of_pyg(neighbours: scipy.sparse.csr_array, num_clusters: int) -> Tensor:
     from torch_geometric.loader import ClusterData
 
     size, edge_index = neighbours.shape[0], torch.from_numpy(np.stack(neighbours.nonzero())).long()

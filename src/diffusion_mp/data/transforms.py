@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
+import scipy
 import torch
-from scipy.linalg import eigh
-from scipy.sparse import csc_matrix
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch_geometric.data import Batch, Data
@@ -67,14 +65,14 @@ class AddLaplacianPE(BaseTransform):
         return f"{type(self).__name__}(k={self.k})"
 
 
-def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
     size = laplacian.shape[0]
     if size <= _DENSE:
-        return eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
+        return scipy.linalg.eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
     # The shift lies below the spectrum [0, 2], so that the factor exists; a random start is not an eigenvector.
     start = np.random.default_rng(0).standard_normal(size)
-    value, vector = eigsh(laplacian, k=count, sigma=-0.01, which="LM", v0=start)
+    value, vector = scipy.sparse.linalg.eigsh(laplacian, k=count, sigma=-0.01, which="LM", v0=start)
     order = value.argsort()
     return value[order], vector[:, order]
 
