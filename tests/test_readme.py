@@ -44,6 +44,19 @@ def test_its_links_lead_somewhere():
             assert heading in {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}, heading
 
 
+def test_its_scores_stand_in_the_tables_that_it_links_to():
+    text = README.read_text()
+    page = (README.parent / "docs" / "results.md").read_text()
+    tables = {re.sub(r"[^\w -]", "", part.partition("\n")[0]): part for part in re.split(r"^#+ ", page, flags=re.M)}
+    tables = {name.lower().replace(" ", "-"): part for name, part in tables.items()}
+    links = dict(re.findall(r"^\[(\w+)\]: docs/results\.md#(\S+)", text, re.M))
+    claims = [(claim, name) for claim, name in re.findall(r"\[([^\]]*\d\.\d[^\]]*)\]\[(\w+)\]", text) if name in links]
+    assert len(claims) == 4
+    for claim, name in claims:
+        scores = re.findall(r"^\| [^|]+ \| (\d+\.\d) ", tables[links[name]], re.M)
+        assert {*re.findall(r"\d+\.\d", claim)} <= {*scores}, claim
+
+
 def test_the_page_on_certified_networks(capsys):
     scope = run(README.parent / "docs" / "certified.md")
     assert scope["energies"].shape == (9,)
