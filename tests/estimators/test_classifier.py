@@ -255,6 +255,24 @@ def test_labels_are_names_in_a_frame() -> None:
     np.testing.assert_array_equal(found.predict(frame), names[fitted().predict(X)])
 
 
+def test_a_distribution_may_stand_for_a_label() -> None:
+    sure = np.eye(3)[TRUTH] * (Y >= 0)[:, None]
+    np.testing.assert_array_equal(fitted(y=sure).label_distributions_, fitted().label_distributions_)
+    candidates = np.ones((41, 3))
+    candidates[np.arange(41), (TRUTH + RNG.integers(1, 3, size=41)) % 3] = 0  # one of the wrong classes
+    found = fitted(y=pd.DataFrame(candidates / 2) * (np.arange(41) < 30)[:, None])
+    np.testing.assert_array_equal(found.sources_[:30], candidates[:30] / 2)
+    assert found.classes_.tolist() == [0, 1, 2]
+    assert (found.transduction_ == TRUTH).mean() > 0.9
+
+
+def test_a_network_learns_the_likeliest_candidate(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    y = np.eye(3)[TRUTH] * (Y >= 0)[:, None]
+    y[:2] = [0, 0.1, 0.9], [0.5, 0.5, 0]  # neighbours of the first are of class 0, which it excludes
+    fitted(y=y, rounds=1)
+    assert taught[0][1][:2].tolist() == [2, 1]
+
+
 def test_every_row_may_have_a_label() -> None:
     assert (fitted(y=TRUTH, max_iter=60).transduction_ == TRUTH).mean() > 0.9
     assert fitted(y=np.array(["a", "b", "c"])[TRUTH]).classes_.tolist() == ["a", "b", "c"]
@@ -323,6 +341,9 @@ test_options_and_labels_that_do_not_fit = refuses(
     (lambda: fitted(y=[0, 1, *[None] * 39]), "the number -1 where it is unknown; got None in row 2"),
     (lambda: fitted(y=["a", float("nan"), *"ab" * 19, "b"]), "the number -1 where it is unknown; got nan in row 1"),
     (lambda: fitted(y=pd.Series([0, pd.NA, *[1] * 39])), "the number -1 where it is unknown; got <NA> in row 1"),
+    (lambda: fitted(y=np.ones((41, 3))), r"y \[N, n_classes\] must .*; row 0 is \[1\. 1\. 1\.\]\. Of candidates c"),
+    (lambda: fitted(y=np.tile([1.5, -0.5], (41, 1))), r"y \[N, n_classes\] must .*; row 0 is \[ 1\.5 -0\.5\]"),
+    (lambda: fitted(y=np.tile([1.0, 0.0], (41, 1))), "some class has no share at all"),
     (lambda: fitted(max_iter=1).score(X, None), "y is None: pass the label of every row"),
     (lambda: fitted(max_iter=1).score(X, [None] * 41), "y must hold the label of every row; got None in row 0"),
     (lambda: fitted(y=np.full(41, -1)), "y must hold the label of some row at least; every entry is -1"),

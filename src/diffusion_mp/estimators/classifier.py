@@ -16,7 +16,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
 from diffusion_mp.errors import as_whole, check_choice, check_flags, check_positive, check_probability
@@ -65,6 +65,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     Shapes:
         X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N]. If y has only -1 and 1, these are classes.
+        Or y: [N, n_classes], where labels are known in part: a distribution over classes for every row, uniform over
+        its candidates say, or zeros. They are sources in place of labels, and a network learns the likeliest class.
 
     Examples:
         >>> import numpy as np
@@ -89,11 +91,14 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
-        _check_known(y, "a label for every row, and the number -1 where it is unknown")
+        given = np.asarray(y, dtype=object)
+        soft = given.ndim == 2 and given.shape[1] > 1
+        if not soft:
+            _check_known(y, "a label for every row, and the number -1 where it is unknown")
         # In double precision, so that rounding does not make a row in predict depend on the others.
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
-        self.X_, (labelled, self.classes_, targets) = X, _labels(y)
-        self._class_weight = self._weights(np.bincount(targets))
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2, multi_output=soft)
+        self.X_, (labelled, self.classes_, known) = X, _distributions(y) if soft else _labels(y)
+        self._class_weight = self._weights(known.sum(0))
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with (
@@ -106,7 +111,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
             torch.default_generator.manual_seed(int(seed))
-            self._alternate(torch.from_numpy(labelled), torch.from_numpy(targets), bar)
+            self._alternate(torch.from_numpy(labelled), torch.from_numpy(known), bar)
         self.transduction_ = self.classes_[(self._class_weight * self.label_distributions_).argmax(1)]
         self.n_iter_ = self.max_iter
         return self
@@ -140,17 +145,17 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         found = (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
         return (found := found * self._class_weight) / found.sum(1, keepdims=True)
 
-    def _alternate(self, labelled: Tensor, targets: Tensor, bar: Any) -> None:
-        """Spread the labels [R] of some rows; then train and spread a new network in every round."""
+    def _alternate(self, labelled: Tensor, known: Tensor, bar: Any) -> None:
+        """Spread the labels [R, n_classes] of some rows; then train and spread a new network in every round."""
         graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
-        known = one_hot(targets, len(self.classes_)).double()
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known / known.sum(0)
         bar.set_description("labels spread")
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
-            taught = (spread * torch.from_numpy(self._class_weight)).argmax(1)
-            taught[labelled] = targets
+            likely = spread * torch.from_numpy(self._class_weight)
+            likely[labelled] *= known  # of a label, only its class is left
+            taught = likely.argmax(1)
             # In the first round, rows that no label reaches are left out.
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
@@ -253,7 +258,7 @@ def _check_known(y: Any, wanted: str) -> None:
 
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
-    """Return a mask of the labelled rows, the classes, and the index of the class of every labelled row."""
+    """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
     strings = y.dtype.kind in "US"
     if strings and "-1" in y.tolist():
         raise ValueError(
@@ -271,7 +276,19 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
         warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
         classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
-    return labelled, classes, targets
+    return labelled, classes, np.eye(len(classes))[targets]
+
+
+def _distributions(y: Any) -> tuple[Any, Any, Any]:
+    """Return the same for y [N, n_classes], whose rows are distributions, or zeros for a row without a label."""
+    shares = np.asarray(y, dtype=np.float64)
+    total = shares.sum(1)
+    wrong = (shares < 0).any(1) | (np.abs(total - 1) > 1e-6) & (total != 0)
+    if wrong.any() or not (shares > 0).any(0).all():
+        came = f"row {wrong.argmax()} is {shares[wrong.argmax()]}" if wrong.any() else "some class has no share at all"
+        must = "a share of every class >= 0 that sum to one in a row, or to zero where nothing is known"
+        raise ValueError(f"y [N, n_classes] must hold {must}; {came}. Of candidates c, these are c / c.sum(1).")
+    return total > 0, np.arange(shares.shape[1]), shares[total > 0]
 
 
 def _inverse_root(degree: Any) -> Any:
