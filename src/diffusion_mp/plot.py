@@ -49,11 +49,8 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
         ax.plot(row / row[0].abs().clamp(min=1e-30), "o-", markersize=3, label=f"block {number}")
     if len(rows) > 1:
         ax.legend(fontsize="small")
-    ax.set(
-        xlabel="layer" if len(rows) == 1 else "step of the block",
-        ylabel="energy / |energy before|",
-        xticks=range(rows.size(1)),
-    )
+    ax.set(xlabel="layer" if len(rows) == 1 else "step of the block", ylabel="energy / |energy before|")
+    ax.locator_params("x", integer=True)
     return ax
 
 
