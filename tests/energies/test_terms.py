@@ -75,6 +75,7 @@ TERMS = {
     "diagonals": lambda graph: MatrixTerm(
         SparseCoupling(graph, random(graph.num_edges, RELATIONS)), random(RELATIONS, CHANNELS)
     ),
+    "identities": lambda graph: MatrixTerm(SparseCoupling(graph, random(graph.num_edges, RELATIONS)), None),
     "attention": attention,
     "attention to neighbours": lambda graph: attention(graph, prior=True),
     **{f"MLP, {name}": partial(lambda name, graph: mlp(name), name) for name in ACTIVATIONS},
@@ -171,6 +172,17 @@ def test_diagonals_equal_diagonal_matrices(relations: int, hops: int, directed: 
         total = results[0] + (pull * results[1]).sum() + results[2].square().sum()
         found.append([*results, *torch.autograd.grad(total, leaves)])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_without_matrices_the_identity_is_meant() -> None:
+    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    coupling, ones = SparseCoupling(graph, random(24, RELATIONS)), torch.ones(RELATIONS, CHANNELS, dtype=DOUBLE)
+    for hops, norms in ((1, None), (2, torch.rand(RELATIONS, dtype=DOUBLE) + 1)):
+        got, expected = (MatrixTerm(coupling, matrix, norms, hops=hops) for matrix in (None, ones))
+        for name in ("value", "half_gradient", "bound"):
+            torch.testing.assert_close(getattr(got, name)(z, graph), getattr(expected, name)(z, graph), msg=name)
+    with pytest.raises(ValueError, match="reads states of one head"):
+        got.value(z.expand(-1, 2, -1), graph)
 
 
 def test_the_identity_between_neighbours_is_the_term_of_the_graph() -> None:

@@ -36,7 +36,7 @@ class MatrixTerm(SharedTerm):
         coupling: A, one head per relation r.
         matrix: B [R, C, C], or the diagonals [R, C] of diagonal matrices, of a state of one head [N, 1, C]; ``None``:
             the identity for every relation.
-        norms: upper bounds on ‖B_r‖₂, [R]; by default `norm_bounds`.
+        norms: upper bounds on ‖B_r‖₂, [R]; by default `norm_bounds`, or one for the identity.
         hops: h, the length of walks.
         symmetric: the promise that B_r = B_rᵀ; with a symmetric A, one product is then enough.
 
@@ -71,10 +71,10 @@ class MatrixTerm(SharedTerm):
         mutual = symmetric and (coupling.symmetric if values_only() else coupling.T is coupling)
         self.backward = None if mutual else coupling.T
         reach = self._reach(coupling) if mutual else (self._reach(coupling) + self._reach(coupling.T)) / 2
-        if matrix is not None:
-            reach = reach * (norm_bounds(matrix) if norms is None else norms)
+        if norms is None and matrix is not None:
+            norms = norm_bounds(matrix)
         #: k [N, 1, 1].
-        self.degree = reach.sum(1)[:, None, None]
+        self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
         """Return |A|^h 1."""
@@ -97,8 +97,7 @@ class MatrixTerm(SharedTerm):
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         wide = z.double()
-        if self.matrix is not None:
-            check_channels(z, "matrix", self.matrix)
+        check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum()
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
@@ -264,12 +263,14 @@ class MLPTerm(EnergyTerm):
         return z.new_zeros(1, 1, 1)
 
 
-def check_channels(z: Tensor, name: str, matrix: Tensor) -> None:
-    """Raise unless a state [N, 1, C] is what a matrix reads."""
-    if z.shape[1:] != (1, matrix.size(-1)):
-        wanted = f"{name} reads states of one head and {matrix.size(-1)} channels"
+def check_channels(z: Tensor, name: str, matrix: Tensor | None) -> None:
+    """Raise unless a state [N, 1, C] is what a matrix, or ``None``, the identity, reads."""
+    channels = z.size(-1) if matrix is None else matrix.size(-1)
+    if z.shape[1:] != (1, channels):
+        wanted = f"{name} reads states of one head and {channels} channels"
         raise ValueError(f"{wanted}; the state is {errors.describe(z)}, and {name} {errors.describe(matrix)}.")
-    errors.check_device(matrix, name, z.device, "the state")
+    if matrix is not None:
+        errors.check_device(matrix, name, z.device, "the state")
 
 
 def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5) -> Float[Tensor, " R"]:

@@ -42,8 +42,8 @@ class Majorant(NamedTuple):
 class Mean(NamedTuple):
     """A half gradient p z − c − s f(z) whose p, the ``damping`` of a step, c and s are the same at every state.
 
-    A quadratic V ≥ 0 with a ``pull`` f has no constant c: then V(z) = ⟨p z − s f(z), z⟩, which bounds what rounding may
-    change.
+    Where `EnergyTerm.weighted_mean` of a quadratic V ≥ 0 has a ``pull`` f, it has no constant c. Then V(z) =
+    ⟨p z − s f(z), z⟩, which bounds what rounding may change.
     """
 
     damping: Tensor
