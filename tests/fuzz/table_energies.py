@@ -165,6 +165,7 @@ def of_matrix(d: Draw) -> dict[str, Arg]:
     right = d.pick([coupling_source(d, symmetric=True), signed])
     diagonals = tensor(d, 1, d.channels).unsure("another dtype", "on the meta device", "a higher rank")
     matrix = diagonals if d.maybe(0.4) else matrices(d, "matrix")["matrix"].unsure("a lower rank")
+    matrix = Arg("None") if d.maybe(0.2) else matrix.without("None")
     return {"coupling": Arg(right, wrong), "matrix": matrix}
 
 
