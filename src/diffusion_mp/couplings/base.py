@@ -96,19 +96,11 @@ class Coupling(ABC):
     _sum: ClassVar[Callable[[list[Coupling]], Coupling]]
 
     def __init__(
-        self,
-        num_nodes: int,
-        heads: int,
-        like: Tensor | Coupling,
-        *,
-        ptr: Tensor | Callable[[], Tensor | None] | None = None,
-        symmetric: Promise = False,
-        row_stochastic: Promise = False,
-        nonnegative: Promise = False,
-        positive_semidefinite: Promise = False,
-        low_rank: Promise = False,
-        metric: Callable[[], Tensor | None] | None = None,
-    ) -> None:
+        self, num_nodes: int, heads: int, like: Tensor | Coupling,
+        *, ptr: Tensor | Callable[[], Tensor | None] | None = None, symmetric: Promise = False,
+        row_stochastic: Promise = False, nonnegative: Promise = False, positive_semidefinite: Promise = False,
+        low_rank: Promise = False, metric: Callable[[], Tensor | None] | None = None,
+    ) -> None:  # fmt: skip
         if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
             plain = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
             if not (plain and 0 <= num_nodes <= MOST_NODES and heads > 0):

@@ -66,12 +66,9 @@ def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Te
 
 
 def measured_from(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"],
-    ptr: Tensor | None = None,
-    centre: Tensor | None = None,
+    x: Float[Tensor, "N H D"], y: Float[Tensor, "N H D"], ptr: Tensor | None = None, centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:  # fmt: skip
     """x − c and y − c in at least float32, one object if x is y; c is ``centre`` or the mean of y in its graph.
 
     A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
@@ -92,13 +89,9 @@ def measured_from(
 
 
 def distance_features(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"] | None = None,
-    ptr: Tensor | None = None,
-    *,
-    centre: Tensor | None = None,
-    sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
+    x: Float[Tensor, "N H D"], y: Float[Tensor, "N H D"] | None = None, ptr: Tensor | None = None,
+    *, centre: Tensor | None = None, sharpness: float | Tensor | None = None,
+) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:  # fmt: skip
     r"""Return features whose inner products are squared distances.
 
     q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].

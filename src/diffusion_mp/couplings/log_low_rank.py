@@ -78,15 +78,10 @@ class LogLowRankCoupling(PooledCoupling):
     """
 
     def __init__(
-        self,
-        log_query: Float[Tensor, "N H F"],
-        log_key: Float[Tensor, "N H F"],
-        ptr: Tensor | None = None,
+        self, log_query: Float[Tensor, "N H F"], log_key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
         log_weight: Float[Tensor, "N H K"] | None = None,
-        *,
-        normalize: bool = True,
-        symmetric: bool = False,
-    ) -> None:
+        *, normalize: bool = True, symmetric: bool = False,
+    ) -> None:  # fmt: skip
         sizes = feature_sizes(log_query, log_key, "log_")
         if type(normalize) is not bool:
             check_flags(normalize=normalize)

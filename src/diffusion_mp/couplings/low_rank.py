@@ -117,15 +117,9 @@ class LowRankCoupling(PooledCoupling):
     """
 
     def __init__(
-        self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
-        ptr: Tensor | None = None,
-        *,
-        symmetric: bool = False,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
-    ) -> None:
+        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
+        *, symmetric: bool = False, row_stochastic: bool = False, nonnegative: bool = False,
+    ) -> None:  # fmt: skip
         promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": row_stochastic, "low_rank": True}
         promises |= {"nonnegative": nonnegative, "positive_semidefinite": query is key}
         super().__init__(*feature_sizes(query, key), ptr=ptr, **promises)
@@ -181,14 +175,9 @@ class UniformCoupling(LowRankCoupling):
     """
 
     def __init__(
-        self,
-        num_nodes: int,
-        ptr: Tensor | None = None,
-        *,
-        normalize: bool = True,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
+        self, num_nodes: int, ptr: Tensor | None = None,
+        *, normalize: bool = True, dtype: torch.dtype | None = None, device: torch.device | str | None = None,
+    ) -> None:  # fmt: skip
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
         one = one.to(torch.promote_types(one.dtype, torch.float32))  # a count and its reciprocal may not fit in half
@@ -234,18 +223,10 @@ class LinearAttentionCoupling(PooledCoupling):
     """The state [N, C] of which queries and keys are the same view, with one head, if there is one."""
 
     def __init__(
-        self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
-        ptr: Tensor | None = None,
-        *,
-        constant: float = 0.0,
-        own: float = 0.0,
-        unit: bool = False,
-        symmetric: bool = False,
-        nonnegative: bool = False,
-        reversible: bool = False,
-    ) -> None:
+        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
+        *, constant: float = 0.0, own: float = 0.0, unit: bool = False, symmetric: bool = False,
+        nonnegative: bool = False, reversible: bool = False,
+    ) -> None:  # fmt: skip
         sizes = feature_sizes(query, key)
         if not (type(unit) is type(reversible) is type(nonnegative) is bool):
             check_flags(unit=unit, reversible=reversible, nonnegative=nonnegative)

@@ -47,16 +47,10 @@ class NeumannCoupling(Coupling):
     """
 
     def __init__(
-        self,
-        num_nodes: int,
-        alpha: Float[Tensor, "K H"],
-        strides: Sequence[int] = (1,),
-        boundary: Boundary = "symmetric",
-        ptr: Tensor | None = None,
-        *,
-        nonnegative: bool = False,
-        transposed: bool = False,
-    ) -> None:
+        self, num_nodes: int, alpha: Float[Tensor, "K H"], strides: Sequence[int] = (1,),
+        boundary: Boundary = "symmetric", ptr: Tensor | None = None,
+        *, nonnegative: bool = False, transposed: bool = False,
+    ) -> None:  # fmt: skip
         check_stencil(strides, boundary)
         check_flags(transposed=transposed)
         num_nodes = as_num_nodes(num_nodes)

@@ -49,18 +49,11 @@ class PairwiseCoupling(Coupling):
     """
 
     def __init__(
-        self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
-        ptr: Tensor | None = None,
+        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
         score: Literal["exp", "sigmoid"] = "exp",
-        *,
-        normalize: bool | Literal["symmetric"] = True,
-        loops: bool = True,
-        symmetric: bool = False,
-        positive_semidefinite: bool = False,
-        reversible: bool = False,
-    ) -> None:
+        *, normalize: bool | Literal["symmetric"] = True, loops: bool = True, symmetric: bool = False,
+        positive_semidefinite: bool = False, reversible: bool = False,
+    ) -> None:  # fmt: skip
         check_choice(score, "score", SCORES)
         sizes = feature_sizes(query, key)
         if not isinstance(normalize, str) or normalize != "symmetric":
@@ -149,15 +142,10 @@ class DistanceCoupling(Coupling):
     """
 
     def __init__(
-        self,
-        function: Callable[[Tensor], Tensor],
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        self, function: Callable[[Tensor], Tensor], query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"],
         ptr: Tensor | None = None,
-        *,
-        nonnegative: bool = False,
-        positive_semidefinite: bool = False,
-    ) -> None:
+        *, nonnegative: bool = False, positive_semidefinite: bool = False,
+    ) -> None:  # fmt: skip
         check_function(function, "function", "of a tensor of squared distances")
         promises: dict[str, Any] = {"nonnegative": nonnegative, "positive_semidefinite": positive_semidefinite}
         super().__init__(*feature_sizes(query, key), ptr=ptr, symmetric=query is key, **promises)
@@ -232,16 +220,11 @@ class SparseFlowCoupling(Coupling):
     """
 
     def __init__(
-        self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
-        friction_query: Float[Tensor, "N H G"] | None = None,
-        friction_key: Float[Tensor, "N H G"] | None = None,
+        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"],
+        friction_query: Float[Tensor, "N H G"] | None = None, friction_key: Float[Tensor, "N H G"] | None = None,
         ptr: Tensor | None = None,
-        *,
-        lam: float | Tensor,
-        alpha: float | Tensor = math.inf,
-    ) -> None:
+        *, lam: float | Tensor, alpha: float | Tensor = math.inf,
+    ) -> None:  # fmt: skip
         sizes = feature_sizes(query, key)
         if (friction_query is None) != (friction_key is None):
             raise ValueError("friction_query and friction_key come together; got one of them. Neither: f = 1/n.")

@@ -53,17 +53,10 @@ class AnyScore(ABC):
         return self(s).log()
 
     def coupling(
-        self,
-        q: Float[Tensor, "N H D"],
-        k: Float[Tensor, "N H D"],
-        ptr: Tensor | None = None,
-        *,
-        measure: Literal["inner", "distance"] = "distance",
-        unit: bool = False,
-        normalize: bool = False,
-        nonnegative: bool = True,
-        centre: Tensor | None = None,
-    ) -> Coupling:
+        self, q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], ptr: Tensor | None = None,
+        *, measure: Literal["inner", "distance"] = "distance", unit: bool = False, normalize: bool = False,
+        nonnegative: bool = True, centre: Tensor | None = None,
+    ) -> Coupling:  # fmt: skip
         """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric if q is k.
 
         ``unit`` divides every q_i and k_j by its norm first; for ``centre`` see `distance_features`.

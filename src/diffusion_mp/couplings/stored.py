@@ -37,15 +37,10 @@ class DenseCoupling(Coupling):
     """
 
     def __init__(
-        self,
-        matrix: Tensor | Sequence[Tensor],
-        ptr: Tensor | None = None,
-        *,
-        symmetric: Promise | None = None,
-        row_stochastic: Promise | None = None,
-        nonnegative: Promise | None = None,
+        self, matrix: Tensor | Sequence[Tensor], ptr: Tensor | None = None,
+        *, symmetric: Promise | None = None, row_stochastic: Promise | None = None, nonnegative: Promise | None = None,
         positive_semidefinite: Promise = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if isinstance(matrix, (list, tuple)):
             if ptr is not None:
                 raise ValueError("ptr goes with one matrix of all nodes; a list of blocks implies its own boundaries.")
@@ -161,15 +156,10 @@ class SparseCoupling(Coupling):
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        weight: Tensor | None = None,
-        *,
-        symmetric: Promise | None = None,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
+        self, graph: Graph, weight: Tensor | None = None,
+        *, symmetric: Promise | None = None, row_stochastic: bool = False, nonnegative: bool = False,
         metric: Callable[[], Tensor | None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(graph, Graph):
             check_kind(graph, "graph", Graph, "a Graph")
         own = weight is None

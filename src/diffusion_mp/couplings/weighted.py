@@ -34,16 +34,9 @@ class ReweightedCoupling(Coupling):
     """
 
     def __init__(
-        self,
-        coupling: Coupling,
-        row: Tensor | None = None,
-        column: Tensor | None = None,
-        *,
-        symmetric: bool = False,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
-        positive: bool = False,
-    ) -> None:
+        self, coupling: Coupling, row: Tensor | None = None, column: Tensor | None = None,
+        *, symmetric: bool = False, row_stochastic: bool = False, nonnegative: bool = False, positive: bool = False,
+    ) -> None:  # fmt: skip
         check_coupling_kind(coupling)
         check_flags(positive=positive)
         heads = coupling.heads

@@ -61,19 +61,11 @@ class CertifiedConv(CertifiableLayer):
     why_uncertified: str | None = None
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        penalty: Penalty | str | None = "simple",
-        heads: int = 1,
-        projection: Literal["tied"] | None = None,
-        constraint: Constraint | str | None = "ball",
-        radius: float = 1.0,
-        beta: float = 1.0,
-        lam: float = 1.0,
-        mu: float = 1.0,
-        graph: bool | Diffusivity = True,
-    ) -> None:
+        self, channels: int,
+        *, penalty: Penalty | str | None = "simple", heads: int = 1, projection: Literal["tied"] | None = None,
+        constraint: Constraint | str | None = "ball", radius: float = 1.0, beta: float = 1.0, lam: float = 1.0,
+        mu: float = 1.0, graph: bool | Diffusivity = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_counts(channels=channels, heads=heads)
         for name, weight in (("beta", beta), ("lam", lam), ("mu", mu)):
@@ -103,17 +95,10 @@ class CertifiedConv(CertifiableLayer):
             nn.init.uniform_(self.weight, -(self.in_channels**-0.5), self.in_channels**-0.5)
 
     def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
+        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        beside: Coupling | None = None,
-        return_coupling: bool = False,
-        **others: Any,
-    ) -> Tensor | tuple[Tensor, Coupling]:
+        *, source: Tensor | None = None, beside: Coupling | None = None, return_coupling: bool = False, **others: Any,
+    ) -> Tensor | tuple[Tensor, Coupling]:  # fmt: skip
         """Return the next state, and with ``return_coupling`` the coupling W."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if x.device != self.mu.raw.device:  # a layer may have scalar parameters alone, which are not looked at there
