@@ -194,6 +194,11 @@ def check_tensor(value: object, name: str, shape: str, device: torch.device | No
         raise TypeError(f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense().")
     if not value.is_floating_point():
         way = "Pass its real part." if value.is_complex() else f"Convert it with {name}.float()."
+        if name == "x" and value.dtype in INTEGERS:
+            way += (
+                " If these are categories, CertifiedTransformer and GPS take in_channels=[number of categories of "
+                "every column], and other models one_hot(x, number).float()."
+            )
         raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
     if device is not None and value.device != device:
         check_device(value, name, device, other)

@@ -131,6 +131,30 @@ def test_a_wrong_gradient_is_found_out() -> None:
         check_energy_term(Wrong(mlp("tanh"), 1.0), random(NODES, 1, CHANNELS), a_graph())
 
 
+class Well(EnergyTerm):
+    """Σ_i r⁴ / (1 + r²), r = ‖z_i‖, whose Hessian is at most 5/2, so that 5/8 is a bound."""
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    def value(self, z: Tensor, graph: Graph) -> Tensor:
+        squares = z.double().square().sum(2)
+        return (squares**2 / (1 + squares)).sum()
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return z * (1 - (1 + z.square().sum(2, keepdim=True)) ** -2)
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return torch.full_like(z[:, :, :1], self.p)
+
+
+def test_a_bound_that_fails_for_single_nodes_alone_is_found() -> None:
+    z = torch.nn.functional.normalize(random(60, 1, 8), dim=2)
+    check_energy_term(Well(5 / 8), z, Graph(60))
+    with pytest.raises(AssertionError, match="its bound is too small"):
+        check_energy_term(Well(0.6), z, Graph(60))
+
+
 def test_the_terms_equal_dense_formulas() -> None:
     graph, z = a_graph(), random(NODES, 1, CHANNELS)
     flat = z.squeeze(1)

@@ -348,6 +348,8 @@ test_options_and_labels_that_do_not_fit = refuses(
     (lambda: fitted(max_iter=1).score(X, [None] * 41), "y must hold the label of every row; got None in row 0"),
     (lambda: fitted(y=np.full(41, -1)), "y must hold the label of some row at least; every entry is -1"),
     (lambda: fitted(y=["a", -1, *"ab" * 19, "b"]), r"y holds the string '-1' .* np\.array\(\[\.\.\.\], dtype=object\)"),
+    (lambda: fitted(y=np.array(["a", "-1", *"ab" * 19, "b"], dtype=object)), "y holds the string '-1' beside other"),
+    (lambda: fitted(y=pd.Series(["a", "-1", *"ab" * 19, "b"])), "y holds the string '-1' beside other"),
     (lambda: fitted(y=np.where(Y == -1, -1, Y + 0.5)), "Unknown label type: continuous"),
 )
 

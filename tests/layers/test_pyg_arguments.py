@@ -79,6 +79,11 @@ test_inputs_of_pyg_are_refused_with_the_way_out = refuses(
     (lambda: mp.GCNConv(C, 4)(X, EDGES, colour="red"), r"takes no colour\. It takes x, edge_index"),
     (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, edge_attr=torch.rand(E, 2)), r"takes no edge_attr\. GATConv"),
     (lambda: mp.CertifiedTransformer(C, 4, 3)(X, EDGES, edge_type=EDGES[0]), r"takes no edge_type\. .*one_hot"),
+    (lambda: mp.CertifiedTransformer(C, 4, 3)(X, EDGES, edge_attr=X), r"built without edge_dim takes no edge_attr\."),
+    (
+        lambda: mp.CertifiedTransformer(C, 4, 3)(X.long(), EDGES),
+        r"x\.float\(\)\. If these are categories, .*in_channels",
+    ),
     (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, return_attention_weights=True), r"return_coupling=True"),
     (lambda: mp.CertifiedConv(C)(X, EDGES, size=(N, N)), r"CertifiedConv takes no size"),
     (lambda: mp.LabelPropagation()(X, EDGES, post_step=torch.relu), r"post_step\. Labels are clamped"),

@@ -260,7 +260,7 @@ def _check_known(y: Any, wanted: str) -> None:
 def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
     strings = y.dtype.kind in "US"
-    if strings and "-1" in y.tolist():
+    if y.dtype.kind in "USO" and "-1" in y.tolist():
         raise ValueError(
             "y holds the string '-1' beside other strings, so it would be one more class. Where rows without a "
             "label are meant, pass an array of objects, np.array([...], dtype=object), with the number -1 for them."

@@ -156,7 +156,8 @@ def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     for name, value in inputs.items():
         if name not in INPUTS or value is not None:
             way_out = INPUTS.get(name) or _taken(module.forward)
-            raise TypeError(f"a call of {type(module).__name__} takes no {name}. {way_out}")
+            built = " built without edge_dim" if name == "edge_attr" and hasattr(module, "edge_dim") else ""
+            raise TypeError(f"a call of {type(module).__name__}{built} takes no {name}. {way_out}")
 
 
 def refuse_proxy(module: object, x: object) -> None:
