@@ -194,11 +194,6 @@ def check_tensor(value: object, name: str, shape: str, device: torch.device | No
         raise TypeError(f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense().")
     if not value.is_floating_point():
         way = "Pass its real part." if value.is_complex() else f"Convert it with {name}.float()."
-        if name == "x" and value.dtype in INTEGERS:
-            way += (
-                " If these are categories, CertifiedTransformer and GPS take in_channels=[number of categories of "
-                "every column], and other models one_hot(x, number).float()."
-            )
         raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
     if device is not None and value.device != device:
         check_device(value, name, device, other)
@@ -282,6 +277,12 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     if x.dim() != 2:
         way_out = "Flatten a padded batch to its real rows and pass `batch`."
         raise ValueError(f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. {way_out}")
+    if x.dtype in INTEGERS:
+        raise TypeError(
+            f"{name} must be floating point; got {describe(x)}. Convert it with {name}.float(). If these are "
+            f"categories, CertifiedTransformer and GPS take in_channels=[number of categories of every column], and "
+            f"other models one_hot({name}, number).float()."
+        )
     check_tensor(x, name, "[num_nodes, channels]")
     raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
 

@@ -163,13 +163,15 @@ def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
     return None
 
 
-def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x and edge_index of eight nodes on a directed ring, to certify a model without data."""
+def random_input(channels: int, like: Tensor, edge_dim: int | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return x, edge_index and edge_attr of eight nodes on a directed ring, to certify a model without data."""
     if channels == -1:
         raise ValueError("x must be given, or the model called once: only then is it known how many channels it has.")
-    x = torch.randn(8, channels, generator=torch.Generator().manual_seed(0)).to(like)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, channels, generator=generator).to(like)
     ring = torch.arange(8, device=like.device)
-    return x, torch.stack([ring, ring.roll(1)])
+    edge_attr = None if edge_dim is None else torch.rand(8, edge_dim, generator=generator).to(like)
+    return x, torch.stack([ring, ring.roll(1)]), edge_attr
 
 
 def _why_uncovered(diffusivity: Any, form: Form) -> str | None:

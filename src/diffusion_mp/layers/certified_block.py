@@ -335,9 +335,9 @@ class CertifiedBlock(GraphLayer):
     ) -> Certificate:  # fmt: skip
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random H."""
         if x is None:
-            x, edge_index = random_input(self.in_channels, self.beta.raw)
-            sizes = [getattr(term, "edge_dim", None) for term in self.terms]
-            edge_attr = next((x.new_ones(len(x), size) for size in sizes if size is not None), None)
+            sizes = (getattr(term, "edge_dim", None) for term in self.terms)
+            edge_dim = next((size for size in sizes if size is not None), None)
+            x, edge_index, edge_attr = random_input(self.in_channels, self.beta.raw, edge_dim)
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)

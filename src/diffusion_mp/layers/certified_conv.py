@@ -172,7 +172,7 @@ class CertifiedConv(CertifiableLayer):
         if broken is not None:
             return Certificate.refused("Theorem T1", math.nan, broken)
         if x is None or graph is None:
-            x, edge_index = random_input(self.in_channels, self.mu.raw)
+            x, edge_index, _ = random_input(self.in_channels, self.mu.raw)
             graph = Graph.coerce(x, edge_index)
         state, given = self._begin(x, source)
         coupling = self.coupling(state, graph, given, beside)

@@ -109,7 +109,7 @@ class CertifiedDIFFormer(GraphModel):
         Only the initial state and its coupling are checked, since every step preserves the premises (`certify_step`).
         """
         if x is None:
-            x, edge_index = random_input(self.in_channels, self.conv.mu.raw)
+            x, edge_index, _ = random_input(self.in_channels, self.conv.mu.raw)
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
         broken = broken_parameter(self, "encoder.", "inputs.", "conv.")  # now that the first call has drawn them all
         if broken is not None:

@@ -147,10 +147,9 @@ class CertifiedTransformer(GraphModel):
         ``layers`` holds the certificate of every block, checked at its first state (`certify_step`).
         """
         if x is None:
-            x, edge_index = random_input(self.in_channels, next(self.blocks.parameters()))
+            x, edge_index, edge_attr = random_input(self.in_channels, next(self.blocks.parameters()), self.edge_dim)
             if self.categories is not None:
                 x = torch.stack([torch.arange(8, device=x.device) % size for size in self.categories], 1)
-            edge_attr = None if self.edge_dim is None else torch.rand(edge_index.size(1), self.edge_dim).to(x)
         broken = broken_parameter(self, "encoders.", "blocks.")
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)

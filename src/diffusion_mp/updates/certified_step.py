@@ -125,10 +125,11 @@ class CertifiedStep(StateUpdate):
         base, factors = constant * inverse, [inverse * mean.scale for _, mean in (*known, *further)]
         own = reduce(add, [mean.damping for _, mean in known]) - LEAST_SHARE[x.dtype] * damping
         own = own.detach().expand(*x.shape[:2], 1).contiguous()
+        scales = [torch.as_tensor(mean.scale, dtype=x.dtype).detach() for _, mean in known]
 
         def step(x: State) -> State:
             received, state = [pull(x) for pull, _ in known], x.detach()
-            shares = [mean.scale * _inner(state, v.detach(), ptr) for v, (_, mean) in zip(received, known, strict=True)]
+            shares = [scale * _inner(state, v.detach(), ptr) for v, scale in zip(received, scales, strict=True)]
             if not _resolved(reduce(sub, shares, _inner(own, _squares(state), ptr)), ptr):
                 return self.descend(x, terms, graph)
             received += [pull(x) for pull, _ in further]

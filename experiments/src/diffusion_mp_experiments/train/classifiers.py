@@ -46,7 +46,9 @@ class Supervised(pl.LightningModule):
         self.save_hyperparameters(ignore=["model"])
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
-        return self(batch), _labels(batch)
+        outputs = self(batch)
+        check_kind(batch.y, "data.y", Tensor, "a tensor of labels, a row for every node, or for every graph of a batch")
+        return outputs, batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of classes [N] (`node_cross_entropy`), or of labels [N, T] of 0 and 1 (`multi_label_loss`)."""
@@ -122,11 +124,11 @@ class NodeClassifier(Supervised):
         return self.model(data.x, data.edge_index, data.edge_weight, **_edge_features(self.model, data))
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
-        mask, logits = batch[f"{stage}_mask"], self(batch)
+        mask, (logits, labels) = batch[f"{stage}_mask"], super().compared(batch, stage)
         if logits.shape[:1] != mask.shape:
             must = "it must return one row of logits per node"
             raise ValueError(f"The model returned {list(logits.shape)} for {mask.numel()} nodes; {must}.")
-        return logits[mask], _labels(batch)[mask]
+        return logits[mask], labels[mask]
 
     def predict_step(self, batch: Data, batch_idx: int) -> Tensor:
         return self(batch).argmax(dim=-1)
@@ -179,11 +181,6 @@ def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
     """Return `edge_attr`, whose rows are in the order of `edge_index` and so of `graph`, for a model that reads it."""
     reads = "edge_attr" in getattr(model, "reads", ()) and getattr(model, "edge_encoder", model) is not None
     return {"edge_attr": data.edge_attr} if reads and data.edge_attr is not None else {}
-
-
-def _labels(batch: Data) -> Tensor:
-    check_kind(batch.y, "data.y", Tensor, "a tensor of labels, a row for every node, or for every graph of a batch")
-    return cast("Tensor", batch.y)
 
 
 def _check_batch(batch: object, *parts: str) -> None:
