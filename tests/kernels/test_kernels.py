@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import DOUBLE, OPTIONS, SIZES, boundaries, everything, randn
+from kernel_cases import ATTENTION, DOUBLE, OPTIONS, SIZES, assert_equals_reference, boundaries, everything, randn
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
@@ -167,7 +167,7 @@ def test_autocast_does_not_reach_inside(dtype: torch.dtype, generator: torch.Gen
 
 
 ONCE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    **{score: partial(pairwise_attention, score=score) for score in SCORES},
+    **{score: partial(pairwise_attention, score=score, backend="cpu") for score in SCORES},
     "lse": lambda q, k, v: pairwise_logsumexp(q, k),
     "product": lambda q, k, v: pairwise_product(q, k, v, q[:, :, 0], k[:, :, 0]),
     "log-linear": lambda q, k, v: log_linear_product(q, k, v, None, v),
@@ -183,6 +183,52 @@ def test_what_is_once_differentiable_says_so(run: Callable[..., Tensor], generat
     (grad,) = torch.autograd.grad(run(*inputs).sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match=r"is once differentiable.*For second derivatives \w+"):
         grad.sum().backward()
+
+
+FEW = [*OPTIONS, "linear product", "sigmoid-attention"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(("n", "heads"), [(0, 1), (1, 1), (7, 2), (63, 1), (130, 3)])
+def test_few_numbers_are_computed_by_plain_torch(n, heads, name, dtype, generator, monkeypatch):
+    """Without a backend; named, the kernel runs. Rows of any size, also zero, and queries that are keys."""
+    run = ATTENTION[name]
+    q, k, v = (0.5 * torch.randn(n, heads, width, generator=generator, dtype=dtype) for width in (6, 6, 4))
+    for factor in (1.0, 0.0, 1e-25, 1e15) if name in ("difformer", "sgformer") else (1.0,):
+        k[: n // 3] *= factor
+        assert_equals_reference(run, [q, k, v], generator, dtype, backend="auto")
+    assert_equals_reference(lambda x, **options: run(x, x, x, **options), [q], generator, dtype, backend="auto")
+    leaf = q.clone().requires_grad_()
+    kernel = {name: type(run(leaf, k, v, backend=name).grad_fn).__name__ for name in ("auto", "cpu")}
+    assert kernel["auto"] != kernel["cpu"]
+    monkeypatch.setenv("DIFFUSION_MP_BACKEND", "cpu")
+    assert type(run(leaf, k, v).grad_fn).__name__ == kernel["cpu"]
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_numbers_have_derivatives_of_any_order(name, generator):
+    inputs = [randn(4, 2, 3, generator=generator).requires_grad_() for _ in range(3)]
+    assert torch.autograd.gradgradcheck(ATTENTION[name], inputs)
+
+
+@pytest.mark.parametrize("sizes", [40, [20, 20]], ids=["one graph", "batch"])
+@pytest.mark.parametrize("name", [*FEW, "sequence"])
+def test_compiled_code_of_few_numbers_holds_no_operation(name, sizes, generator):
+    """So that their calls are fused; batches remain one call."""
+    ptr, n = boundaries(sizes)
+    run = ATTENTION.get(name, lambda q, k, v, ptr: neumann_product(v, q[:1, :, 0], (1,), ptr=ptr))
+    inputs = [torch.randn(n, 1, 5, generator=generator) for _ in range(3)]
+    graphs: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(module.code)
+        return module.forward
+
+    torch.compiler.reset()
+    out = torch.compile(partial(run, ptr=ptr), backend=backend, fullgraph=True)(*inputs)
+    torch.testing.assert_close(out, run(*inputs, ptr=ptr), atol=1e-5, rtol=1e-5)
+    assert ("ops.diffusion_mp" in graphs[0]) == (ptr is not None)
 
 
 def without_loops(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:

@@ -154,12 +154,7 @@ def for_batches(operation: Operation[Any], reference: Formula | None = None, *, 
     return formula
 
 
-def _linear_sums(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
-    """Return Σ_j (q_i·k_j) v_j of one graph through the sums over senders."""
-    return torch.einsum("ihf,hfd->ihd", q, torch.einsum("jhf,jhd->hfd", k, v))
-
-
-_linear_product = for_batches(linear_attention.trilinear, _linear_sums, masked=False)
+_linear_product = for_batches(linear_attention.trilinear, linear.product_of_one_graph, masked=False)
 
 
 def _sparse_flow_support(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
 
@@ -83,10 +84,17 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str
 
 Formula = Callable[..., Any]
 
+#: Numbers of a tensor up to which plain torch is the fastest for a training step; without gradients, or when
+#: ``torch.compile`` fuses its calls, eight times as many.
+FEW = 1 << 15
+#: Whether torch exports, whose sizes may vary; before torch 2.7 it cannot be told from ``torch.compile``.
+_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
 
 def operation(
     name: str, *, family: str | None = None, reference: Formula | None = None, cpu: Formula | None = None,
-    triton: Implementation | None = None, flex: Implementation | None = None, dtype: str | None = None,
+    triton: Implementation | None = None, flex: Implementation | None = None, small: Formula | None = None,
+    dtype: str | None = None,
 ) -> Callable[[Callable[..., T]], Operation[T]]:  # fmt: skip
     """Declare an operation; decorates a function that returns empty results of the right shapes.
 
@@ -99,12 +107,14 @@ def operation(
         reference: plain torch, differentiated by torch; used when named, or when there is nothing else.
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
         flex: another path that torch differentiates, used when named only.
+        small: plain torch for few numbers of one graph on the CPU (:data:`FEW`), unless a backend is named: its calls
+            cost less than those of an autograd function, and ``torch.compile`` fuses them. It may return ``None``.
         dtype: the argument whose dtype the (first) result is cast to.
     """
     rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "flex": flex}
     rows["reference"] = reference and Implementation(reference)
     table = {backend: row for backend, row in rows.items() if row is not None}
-    return lambda shapes: Operation(shapes, name, family, table, dtype)
+    return lambda shapes: Operation(shapes, name, family, table, small, dtype)
 
 
 def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
@@ -203,10 +213,10 @@ class Operation(Generic[T]):
 
     def __init__(
         self, shapes: Callable[..., T], name: str, family: str | None, table: Mapping[str, Implementation],
-        dtype: str | None,
+        small: Formula | None, dtype: str | None,
     ) -> None:  # fmt: skip
         self.__doc__ = shapes.__doc__
-        self.name, self.family, self._table, self._shapes = name, family, table, shapes
+        self.name, self.family, self._table, self._small, self._shapes = name, family, table, small, shapes
         self._signature = signature = Signature(shapes, dtype)
         # Without a reference it is part of another operation, such as its derivative, which passes its own backend.
         self._asks_environment = family is not None and "reference" in table
@@ -240,7 +250,13 @@ class Operation(Generic[T]):
         function, direct = None, self._always_plain or backend in self._plain
         if not direct:
             # Does torch trace, watch or transform, or is something not a plain value?
-            if not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
+            watched = not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta
+            if self._small is not None and backend == "auto" and self._few(flat, dtype, watched):
+                with without_autocast(flat[self._tensor]) if torch._C._is_any_autocast_enabled() else nullcontext():
+                    found = self._small(*args)
+                if found is not None:
+                    return found
+            if watched:
                 # torch.func differentiates autograd functions, but not registered operations.
                 by_func = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
                 function = self._for_func if by_func and torch._C._any_requires_grad(*flat) else None
@@ -257,6 +273,21 @@ class Operation(Generic[T]):
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
         return signature.returned(out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:])
+
+    def _few(self, flat: Sequence[Any], dtype: torch.dtype | None, watched: bool) -> bool:
+        """Return whether ``small`` takes these; row boundaries, which are integers, say that there are more graphs."""
+        most = 8 * FEW
+        if watched:
+            if _exporting() or not torch.compiler.is_compiling():
+                return False
+        elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
+            most = FEW
+        if dtype not in ALREADY:
+            return False
+        for x in flat:  # noqa: SIM110 - a generator takes longer than all the rest
+            if isinstance(x, Tensor) and (x.dtype != dtype or not x.is_cpu or x.numel() > most):
+                return False
+        return True
 
     def _compute(self, ctx: Any, *inputs: Any) -> Any:
         """Compute from flat arguments, the backend and the arguments; return a tensor or a plain tuple of them.

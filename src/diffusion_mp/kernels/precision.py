@@ -7,8 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffusion_mp.graph.cache import values_only
+
 #: Tensors that all have one of these dtypes stay as they are.
 ALREADY = (torch.float32, torch.float64)
+#: Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
+LEAST, MOST = 1e-10, 1e10
+
+
+def lies_in(x: Tensor, least: float, most: float) -> bool:
+    """Return whether all numbers lie between the two; ``False`` where they are not known without waiting, or NaN."""
+    if not (x.is_cpu and x.numel() and values_only() and type(x) is Tensor):
+        return False
+    low, high = x.detach().aminmax()
+    return float(low) > least and float(high) < most
 
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
@@ -53,6 +65,9 @@ def unit_vectors(x: Tensor) -> Tensor:
     if not x.size(-1):
         return x
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    if lies_in(norm, LEAST, MOST):  # nearly always
+        return (wide / norm).to(x.dtype)
     size = wide.detach().abs().amax(-1, keepdim=True)
     zero = size < torch.finfo(size.dtype).tiny
     # The direction does not depend on the size, which is held constant.

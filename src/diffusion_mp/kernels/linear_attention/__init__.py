@@ -22,8 +22,9 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
 @operation(
-    "linear_product", family="linear_product", reference=reference.linear_product, cpu=blocked.linear_product, dtype="v"
-)
+    "linear_product", family="linear_product", reference=reference.linear_product, cpu=blocked.linear_product,
+    small=reference.product_of_one_graph, dtype="v",
+)  # fmt: skip
 def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
     """The operation of :func:`linear_product`."""
     return empty_like(v)
@@ -67,7 +68,10 @@ class Grads(NamedTuple):
     dv: Tensor
 
 
-@declare(FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v")
+@declare(
+    FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v",
+    small=reference.attention_of_one_graph,
+)  # fmt: skip
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
     return _empty_rows(v, v.size(1) if terms.ptr is None else 0, k.size(2))

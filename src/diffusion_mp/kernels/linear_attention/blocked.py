@@ -32,6 +32,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
+from diffusion_mp.kernels.precision import LEAST, MOST
 from diffusion_mp.kernels.segments import Buffers, largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
@@ -39,9 +40,6 @@ BLOCK = 1 << 20
 
 # The least entries of a block, also where there are few nodes.
 SMALL = 1 << 18
-
-# Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
-LEAST, MOST = 1e-10, 1e10
 
 Block = tuple[int, int] | None  # the first of some rows and the end, or all
 

@@ -4,6 +4,7 @@ With q′_i = [q_i, c], k′_j = [k_j, 1] and v′_j = [v_j, 1], the last channe
 scores c + q_i·k_j of row i.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.precision import quotient, unit_vectors
+from diffusion_mp.kernels.precision import LEAST, lies_in, quotient, unit_vectors
 from diffusion_mp.kernels.segments import slices
 
 
@@ -48,6 +49,12 @@ def linear_product(
     return torch.cat(parts) if parts else torch.zeros_like(v)
 
 
+def product_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
+    """Return Σ_j (q_i·k_j) v_j of one graph through the sums over its nodes."""
+    sums = torch.bmm(k.transpose(0, 1).mT, v.transpose(0, 1))
+    return torch.bmm(q.transpose(0, 1), sums).transpose(0, 1).contiguous()
+
+
 def attention(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms,
     product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = linear_product,
@@ -56,6 +63,23 @@ def attention(
     one = torch.ones_like(v[:, :, :1])
     size = product(one, one, one, terms.ptr)
     return _normalized(product(_queries(q, terms), _keys(k, terms), _with_one(v), terms.ptr), v, terms.own * size)
+
+
+def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
+    """Return the rows of one graph through the sums over its nodes, in as few calls as possible."""
+    mutual, own = q is k, terms.own * v.size(0)
+    q = (unit_vectors(q) if terms.unit else q).transpose(0, 1)
+    k = q if mutual else (unit_vectors(k) if terms.unit else k).transpose(0, 1)
+    values = v.transpose(0, 1)
+    sums = values.sum(1, keepdim=True)
+    sums = sums if terms.constant == 1 else terms.constant * sums
+    total = torch.baddbmm(sums, q, torch.bmm(k.mT, values))
+    total = total + own * values if own else total
+    row = torch.bmm(q, k.sum(1).unsqueeze(2)).add_(terms.constant * v.size(0) + own)
+    # No cosine is below −1, and that of a vector with itself is 1.
+    positive = (mutual and terms.unit and terms.constant >= 1) or lies_in(row, LEAST, math.inf)
+    out = (total / row if positive else quotient(total, row)).transpose(0, 1).contiguous()
+    return LinearRows(out, out, out)
 
 
 def pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms) -> Float[Tensor, "H F_and_one D_and_one"]:

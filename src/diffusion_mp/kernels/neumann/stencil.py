@@ -104,6 +104,11 @@ def reference_product(
     return torch.zeros_like(v).index_add(0, left.flatten(), given).index_add(0, right.flatten(), given)
 
 
+def traced_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor | None:
+    """Return the reference where ``torch.compile`` makes one loop of it, else ``None``."""
+    return reference_product(v, alpha, stencil, transpose) if torch.compiler.is_compiling() else None
+
+
 def reference_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
     left, right = neighbours(v.size(0), *stencil, v.device)
     return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])

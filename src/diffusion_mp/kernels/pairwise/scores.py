@@ -1,5 +1,6 @@
 """The weights of pairs in log space, and the operations with the score matrix of every graph written out."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import Wide
+from diffusion_mp.kernels.operation import FEW, Wide
+from diffusion_mp.kernels.precision import LEAST, lies_in
 from diffusion_mp.kernels.segments import slices
 
 
@@ -76,6 +78,21 @@ def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, scor
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
     weights = ((log_scores(q[rows], k[rows], score).softmax(2), v[rows]) for rows in slices(ptr, q.size(0)))
     return PairwiseRows(torch.cat([torch.einsum("hij,jhd->ihd", *of) for of in weights]), q.new_empty(0))
+
+
+def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows | None:
+    """Return the rows of a small graph, or ``None``, in as few calls as possible."""
+    if q.size(1) * q.size(0) ** 2 > 8 * FEW:
+        return None
+    s, values = torch.bmm(q.transpose(0, 1), k.transpose(0, 1).mT), v.transpose(0, 1)
+    weight = s.sigmoid() if score == "sigmoid" else s
+    total = weight.sum(2, keepdim=True)
+    if score == "sigmoid" and lies_in(total, LEAST, math.inf):
+        out = torch.bmm(weight, values).div_(total)
+    else:
+        out = torch.bmm(log_score(s, score).softmax(2), values)
+    out = out.transpose(0, 1).contiguous()
+    return PairwiseRows(out, out)
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
