@@ -48,6 +48,8 @@ class Operation(NamedTuple):
     ways: dict[str, Way]
     sizes: tuple[int, ...]
     """Numbers of nodes."""
+    compiled: bool = False
+    """Whether ``torch.compile`` makes one function of each way."""
 
 
 def states(*heads_and_channels: int, scale: float = 1.0) -> Callable[[int, torch.Generator], list[Any]]:
@@ -150,6 +152,11 @@ def one_state(scale: float = 1.0, data: str | None = None) -> Callable[[int, tor
 def of_one_state(diffusivity: Diffusivity, x: Tensor, graph: Graph | None = None) -> Tensor:
     """The library's attention of a state with itself, as one calls it."""
     return diffusivity(x, graph) @ x
+
+
+def traced_of_one_state(diffusivity: Diffusivity, x: Tensor) -> Tensor:
+    """The same by the method that ``torch.compile`` traces."""
+    return diffusivity(x).matmul(x.unsqueeze(1)).squeeze(1)
 
 
 def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:
@@ -288,6 +295,16 @@ OPERATIONS = {
         if other is not None
         for data, num_nodes in (("MUTAG", 3_371), ("PROTEINS", 7_265))
     },
+    **{
+        f"{kind}_attention_of_one_state,_compiled": Operation(
+            one_state(scale),
+            1,
+            {"textbook": Way(other), "library": Way(partial(traced_of_one_state, diffusivity))},
+            (100, 300, 1_000),
+            compiled=True,
+        )
+        for kind, (diffusivity, scale, other, _) in OF_ONE.items()
+    },
     "nodeformer": Operation(
         noisy,
         3,
@@ -309,6 +326,16 @@ OPERATIONS = {
             "a copy": Way(copied, copied),
         },
         (100, 1_000, 10_000, 100_000, 1_000_000),
+    ),
+    "sequence_diffusion,_compiled": Operation(
+        sequence,
+        2,
+        {
+            "textbook": Way(textbook.sequence_diffusion),
+            "library": Way(lambda v, alpha: neumann_product(v, alpha, (1,), "symmetric")),
+        },
+        (100, 1_000),
+        compiled=True,
     ),
     "sparse_product": Operation(edges(64, 16), 2, SPARSE, (100, 1_000, 10_000, 100_000)),
     "sparse_product_128_channels": Operation(edges(128, 20), 2, SPARSE, (2_708, 200_000)),

@@ -94,7 +94,7 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
             targets = {"forward": 1.0, "step": 1.0} if way.trains else {"forward": 1.0}
             if name == "linear_attention":
                 targets["step"] = 1.5 if 1_000 <= nodes < 10_000 else 2.0 if nodes >= 10_000 else 1.0
-            if name.endswith("_of_one_state"):
+            if name.endswith("_of_one_state"):  # compiled 1 at all sizes
                 targets["forward"] = targets["step"] = 1.0 if nodes >= 1_000 else 0.8
             if name == "linear_attention_of_one_state" and nodes >= 10_000:
                 targets["step"] = 2.0 if nodes >= 65_536 else 1.5
@@ -114,8 +114,11 @@ def sides_of_operation(operation: Operation, nodes: int, other: str) -> tuple[Si
     def side(way: str) -> Side:
         inputs = operation.inputs(nodes, torch.Generator().manual_seed(0))
         leaves = [x.requires_grad_(operation.ways[way].trains) for x in inputs[: operation.leaves]]
-        return Side(partial(operation.ways[way].forward, *inputs), leaves)
+        forward = operation.ways[way].forward
+        forward = torch.compile(forward, fullgraph=True, dynamic=False) if operation.compiled else forward
+        return Side(partial(forward, *inputs), leaves)
 
+    torch.compiler.reset()  # which has a limit for what it compiles of one function
     return side("library"), side(other)
 
 

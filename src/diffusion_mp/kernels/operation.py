@@ -84,8 +84,8 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str
 
 Formula = Callable[..., Any]
 
-#: Numbers of a tensor up to which plain torch is the fastest for a training step; without gradients, or when
-#: ``torch.compile`` fuses its calls, eight times as many.
+#: Numbers of a tensor up to which plain torch is the fastest for a training step; eight times as many when
+#: ``torch.compile`` fuses its calls, and 32 times as many without gradients.
 FEW = 1 << 15
 #: Whether torch exports, whose sizes may vary; before torch 2.7 it cannot be told from ``torch.compile``.
 _exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
@@ -276,10 +276,11 @@ class Operation(Generic[T]):
 
     def _few(self, flat: Sequence[Any], dtype: torch.dtype | None, watched: bool) -> bool:
         """Return whether ``small`` takes these; row boundaries, which are integers, say that there are more graphs."""
-        most = 8 * FEW
+        most = 32 * FEW
         if watched:
             if _exporting() or not torch.compiler.is_compiling():
                 return False
+            most = 8 * FEW
         elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
             most = FEW
         if dtype not in ALREADY:

@@ -114,8 +114,10 @@ def pairwise_attention(
         True
     """
     check_choice(score, "score", SCORES)
-    if fused.fits(q, k, v, ptr, score) and requested(FAMILY, backend) in ("auto", "cpu"):
-        return fused.attention(q, k, v, once=_gradient)
+    if fused.fits(q, k, v, ptr, score):
+        named = requested(FAMILY, backend)
+        if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
+            return fused.attention(q, k, v, once=_gradient)
     return _attention(q, k, v, ptr, score, backend=backend).out
 
 

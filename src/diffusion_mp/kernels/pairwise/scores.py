@@ -80,9 +80,14 @@ def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, scor
     return PairwiseRows(torch.cat([torch.einsum("hij,jhd->ihd", *of) for of in weights]), q.new_empty(0))
 
 
+def few_pairs(q: Tensor) -> bool:
+    """Return whether all pairs at once are the fastest."""
+    return q.size(1) * q.size(0) ** 2 <= 8 * FEW
+
+
 def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows | None:
     """Return the rows of a small graph, or ``None``, in as few calls as possible."""
-    if q.size(1) * q.size(0) ** 2 > 8 * FEW:
+    if not few_pairs(q):
         return None
     s, values = torch.bmm(q.transpose(0, 1), k.transpose(0, 1).mT), v.transpose(0, 1)
     weight = s.sigmoid() if score == "sigmoid" else s
