@@ -106,7 +106,8 @@ def reference_product(
 
 def traced_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor | None:
     """Return the reference where ``torch.compile`` makes one loop of it that is faster, else ``None``."""
-    fuses = torch.compiler.is_compiling() and v.numel() <= FEW
+    trains = torch.is_grad_enabled() and (v.requires_grad or alpha.requires_grad)  # then the sums are slower
+    fuses = torch.compiler.is_compiling() and (v.numel() <= FEW or not trains)
     return reference_product(v, alpha, stencil, transpose) if fuses else None
 
 
