@@ -65,9 +65,10 @@ def unit_vectors(x: Tensor) -> Tensor:
     if not x.size(-1):
         return x
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    if lies_in(norm, LEAST, MOST):  # nearly always
-        return (wide / norm).to(x.dtype)
+    if wide.is_cpu:
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        if lies_in(norm, LEAST, MOST):  # nearly always
+            return (wide / norm).to(x.dtype)
     size = wide.detach().abs().amax(-1, keepdim=True)
     zero = size < torch.finfo(size.dtype).tiny
     # The direction does not depend on the size, which is held constant.

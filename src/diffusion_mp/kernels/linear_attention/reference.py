@@ -77,7 +77,7 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Lin
     total = total + own * values if own else total
     row = torch.bmm(q, k.sum(1).unsqueeze(2)).add_(terms.constant * v.size(0) + own)
     # No cosine is below −1, and that of a vector with itself is 1.
-    positive = (mutual and terms.unit and terms.constant >= 1) or lies_in(row, LEAST, math.inf)
+    positive = (mutual and terms.unit and terms.constant >= 1 and own >= 0) or lies_in(row, LEAST, math.inf)
     out = (total / row if positive else quotient(total, row)).transpose(0, 1).contiguous()
     return LinearRows(out, out, out)
 
