@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import diffusion_mp as dm
+from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
+from diffusion_mp.kernels.neumann import neumann_product
+from diffusion_mp.kernels.pairwise import pairwise_attention
 from diffusion_mp.testing import check_diffusivity, check_update, tolerance
 from helpers import built
 from model_cases import BATCH, MODELS, Case
@@ -233,6 +237,30 @@ def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
     compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
     for inputs in ({}, {"batch": batch}, {"edge_index": dm.Graph(7, edge_index)}):
         torch.testing.assert_close(compiled(x, **inputs), conv(x, **inputs), rtol=1e-5, atol=1e-6)
+
+
+FEW: dict[str, Callable[..., Tensor]] = {
+    "difformer": partial(linear_attention, constant=1.0, unit=True),
+    "sgformer": partial(linear_attention, own=1.0, unit=True), "product": linear_product,
+    "softmax": pairwise_attention, "sigmoid": partial(pairwise_attention, score="sigmoid"),
+    "sequence": lambda q, k, v, ptr: neumann_product(v, q[:1, :, 0], (1,), ptr=ptr),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ptr", [None, torch.tensor([0, 20, 40])], ids=["one graph", "batch"])
+@pytest.mark.parametrize("name", FEW)
+def test_few_numbers_of_one_graph_are_written_out(name: str, ptr: Tensor | None) -> None:
+    """So that their calls are fused; a batch is one call."""
+    run, inputs = FEW[name], instance(40)[0].view(40, 1, 8).split([3, 3, 2], 2)
+    codes: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        codes.append(module.code)
+        return module.forward
+
+    out = torch.compile(partial(run, ptr=ptr), backend=backend, fullgraph=True)(*inputs)
+    torch.testing.assert_close(out, run(*inputs, ptr=ptr), atol=1e-5, rtol=1e-5)
+    assert ("ops.diffusion_mp" in codes[0]) == (ptr is not None)
 
 
 @pytest.mark.exhaustive

@@ -33,9 +33,11 @@ OPERATIONS = [
     "linear_attention_ZINC_4_heads",
     *(f"{kind}_of_one_state{data}" for kind in KINDS for data in ("", "_MUTAG", "_PROTEINS")),
     "gaussian_attention_of_one_state",
+    *(f"{kind}_of_one_state,_compiled" for kind in (*KINDS, "gaussian_attention")),
     "nodeformer",
     "sparse_flow",
     "sequence_diffusion",
+    "sequence_diffusion,_compiled",
     "sparse_product",
     "sparse_product_128_channels",
 ]

@@ -212,25 +212,6 @@ def test_few_numbers_have_derivatives_of_any_order(name, generator):
     assert torch.autograd.gradgradcheck(ATTENTION[name], inputs)
 
 
-@pytest.mark.parametrize("sizes", [40, [20, 20]], ids=["one graph", "batch"])
-@pytest.mark.parametrize("name", [*FEW, "sequence"])
-def test_compiled_code_of_few_numbers_holds_no_operation(name, sizes, generator):
-    """So that their calls are fused; batches remain one call."""
-    ptr, n = boundaries(sizes)
-    run = ATTENTION.get(name, lambda q, k, v, ptr: neumann_product(v, q[:1, :, 0], (1,), ptr=ptr))
-    inputs = [torch.randn(n, 1, 5, generator=generator) for _ in range(3)]
-    graphs: list[str] = []
-
-    def backend(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
-        graphs.append(module.code)
-        return module.forward
-
-    torch.compiler.reset()
-    out = torch.compile(partial(run, ptr=ptr), backend=backend, fullgraph=True)(*inputs)
-    torch.testing.assert_close(out, run(*inputs, ptr=ptr), atol=1e-5, rtol=1e-5)
-    assert ("ops.diffusion_mp" in graphs[0]) == (ptr is not None)
-
-
 def without_loops(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
     """Every node weighs e^900 for itself, which neither sums nor gradients may see."""
     own = 30 * torch.eye(len(q), dtype=q.dtype).unsqueeze(1).expand(-1, q.size(1), -1)
