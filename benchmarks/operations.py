@@ -225,6 +225,10 @@ BATCHED = {
         "torch's fused attention, nested": Way(textbook.nested_softmax_attention),
     },
 }
+SEQUENCES = {
+    "textbook": Way(textbook.sequence_diffusion),
+    "library": Way(lambda v, alpha: neumann_product(v, alpha, (1,), "symmetric")),
+}
 SPARSE = {
     "textbook": Way(textbook.sparse_product),
     "library": Way(lambda weight, v, graph: spmm(graph.pattern, weight, v)),
@@ -320,23 +324,10 @@ OPERATIONS = {
     "sequence_diffusion": Operation(
         sequence,
         2,
-        {
-            "textbook": Way(textbook.sequence_diffusion),
-            "library": Way(lambda v, alpha: neumann_product(v, alpha, (1,), "symmetric")),
-            "a copy": Way(copied, copied),
-        },
+        {**SEQUENCES, "a copy": Way(copied, copied)},
         (100, 1_000, 10_000, 100_000, 1_000_000),
     ),
-    "sequence_diffusion,_compiled": Operation(
-        sequence,
-        2,
-        {
-            "textbook": Way(textbook.sequence_diffusion),
-            "library": Way(lambda v, alpha: neumann_product(v, alpha, (1,), "symmetric")),
-        },
-        (100, 1_000),
-        compiled=True,
-    ),
+    "sequence_diffusion,_compiled": Operation(sequence, 2, SEQUENCES, (100, 1_000), compiled=True),
     "sparse_product": Operation(edges(64, 16), 2, SPARSE, (100, 1_000, 10_000, 100_000)),
     "sparse_product_128_channels": Operation(edges(128, 20), 2, SPARSE, (2_708, 200_000)),
 }

@@ -94,7 +94,7 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
             targets = {"forward": 1.0, "step": 1.0} if way.trains else {"forward": 1.0}
             if name == "linear_attention":
                 targets["step"] = 1.5 if 1_000 <= nodes < 10_000 else 2.0 if nodes >= 10_000 else 1.0
-            if name.endswith("_of_one_state"):  # compiled 1 at all sizes
+            if name.endswith("_of_one_state"):  # compiled ones have to be level at all sizes
                 targets["forward"] = targets["step"] = 1.0 if nodes >= 1_000 else 0.8
             if name == "linear_attention_of_one_state" and nodes >= 10_000:
                 targets["step"] = 2.0 if nodes >= 65_536 else 1.5

@@ -101,7 +101,8 @@ def pairwise_attention(
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j) over the nodes j of i's graph (Wu, Wipf & Yan 2025, Eq. 17).
 
-    No score overflows, and no row vanishes. Once differentiable; the result has the dtype of ``v``.
+    No score overflows, and no row vanishes. Once differentiable, and any number of times for few pairs of one graph on
+    the CPU; the result has the dtype of ``v``.
 
     Args:
         q, k, v: features of receivers and senders, and values.

@@ -90,12 +90,11 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, 
     if not few_pairs(q):
         return None
     s, values = torch.bmm(q.transpose(0, 1), k.transpose(0, 1).mT), v.transpose(0, 1)
-    out = None
-    if score == "sigmoid" and not torch.compiler.is_compiling():
-        weight = s.sigmoid()
-        total = weight.sum(2, keepdim=True)
-        out = torch.bmm(weight, values).div_(total) if lies_in(total, LEAST, math.inf) else None
-    out = torch.bmm(log_score(s, score).softmax(2), values) if out is None else out
+    weight = s.sigmoid() if score == "sigmoid" else None
+    if weight is not None and lies_in(total := weight.sum(2, keepdim=True), LEAST, math.inf):
+        out = torch.bmm(weight, values).div_(total)
+    else:
+        out = torch.bmm(log_score(s, score).softmax(2), values)
     out = out.transpose(0, 1).contiguous()
     return PairwiseRows(out, out)
 
