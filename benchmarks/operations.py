@@ -155,8 +155,8 @@ def of_one_state(diffusivity: Diffusivity, x: Tensor, graph: Graph | None = None
 
 
 def traced_of_one_state(diffusivity: Diffusivity, x: Tensor) -> Tensor:
-    """The same by the method that ``torch.compile`` traces."""
-    return diffusivity(x).matmul(x.unsqueeze(1)).squeeze(1)
+    """The same by the method that ``torch.compile`` traces, [N, 1, 64]."""
+    return diffusivity(x).matmul(x.unsqueeze(1))
 
 
 def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:

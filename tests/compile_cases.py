@@ -263,6 +263,35 @@ def test_few_numbers_of_one_graph_are_written_out(name: str, ptr: Tensor | None)
     assert ("ops.diffusion_mp" in codes[0]) == (ptr is not None)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 1e4, 1e30])
+def test_norms_of_any_size_are_traced(scale: float) -> None:
+    """Traced code cannot look at the norms before it chooses a formula."""
+    x = instance(20)[0].view(20, 1, 8)
+    x[3:5] *= scale
+    x[5] = 0
+    check_traced(FEW["difformer"], [x, x / 2, instance(21)[0][:20].unsqueeze(1)])
+
+
+@pytest.mark.parametrize("shift", [-100.0, -30.0, 0.0, 30.0])
+def test_scores_of_any_size_are_traced(shift: float) -> None:
+    x = instance(20)[0].view(20, 1, 8)
+    q, k = torch.cat([x, torch.full_like(x, shift / 8)], 2), torch.cat([x, torch.ones_like(x)], 2)
+    check_traced(FEW["sigmoid"], [q, k, x], 1e-2)
+
+
+def check_traced(run: Callable[..., Tensor], inputs: list[Tensor], tolerance: float = 1e-4) -> None:
+    """Compare with double precision, value and gradients."""
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    both = []
+    for of, dtype in ((compiled, torch.float32), (run, torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = of(*leaves, None)
+        both.append((out, *torch.autograd.grad(out.sum() + out.square().sum(), leaves)))
+    for found, expected in zip(*both, strict=True):
+        size = expected.abs().amax(2, keepdim=True).clamp(min=1e-12)  # of every row
+        torch.testing.assert_close(found / size, expected / size, atol=tolerance, rtol=0, check_dtype=False)
+
+
 @pytest.mark.exhaustive
 def test_check_update_compiles_on_request() -> None:
     check_update(lambda: dm.ExplicitEuler(0.5), channels=3, compile=True)

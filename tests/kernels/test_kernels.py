@@ -206,6 +206,15 @@ def test_few_numbers_are_computed_by_plain_torch(n, heads, name, dtype, generato
     assert type(run(leaf, k, v).grad_fn).__name__ == kernel["cpu"]
 
 
+@pytest.mark.parametrize("shift", [-100.0, -30.0, 0.0, 30.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_few_sigmoids_of_any_size(shift, dtype, generator):
+    """No row vanishes, however negative its scores are."""
+    q, k, v = (torch.randn(9, 1, width, generator=generator, dtype=dtype) for width in (3, 3, 2))
+    q, k = torch.cat([q, torch.full_like(q[..., :1], shift)], 2), torch.cat([k, torch.ones_like(k[..., :1])], 2)
+    assert_equals_reference(partial(pairwise_attention, score="sigmoid"), [q, k, v], generator, dtype, backend="auto")
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_few_numbers_have_derivatives_of_any_order(name, generator):
     inputs = [randn(4, 2, 3, generator=generator).requires_grad_() for _ in range(3)]

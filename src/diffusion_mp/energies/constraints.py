@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.errors import check_choice, check_positive, check_tensor
-from diffusion_mp.kernels.precision import unit_vectors
+from diffusion_mp.kernels.precision import lies_in, unit_vectors
 from diffusion_mp.saving import Described
 
 
@@ -115,8 +115,10 @@ class Ball(_Round):
     """
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
-        outside = torch.linalg.vector_norm(y, dim=-1, keepdim=True) > self.radius
-        return torch.where(outside, self.radius * unit_vectors(y), y)
+        norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        if lies_in(norm, -1.0, self.radius):
+            return y
+        return torch.where(norm > self.radius, self.radius * unit_vectors(y), y)
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
         excess, rounding = self._excess(x)
@@ -141,7 +143,7 @@ class Sphere(_Round):
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         wide = torch.promote_types(y.dtype, torch.float32)
-        least = torch.finfo(wide).tiny  # `unit_vectors` treats less as zero; it underflows in half
+        least = torch.finfo(wide).tiny  # of wide numbers, since it underflows in half
         axis = y.new_zeros(y.size(-1))
         axis[:1] = 1
         for other in (start, axis):

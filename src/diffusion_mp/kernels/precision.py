@@ -13,6 +13,8 @@ from diffusion_mp.graph.cache import values_only
 ALREADY = (torch.float32, torch.float64)
 #: Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
 LEAST, MOST = 1e-10, 1e10
+#: Norms beyond which, or below whose inverse, a vector is scaled by a power of two, and that power.
+SCALES = {torch.float32: (2.0**32, 2.0**80), torch.float64: (2.0**256, 2.0**640)}
 
 
 def lies_in(x: Tensor, least: float, most: float) -> bool:
@@ -56,25 +58,31 @@ def exp_(x: Tensor, most: float = math.inf) -> Tensor:
     return x.clamp_(-limit, min(limit, most)).exp_()
 
 
+def scaled_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return x times a power of two for every vector along the last axis, the norms of these, and the powers.
+
+    They are one, or ``None``, unless the squares of a vector would over- or underflow. A zero vector has the norm ∞.
+    """
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    if lies_in(norm, LEAST, MOST):  # nearly always
+        return x, norm, None
+    far, power = SCALES[x.dtype]
+    short = norm.detach() < 1 / far
+    scale = torch.where(norm.detach() > far, 1 / power, torch.where(short, power, torch.ones_like(norm)))
+    x = x * scale
+    square = x.square().sum(-1, keepdim=True)
+    zero = square == 0
+    return x, torch.where(zero, torch.inf, torch.where(zero, 1.0, square).sqrt()), scale
+
+
 def unit_vectors(x: Tensor) -> Tensor:
     """Return x/‖x‖ along the last axis for vectors of any length; a zero vector stays zero, in the gradient too.
 
-    Vectors are divided by their largest entry first, so that no square over- or underflows; half precision is widened.
-    Below the smallest normal number counts as zero. Differentiable any number of times.
+    Half precision is widened. Differentiable any number of times.
     """
-    if not x.size(-1):
-        return x
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    if wide.is_cpu:
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        if lies_in(norm, LEAST, MOST):  # nearly always
-            return (wide / norm).to(x.dtype)
-    size = wide.detach().abs().amax(-1, keepdim=True)
-    zero = size < torch.finfo(size.dtype).tiny
-    # The direction does not depend on the size, which is held constant.
-    scaled = torch.where(zero, 1.0, wide / size.masked_fill(zero, 1.0))
-    unit = scaled / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return unit.masked_fill(zero, 0.0).to(x.dtype)
+    wide = x if x.dtype in ALREADY else x.to(torch.float32)
+    scaled, norm, _ = scaled_norms(wide)
+    return scaled / norm if wide is x else (scaled / norm).to(x.dtype)
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.precision import LEAST, MOST
+from diffusion_mp.kernels.precision import scaled_norms
 from diffusion_mp.kernels.segments import Buffers, largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
@@ -49,25 +49,15 @@ class Vectors(NamedTuple):
 
     entries: Tensor  # [b, n, F]
     scale: Tensor  # 1/‖x‖, [b, n, 1]; one, [1, 1, 1], where vectors are unchanged
-    size: Tensor | None = None  # what the entries were divided by before, [b, n, 1]; None is one
+    power: Tensor | None = None  # what the entries were multiplied by before, [b, n, 1]; None is one
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
-    """Return vectors and inverse norms; where squares would over- or underflow, divide by the largest entry first.
-
-    A vector whose entries are all below the smallest normal number becomes zero, divided by infinity.
-    """
+    """Return vectors and inverse norms."""
     if not unit:
         return Vectors(x, x.new_ones(1, 1, 1))
-    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
-    shortest, longest = norm.aminmax() if x.numel() else (1.0, 1.0)
-    if float(shortest) > LEAST and float(longest) < MOST:  # nearly always, and nothing is copied
-        return Vectors(x, norm.reciprocal_())
-    size = x.abs().amax(2, keepdim=True)
-    size.masked_fill_(size < torch.finfo(size.dtype).tiny, torch.inf)
-    x = x / size
-    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
-    return Vectors(x, norm.masked_fill_(norm == 0, torch.inf).reciprocal_(), size)
+    x, norm, power = scaled_norms(x)
+    return Vectors(x, norm.reciprocal_(), power)
 
 
 def _store_tangential(out: Tensor, gradient: Tensor, inner: Tensor | None, x: Vectors) -> None:
@@ -77,8 +67,8 @@ def _store_tangential(out: Tensor, gradient: Tensor, inner: Tensor | None, x: Ve
             out.copy_(gradient)
         return
     along = inner.mul_(x.scale).mul_(x.scale)
-    if x.size is not None:
-        gradient, along = gradient / x.size, along / x.size
+    if x.power is not None:
+        gradient, along = gradient * x.power, along * x.power
     torch.addcmul(gradient, along, x.entries, value=-1, out=out)
 
 
@@ -345,9 +335,9 @@ class _Graphs:
         outer, left, right = by_sums
         both, left = outer + outer.mT, left.mT
         for rows in self.blocks:
-            unit, (_, scale, size) = self._unit(x, rows), self._vectors(x, rows)
+            unit, (_, scale, power) = self._unit(x, rows), self._vectors(x, rows)
             total = _some(dx, rows).addcmul_(scale, left)
-            total = total if size is None else total.div_(size)
+            total = total if power is None else total.mul_(power)
             along = self._inner(total, unit) if self.terms.unit else None
             total.baddbmm_(unit, both)
             if along is not None:

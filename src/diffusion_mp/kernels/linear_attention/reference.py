@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffusion_mp.kernels.operation import heads_first, nodes_first
 from diffusion_mp.kernels.precision import LEAST, lies_in, quotient, unit_vectors
 from diffusion_mp.kernels.segments import slices
 
@@ -67,18 +68,19 @@ def attention(
 
 def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Return the rows of one graph through the sums over its nodes, in as few calls as possible."""
-    mutual, own = q is k, terms.own * v.size(0)
-    q = (unit_vectors(q) if terms.unit else q).transpose(0, 1)
-    k = q if mutual else (unit_vectors(k) if terms.unit else k).transpose(0, 1)
-    values = v.transpose(0, 1)
-    sums = values.sum(1, keepdim=True)
+    one, mutual, own = v.size(1) == 1, q is k, terms.own * v.size(0)
+    q = heads_first(unit_vectors(q) if terms.unit else q)
+    k = q if mutual else heads_first(unit_vectors(k) if terms.unit else k)
+    values = heads_first(v)
+    keys, sums = k.sum(-2), values.sum(-2, keepdim=True)
     sums = sums if terms.constant == 1 else terms.constant * sums
-    total = torch.baddbmm(sums, q, torch.bmm(k.mT, values))
-    total = total + own * values if own else total
-    row = torch.bmm(q, k.sum(1).unsqueeze(2)).add_(terms.constant * v.size(0) + own)
+    total = nodes_first((torch.addmm if one else torch.baddbmm)(sums, q, k.mT @ values))
+    total = total + own * v if own else total
+    row = torch.mv(q, keys) if one else torch.bmm(q, keys.unsqueeze(2)).squeeze(2)
+    row = nodes_first(row.add_(terms.constant * v.size(0) + own).unsqueeze(-1))
     # No cosine is below −1, and that of a vector with itself is 1.
     positive = (mutual and terms.unit and terms.constant >= 1 and own >= 0) or lies_in(row, LEAST, math.inf)
-    out = (total / row if positive else quotient(total, row)).transpose(0, 1).contiguous()
+    out = (total / row if positive else quotient(total, row)).contiguous()
     return LinearRows(out, out, out)
 
 

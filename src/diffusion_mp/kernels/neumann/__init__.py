@@ -20,7 +20,7 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.neumann.triton", widest=math.
 
 @declare(
     "neumann_product", reference=sums.reference_product, cpu=sums.gathered_product, triton=on_gpu("product"),
-    small=sums.traced_product,
+    small=sums.shifted_product,
 )  # fmt: skip
 def _product(v: Wide, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from diffusion_mp.graph.cache import persistent
 from diffusion_mp.graph.ops import compress
-from diffusion_mp.kernels.operation import FEW, empty_like, operation
+from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import batch_cache, by_size, gather
 
@@ -104,11 +104,23 @@ def reference_product(
     return torch.zeros_like(v).index_add(0, left.flatten(), given).index_add(0, right.flatten(), given)
 
 
-def traced_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor | None:
-    """Return the reference where ``torch.compile`` makes one loop of it that is faster, else ``None``."""
-    trains = torch.is_grad_enabled() and (v.requires_grad or alpha.requires_grad)  # then the sums are slower
-    fuses = torch.compiler.is_compiling() and (v.numel() <= FEW or not trains)
-    return reference_product(v, alpha, stencil, transpose) if fuses else None
+def shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor | None:
+    """Return the sums of one sequence by shifts, which ``torch.compile`` makes one loop of, or ``None``."""
+    n, boundary = v.size(0), stencil.boundary
+    if not torch.compiler.is_compiling() or transpose or not all(0 < stride <= n for stride in stencil.strides):
+        return None
+    parts = []
+    for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
+        before, after = v[:stride], v[n - stride :]
+        if boundary == "symmetric":
+            before, after = before.flip(0), after.flip(0)
+        elif boundary == "replicate":
+            before, after = v[:1].expand_as(before), v[n - 1 :].expand_as(after)
+        elif boundary == "periodic":
+            before, after = after, before
+        padded = torch.cat([before, v, after])
+        parts.append(weight * (padded[:n] + (v if boundary == "causal" else padded[2 * stride :])))
+    return sum(parts[1:], parts[0]) if parts else None
 
 
 def reference_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:

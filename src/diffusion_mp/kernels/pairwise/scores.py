@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import FEW, Wide
-from diffusion_mp.kernels.precision import LEAST, lies_in
+from diffusion_mp.kernels.operation import FEW, Wide, heads_first, nodes_first
+from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
 
 
@@ -39,6 +39,10 @@ Examples:
     >>> [pairwise_attention(q, k, torch.rand(6, 2, 4), score=score).shape for score in SCORES]
     [torch.Size([6, 2, 4]), torch.Size([6, 2, 4])]
 """
+
+
+# An exponent whose exponential counts for nothing beside one, and overflows nowhere.
+FAR = 80.0
 
 
 class Weighting(NamedTuple):
@@ -80,6 +84,21 @@ def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, scor
     return PairwiseRows(torch.cat([torch.einsum("hij,jhd->ihd", *of) for of in weights]), q.new_empty(0))
 
 
+class _Sigmoid(torch.autograd.Function):
+    """σ, with the slope σ(s) σ(−s), of which σ (1 − σ) would lose the digits."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor) -> Tensor:
+        weight = s.sigmoid()
+        ctx.save_for_backward(s, weight)
+        return weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        s, weight = ctx.saved_tensors
+        return torch.ops.aten.softplus_backward(grad * weight, s, -1, 50.0)
+
+
 def few_pairs(q: Tensor) -> bool:
     """Return whether all pairs at once are the fastest, which more of them are when compiled."""
     return q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
@@ -89,13 +108,18 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, 
     """Return the rows of a small graph, or ``None``, in as few calls as possible."""
     if not few_pairs(q):
         return None
-    s, values = torch.bmm(q.transpose(0, 1), k.transpose(0, 1).mT), v.transpose(0, 1)
-    weight = s.sigmoid() if score == "sigmoid" else None
-    if weight is not None and lies_in(total := weight.sum(2, keepdim=True), LEAST, math.inf):
-        out = torch.bmm(weight, values).div_(total)
+    q, k, values = map(heads_first, (q, k, v))
+    s = q @ k.mT
+    if score == "exp":
+        weight = s.softmax(-1)
+    elif not s.numel() or lies_in(s, -20.0, math.inf):
+        weight = _Sigmoid.apply(s) if s.requires_grad else s.sigmoid()
     else:
-        out = torch.bmm(log_score(s, score).softmax(2), values)
-    out = out.transpose(0, 1).contiguous()
+        # σ(s) e^−m with m the largest score, or 0 if that is less: a row sums to ½ or more, and no slope is lost.
+        largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
+        weight = (largest.exp() + (largest - s).clamp(max=FAR).exp()).reciprocal()
+    out = nodes_first(weight @ values)
+    out = out.contiguous() if score == "exp" else (out / nodes_first(weight.sum(-1, keepdim=True))).contiguous()
     return PairwiseRows(out, out)
 
 
