@@ -40,9 +40,6 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
             (*plain, *ops.linear_attention(*plain[1:], *options, "auto"), *options),
             (plain[0], *one, *ops.linear_attention(*3 * one[:1], *alone, "auto"), *alone),
         ]
-    if name == "linear_read":
-        options = (None, 1.0, 0.5 * (ptr is not None), True)
-        return [(q, v, ops.linear_pool(k, v, *options, "auto").detach().requires_grad_(), *options)]
     if name == "log_linear_read":
         sums, shift = (x.detach() for x in ops.log_linear_pool(k, a, v, "auto"))
         return [(q, shifts, sums.requires_grad_(), shift) for shifts in (None, b)]
@@ -56,7 +53,6 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
     return {
         "linear_product": [(q, k, v, ptr)],
         "linear_attention": [(q, k, v, ptr, 1.0, 0.5, True)],
-        "linear_pool": [(k, v, None, 1.0, 0.5, True)],
         "log_linear_attention": [(q, shifts, k, a, v, ptr) for shifts in (None, b)],
         "log_linear_pool": [(k, a, v)],
         "log_linear_entries": [(torch.stack([pattern.row, pattern.col]), q, k)],
@@ -83,7 +79,7 @@ ON_GPU = [
     "neumann_product", "neumann_inner",
 ]  # fmt: skip
 OPERATIONS = [
-    *ON_GPU, "linear_product", "linear_attention_backward", "linear_pool", "linear_read", "log_linear_attention",
+    *ON_GPU, "linear_product", "linear_attention_backward", "log_linear_attention",
     "log_linear_pool", "log_linear_read", "log_linear_entries", "pairwise_logsumexp", "pairwise_backward", "spmm",
     "sddmm", "row_sums", "at_rows", "edge_softmax",
 ]  # fmt: skip

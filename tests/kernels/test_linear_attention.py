@@ -147,16 +147,22 @@ def test_third_derivatives(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_pooling_and_reading(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
-    """From two parts of the senders, as every backend has them."""
-    q, k, v = drawn(*[(50, 2, 6)] * 3, generator=generator, dtype=dtype)
-    terms = Terms(**options)
-    expected = linear_attention(q.double(), k.double(), v.double(), backend="reference", **options)
-    for backend in ("cpu", "reference"):
+    """From two parts of the senders, with the same gradients."""
+    inputs, terms = drawn(*[(50, 2, 6)] * 3, generator=generator, dtype=dtype), Terms(**options)
+
+    def halves(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         parts = zip(k.split(30), v.split(30), strict=True)
-        sums = sum(linear_pool(keys, values, terms, backend=backend) for keys, values in parts)
-        got = linear_read(q, v, sums, terms, backend=backend).values
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), expected, **tolerance("product", dtype)._asdict())
+        return linear_read(q, v, sum(linear_pool(*part, terms) for part in parts), terms)
+
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    wide = [x.double().requires_grad_() for x in inputs]
+    got, expected = halves(*leaves), linear_attention(*wide, backend="reference", **options)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), expected, **tolerance("product", dtype)._asdict())
+    weight = torch.randn(50, 2, 6, generator=generator, dtype=dtype)
+    grads = torch.autograd.grad(got, leaves, weight), torch.autograd.grad(expected, wide, weight.double())
+    for mine, its in zip(*grads, strict=True):
+        torch.testing.assert_close(mine.double(), its, **tolerance("gradient", dtype)._asdict())
 
 
 def test_nothing_is_kept_between_the_blocks(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

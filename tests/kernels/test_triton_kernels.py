@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import kernel_cases
 import pytest
@@ -11,7 +10,7 @@ from kernel_cases import ATTENTION, DEVICE, OPTIONS, assert_close, assert_equals
 from torch import Tensor
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention
 from diffusion_mp.kernels.linear_attention import triton as linear_kernels
 from diffusion_mp.kernels.neumann import _inner, neumann_product
 from diffusion_mp.kernels.neumann.stencil import Stencil
@@ -87,18 +86,6 @@ def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:
     for score in SCORES:
         assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator)
     assert_equals_reference(everything, flow_inputs(n, 1, 3, 2, 2, generator), generator)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_pooling_and_reading(options: dict[str, Any], generator: torch.Generator) -> None:
-
-    def halves(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
-        parts = zip(k.split(40), v.split(40), strict=True)
-        sums = sum(linear_pool(keys, values, terms, backend=backend) for keys, values in parts)
-        return linear_read(q, v, sums, terms, backend=backend).values
-
-    terms = Terms(**options)
-    assert_equals_reference(halves, [randn(70, 2, width, generator=generator) for width in (9, 9, 20)], generator)
 
 
 def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:

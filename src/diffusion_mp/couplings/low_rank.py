@@ -255,10 +255,10 @@ class LinearAttentionCoupling(PooledCoupling):
         return kernels.linear_rows(query, key, v, kernels.Terms(self.ptr, **self.terms)).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(kernels.linear_pool(*heads_of(v, self.key), v, kernels.Terms(**self.terms)))
+        return Sums(kernels.linear_pool(heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return kernels.linear_read(*heads_of(v, self.query), v, sums.totals, kernels.Terms(**self.terms)).values
+        return kernels.linear_read(heads_of(v, self.query)[0], v, sums.totals, kernels.Terms(**self.terms))
 
     def block(self, rows: slice) -> PooledCoupling:
         return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, once_differentiable, operation
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, heads_first, operation
+from diffusion_mp.kernels.precision import accumulating, unit_vectors, without_autocast
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 
@@ -74,7 +74,9 @@ class Grads(NamedTuple):
 )  # fmt: skip
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
-    return _empty_rows(v, v.size(1) if terms.ptr is None else 0, k.size(2))
+    wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    heads = v.size(1) if terms.ptr is None else 0
+    return LinearRows(empty_like(v), wide, wide.new_empty(heads, k.size(2) + 1, v.size(2) + 1))
 
 
 @declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
@@ -141,11 +143,10 @@ def linear_attention(
     return linear_rows(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 
-@declare("linear_pool", reference=reference.pool, cpu=blocked.pool, triton=on_gpu("pool"))
-def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
+def linear_pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms) -> Float[Tensor, "H G E"]:
     """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1], for :func:`linear_read`.
 
-    The sums of parts of a graph add up to its own; ``terms.ptr`` is ignored. In at least float32; once differentiable.
+    The sums of parts of a graph add up to its own; ``terms.ptr`` is ignored. In at least float32, in plain torch.
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
@@ -153,51 +154,30 @@ def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
         >>> torch.allclose(sum(parts), linear_pool(k, v, Terms()))  # [heads, features + 1, channels + 1]
         True
     """
-    shape = (v.size(1), k.size(2) + 1, v.size(2) + 1)
-    return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
+    (k, v), _ = accumulating(k, v)
+    with without_autocast(v):
+        outer, left, right = reference.pool(heads_first(unit_vectors(k) if terms.unit else k), heads_first(v))
+    last = pad(right, (0, 1), value=float(v.size(0)))
+    sums = torch.cat([torch.cat([outer, left.unsqueeze(-1)], -1), last], -2)
+    return sums.view(v.size(1), k.size(2) + 1, v.size(2) + 1)
 
 
-@declare("linear_read", reference=reference.read, cpu=blocked.read, triton=on_gpu("read"), dtype="v")
-def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> LinearRows:
-    """Return the rows of :func:`linear_attention` for some receivers, as ``values`` of a tuple; once differentiable.
+def linear_read(
+    q: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], sums: Float[Tensor, "H G E"], terms: Terms
+) -> Float[Tensor, "N H D"]:
+    """Return the rows of :func:`linear_attention` for some receivers, in plain torch.
 
     The sums are those of :func:`linear_pool` for all senders, with the same terms; v matters if ``own`` is not zero.
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
-        >>> rows = linear_read(q[:2], v[:2], linear_pool(k, v, Terms()), Terms()).values
+        >>> rows = linear_read(q[:2], v[:2], linear_pool(k, v, Terms()), Terms())
         >>> torch.allclose(rows, linear_attention(q, k, v)[:2])
         True
     """
-    return _empty_rows(v, 0, q.size(2))
-
-
-@declare("linear_pool_backward", cpu=blocked.pool_backward, triton=on_gpu("pool_backward"))
-def _pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    return empty_like(k, v)
-
-
-@declare("linear_read_backward", cpu=blocked.read_backward, triton=on_gpu("read_backward"))
-def _read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dsums = empty_like(q, sums)
-    return dq, empty_like(v) if terms.own else v.new_empty(0), dsums
-
-
-def _row_gradients(
-    grad_values: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms, backend: str
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    dq, dv, dsums = _read_backward(grad_values, q, v, out, sums, terms, backend=backend)
-    return dq, dv if terms.own else None, dsums
-
-
-def _empty_rows(v: Tensor, heads: Size, features: Size) -> LinearRows:
-    wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
-    return LinearRows(empty_like(v), wide, wide.new_empty(heads, features + 1, v.size(2) + 1))
-
-
-linear_pool.derivatives({"k v": _pool_backward})
-linear_read.derivatives({"q v sums": _row_gradients})
-for _half in (_pool_backward, _read_backward):
-    _half.derivatives(once_differentiable("linear attention in two halves", instead="use linear_attention"))
+    (q, sums, values), dtype = accumulating(q, sums, v)
+    size = sums[0, -1, -1]
+    sums = sums.squeeze(0) if v.size(1) == 1 else sums
+    parts = sums[..., :-1, :-1], sums[..., :-1, -1], sums[..., -1:, :-1]
+    with without_autocast(v):
+        return reference.read(heads_first(unit_vectors(q) if terms.unit else q), values, *parts, size, terms).to(dtype)

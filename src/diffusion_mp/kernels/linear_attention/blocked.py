@@ -89,7 +89,7 @@ class _Sums(NamedTuple):
         """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
         return cls(state[:, :-1, :-1], state[:, :-1, -1:].contiguous(), state[:, -1:, :-1])
 
-    def state(self, nodes: float) -> Tensor:
+    def state(self, nodes: int) -> Tensor:
         """Return [[K, κ], [σ, n]]."""
         last = self.right.new_full((self.right.size(0), 1, 1), nodes)
         return torch.cat([torch.cat([self.outer, self.left], 2), torch.cat([self.right, last], 2)], 1)
@@ -97,7 +97,8 @@ class _Sums(NamedTuple):
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
-    values, den = _empty_results(v)
+    values = v.new_empty(v.shape)
+    den = v.new_empty(*v.shape[:2], 1, dtype=torch.promote_types(v.dtype, torch.float32))
     kept, inputs = None, [v] if q is k is v else [q, k, v]
     for mask, (out, out_den), views in stacks(terms.ptr, _rows_at_once(k, v), (values, den), inputs):
         qs, ks, vs = views if len(views) == 3 else 3 * views
@@ -144,47 +145,6 @@ def backward(
     return dq.to(q.dtype), dk, dv
 
 
-def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    """Return the sums of one graph, [[K, κ], [σ, n]]: [H, F + 1, D + 1]."""
-    k, v = k.transpose(0, 1), v.transpose(0, 1)
-    return _Graphs(k, v, terms).pool(k, v).state(k.size(1))
-
-
-def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    dk, dv = gradients = empty_like(k, v)
-    dk, dv, k, v = (x.transpose(0, 1) for x in (dk, dv, k, v))
-    _Graphs(k, v, terms).pool_backward(dk, dv, _Sums.split(grad), k, v)
-    return gradients
-
-
-def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
-    """Return rows from such sums, which may be those of more nodes."""
-    values, den = _empty_results(v)
-    out, out_den, queries, own = (x.transpose(0, 1) for x in (values, den, q, v))
-    graphs = _Graphs(queries, own, terms, senders=float(sums[0, -1, -1]))
-    graphs.read(out, out_den, queries, own, _Sums.split(sums))
-    return LinearRows(values, den.squeeze(2), sums.new_empty(0, *sums.shape[1:]))
-
-
-def read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, of v if ``own`` is not zero (else no entry), and of the sums, zero for n."""
-    dq, nodes = empty_like(q), float(sums[0, -1, -1])
-    into, gradient, queries, own, values, den = (
-        x.transpose(0, 1) for x in (dq, grad, q, v, out.values, out.den.unsqueeze(2))
-    )
-    graphs = _Graphs(queries, gradient, terms, senders=nodes)
-    by_sums = graphs.read_backward(into, gradient, queries, own, values, den, _Sums.split(sums))
-    dv = grad * reciprocal(out.den.unsqueeze(2)).mul_(terms.own * nodes) if terms.own else v.new_empty(0)
-    return dq, dv.to(v.dtype), by_sums.state(0.0)
-
-
-def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
-    nodes, heads, _ = v.shape
-    return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
-
-
 def _few(size: int, k: Tensor, v: Tensor) -> bool:
     """Return whether all pairs cost at most twice the steps of the sums; pairs need fewer calls and write less."""
     return size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
@@ -202,18 +162,12 @@ def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
 
 
 class _Graphs:
-    """Graphs of nearly one size [b, n, F], all pairs or a block of rows at a time.
+    """Graphs of nearly one size [b, n, F], all pairs or a block of rows at a time; ``mask`` [b, n, 1] has the nodes."""
 
-    ``mask`` [b, n, 1] is one for nodes; ``senders`` is their number where they are not these nodes.
-    """
-
-    def __init__(
-        self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None = None, senders: float | None = None
-    ) -> None:
+    def __init__(self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
         graphs, nodes, features = k.shape
         self.terms, self.mask = terms, mask
-        own: Tensor | float = nodes if mask is None else mask.sum(1, keepdim=True)
-        self.nodes = own if senders is None else senders
+        self.nodes: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         self.wide = torch.promote_types(v.dtype, torch.float32)
         # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
         width = max(1, graphs * max(features, v.size(2)))
@@ -314,7 +268,7 @@ class _Graphs:
         return _added(by_sums)
 
     def pool_backward(
-        self, dk: Tensor, dv: Tensor, by_sums: _Sums, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor] | None = None
+        self, dk: Tensor, dv: Tensor, by_sums: _Sums, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor]
     ) -> None:
         """Write ∂k and ∂v from G, γ and b; ``own`` are grad and denominators, for the gradient of own values."""
         outer, left, right = by_sums
@@ -326,7 +280,7 @@ class _Graphs:
             _store_tangential(_some(dk, rows), by_keys, cosine, keys)
             total = self._product(keys.entries, outer, dv, rows)
             torch.addcmul(right, total, keys.scale, out=_some(dv, rows))
-            if self.terms.own and own is not None:
+            if self.terms.own:
                 factor = reciprocal(_some(own[1], rows)).mul_(self.terms.own * self.nodes)
                 _some(dv, rows).add_(self._load(own[0], rows) * factor)
 

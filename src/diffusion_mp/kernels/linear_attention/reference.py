@@ -39,7 +39,7 @@ class LinearRows(NamedTuple):
 
     values: Tensor  # [N, H, D]
     den: Tensor  # denominators [N, H]
-    pooled: Tensor  # as in :func:`pool`, [H, F + 1, D + 1], or zeros where they are not needed; of a batch no entry
+    pooled: Tensor  # as of :func:`linear_pool`, or zeros where they are not needed; of a batch no entry
 
 
 def linear_product(
@@ -61,52 +61,39 @@ def attention(
     product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = linear_product,
 ) -> LinearRows:  # fmt: skip
     """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), as differentiable as ``product`` is."""
+    (q, k) = (unit_vectors(q), unit_vectors(k)) if terms.unit else (q, k)
     one = torch.ones_like(v[:, :, :1])
-    size = product(one, one, one, terms.ptr)
-    return _normalized(product(_queries(q, terms), _keys(k, terms), _with_one(v), terms.ptr), v, terms.own * size)
+    own = terms.own * product(one, one, one, terms.ptr)
+    queries, keys, values = pad(q, (0, 1), value=terms.constant), pad(k, (0, 1), value=1.0), pad(v, (0, 1), value=1.0)
+    total = product(queries, keys, values, terms.ptr)
+    values = quotient(total[..., :-1] + own * v, total[..., -1:] + own)
+    return LinearRows(values, *2 * [total.new_empty(0)])
 
 
 def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Return the rows of one graph through the sums over its nodes, in as few calls as possible."""
-    one, mutual, own = v.size(1) == 1, q is k, terms.own * v.size(0)
-    q = heads_first(unit_vectors(q) if terms.unit else q)
-    k = q if mutual else heads_first(unit_vectors(k) if terms.unit else k)
-    values = heads_first(v)
-    keys, sums = k.sum(-2), values.sum(-2, keepdim=True)
-    sums = sums if terms.constant == 1 else terms.constant * sums
-    total = nodes_first((torch.addmm if one else torch.baddbmm)(sums, q, k.mT @ values))
-    total = total + own * v if own else total
-    row = torch.mv(q, keys) if one else torch.bmm(q, keys.unsqueeze(2)).squeeze(2)
-    row = nodes_first(row.add_(terms.constant * v.size(0) + own).unsqueeze(-1))
     # No cosine is below −1, and that of a vector with itself is 1.
-    positive = (mutual and terms.unit and terms.constant >= 1 and own >= 0) or lies_in(row, LEAST, math.inf)
-    out = (total / row if positive else quotient(total, row)).contiguous()
+    positive = q is k and terms.unit and terms.constant >= 1 and terms.own >= 0
+    queries = heads_first(unit_vectors(q) if terms.unit else q)
+    keys = queries if q is k else heads_first(unit_vectors(k) if terms.unit else k)
+    out = read(queries, v, *pool(keys, heads_first(v)), v.size(0), terms, positive)
     return LinearRows(out, out, out)
 
 
-def pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms) -> Float[Tensor, "H F_and_one D_and_one"]:
-    """Σ_j k′_j v′_jᵀ over the nodes of one graph: KᵀV, Σ_j k_j, Σ_j v_j and their number."""
-    return torch.einsum("jhf,jhd->hfd", _keys(k, terms), _with_one(v))
+def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Σ_j k_j v_jᵀ, Σ_j k_j and Σ_j v_j for k and v as `heads_first` returns them."""
+    return k.mT @ v, k.sum(-2), v.sum(-2, keepdim=True)
 
 
 def read(
-    q: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], sums: Float[Tensor, "H F_and_one D_and_one"], terms: Terms
-) -> LinearRows:
-    """Return the rows of attention from the sums over all senders."""
-    return _normalized(torch.einsum("ihf,hfd->ihd", _queries(q, terms), sums), v, terms.own * sums[0, -1, -1])
-
-
-def _queries(q: Tensor, terms: Terms) -> Tensor:
-    return pad(unit_vectors(q) if terms.unit else q, (0, 1), value=terms.constant)
-
-
-def _keys(k: Tensor, terms: Terms) -> Tensor:
-    return _with_one(unit_vectors(k) if terms.unit else k)
-
-
-def _with_one(x: Tensor) -> Tensor:
-    return pad(x, (0, 1), value=1.0)
-
-
-def _normalized(total: Tensor, v: Tensor, own: Tensor) -> LinearRows:
-    return LinearRows(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *2 * [total.new_empty(0)])
+    q: Tensor, v: Tensor, outer: Tensor, left: Tensor, right: Tensor, size: int | Tensor, terms: Terms,
+    positive: bool = False,
+) -> Float[Tensor, "N H D"]:  # fmt: skip
+    """Return the rows of attention from such sums over ``size`` nodes; ``positive`` says that no row sums to zero."""
+    constant, own, one = terms.constant * size, terms.own * size, q.dim() == 2
+    right = right if terms.constant == 1 else terms.constant * right
+    total = nodes_first((torch.addmm if one else torch.baddbmm)(right, q, outer))
+    total = total + own * v if terms.own else total
+    row = torch.mv(q, left) if one else torch.bmm(q, left.unsqueeze(2)).squeeze(2)
+    row = nodes_first(row.add_(constant + own).unsqueeze(-1))
+    return (total / row if positive or lies_in(row, LEAST, math.inf) else quotient(total, row)).contiguous()

@@ -248,56 +248,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     with torch.cuda.device_of(q):
-        factors = _row_factors(grad, out)
+        values, den = out.values.contiguous(), out.den.contiguous()
+        scale, weight = torch.empty_like(den), torch.empty_like(den)
+        sizes = (den.numel(), *grad.stride()[:2], *grad.shape[1:])
+        options = {"BLOCK_N": 32, "BLOCK_D": padded(grad.size(2)), "num_warps": 4}
+        _row_terms[(triton.cdiv(den.numel(), 32),)](grad, values, den, scale, weight, *sizes, **options)
         launch = _Launch(k, v, terms)
         state = out.pooled if terms.ptr is None else launch.state(k, v)
-        dq = launch.feature_gradient(q, grad, state, *factors)
-        state = launch.state(q, grad, *factors)
+        dq = launch.feature_gradient(q, grad, state, scale, weight)
+        state = launch.state(q, grad, scale, weight)
         dk = launch.feature_gradient(k, v, state)
-        return dq, dk, launch.meet(k, grad, factors[0], state, None, terms.constant, terms.own)
-
-
-def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    k, v = row_contiguous(k), row_contiguous(v)
-    with torch.cuda.device_of(k):
-        return _Launch(k, v, terms).state(k, v).squeeze(0)
-
-
-def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    k, v, grad = row_contiguous(k), row_contiguous(v), grad.contiguous()
-    with torch.cuda.device_of(k):
-        launch = _Launch(k, v, terms)
-        return launch.feature_gradient(k, v, grad), launch.meet(k, v, None, grad, None, 1.0, 0.0)
-
-
-def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
-    """Return rows from such a state, which may be that of more nodes."""
-    q, v = row_contiguous(q), row_contiguous(v)
-    with torch.cuda.device_of(q):
-        den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
-        out = _Launch(q, v, terms).meet(q, v, None, sums.contiguous(), den, terms.constant, terms.own)
-        return LinearRows(out, den, sums.new_empty(0, *sums.shape[1:]))
-
-
-def read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad, q = row_contiguous(grad), row_contiguous(q)
-    with torch.cuda.device_of(q):
-        scale, weight = _row_factors(grad, out)
-        launch = _Launch(q, grad, terms)
-        dq = launch.feature_gradient(q, grad, sums.contiguous(), scale, weight)
-        dsums = launch.state(q, grad, scale, weight).squeeze(0)
-        dsums[:, -1] *= terms.constant
-        dsums[:, -1, -1] = 0.0
-        own = terms.own * sums[0, -1, -1] * scale.unsqueeze(2)
-        return dq, (own * grad).to(v.dtype) if terms.own else v.new_empty(0), dsums
-
-
-def _row_factors(grad: Tensor, out: LinearRows) -> tuple[Tensor, Tensor]:
-    values, den = out.values.contiguous(), out.den.contiguous()
-    scale, weight = torch.empty_like(den), torch.empty_like(den)
-    sizes = (den.numel(), *grad.stride()[:2], *grad.shape[1:])
-    options = {"BLOCK_N": 32, "BLOCK_D": padded(grad.size(2)), "num_warps": 4}
-    _row_terms[(triton.cdiv(den.numel(), 32),)](grad, values, den, scale, weight, *sizes, **options)
-    return scale, weight
+        return dq, dk, launch.meet(k, grad, scale, state, None, terms.constant, terms.own)
