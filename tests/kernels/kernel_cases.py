@@ -2,14 +2,16 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
+from diffusion_mp.kernels.neumann import neighbours
 from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials, sparse_flow_product
 from diffusion_mp.testing import tolerance
@@ -132,3 +134,11 @@ def assert_equals_reference(
 
 def assert_close(got: Tensor, expected: Tensor, operation: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), expected.double(), **tolerance(operation, dtype)._asdict())
+
+
+def stencils(num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, like: Tensor) -> Tensor:
+    """Return A_h of every stride h, with A_h x = x_left + x_right; row sums are 2, and Δ_h = A_h − 2I."""
+    left, right = neighbours(num_nodes, strides, boundary, ptr, like.device)
+    if num_nodes == 0:
+        return like.new_zeros(len(strides), 0, 0)
+    return (one_hot(left, num_nodes) + one_hot(right, num_nodes)).to(like.dtype)

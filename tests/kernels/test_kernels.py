@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import ATTENTION, DOUBLE, OPTIONS, SIZES, assert_equals_reference, boundaries, everything, randn
+from kernel_cases import (
+    ATTENTION,
+    DOUBLE,
+    OPTIONS,
+    SIZES,
+    assert_equals_reference,
+    boundaries,
+    everything,
+    randn,
+    stencils,
+)
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
@@ -18,7 +28,6 @@ from diffusion_mp.kernels import segments
 from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_product
 from diffusion_mp.kernels.log_linear_attention import log_linear_entries, log_linear_logsumexp, log_linear_product
 from diffusion_mp.kernels.neumann import neumann_function, neumann_product
-from diffusion_mp.kernels.neumann.stencil import stencils
 from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.segments import chunks, stacks
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
@@ -55,7 +64,6 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
         "linear_attention": [(q, k, v, ptr, 1.0, 0.5, True)],
         "log_linear_attention": [(q, shifts, k, a, v, ptr) for shifts in (None, b)],
         "log_linear_pool": [(k, a, v)],
-        "log_linear_entries": [(torch.stack([pattern.row, pattern.col]), q, k)],
         "pairwise_attention": [(q, k, v, ptr, score) for score in SCORES],
         "pairwise_logsumexp": [(q, k, ptr, "exp", ptr is None)],
         "pairwise_product": [(q, k, v, row, col, ptr, "exp", ptr is not None)],
@@ -80,7 +88,7 @@ ON_GPU = [
 ]  # fmt: skip
 OPERATIONS = [
     *ON_GPU, "linear_product", "linear_attention_backward", "log_linear_attention",
-    "log_linear_pool", "log_linear_read", "log_linear_entries", "pairwise_logsumexp", "pairwise_backward", "spmm",
+    "log_linear_pool", "log_linear_read", "pairwise_logsumexp", "pairwise_backward", "spmm",
     "sddmm", "row_sums", "at_rows", "edge_softmax",
 ]  # fmt: skip
 
@@ -168,7 +176,6 @@ ONCE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "product": lambda q, k, v: pairwise_product(q, k, v, q[:, :, 0], k[:, :, 0]),
     "log-linear": lambda q, k, v: log_linear_product(q, k, v, None, v),
     "log-linear lse": lambda q, k, v: log_linear_logsumexp(q, k, v),
-    "log-linear entries": lambda q, k, v: log_linear_entries(torch.tensor([[0, 1], [1, 2]]), q, k),
     "flow": lambda q, k, v: everything(q, k, q, k, v[:, :, 0].exp(), v[:, :, 1].exp(), v),
 }
 

@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn
+from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn, stencils
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.kernels.neumann import _inner, neighbours, neumann_function, neumann_product
-from diffusion_mp.kernels.neumann.stencil import Stencil, stencils
+from diffusion_mp.kernels.neumann.stencil import Stencil
 
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
 # Lengths of one sequence or of the sequences of a batch.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_tensor, describe
 from diffusion_mp.graph.checks import as_num_nodes
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
-from diffusion_mp.kernels.neumann.stencil import stencils
 
 
 class NeumannCoupling(Coupling):
@@ -80,12 +78,6 @@ class NeumannCoupling(Coupling):
         left, right = neighbours(self.num_nodes, self.strides, self.boundary, self.ptr, self.device)
         count = (left[:, row] == column).to(self.dtype) + (right[:, row] == column).to(self.dtype)
         return (count.unsqueeze(2) * self.alpha.unsqueeze(1)).sum(0)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
-        matrices = stencils(self.num_nodes, self.strides, self.boundary, self.ptr, self.alpha)
-        dense = torch.einsum("kij,kh->hij", matrices, self.alpha)
-        return dense.transpose(1, 2) if self.transposed else dense
 
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]

@@ -194,7 +194,7 @@ BATCHED = (pairwise._attention, pairwise._logsumexp, pairwise._product, sparse_f
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
-    **dict.fromkeys((log_linear_attention._entries, neumann._product, neumann._inner)),
+    **dict.fromkeys((neumann._product, neumann._inner)),
     linear_attention.trilinear: _linear_product,
     linear_attention.linear_rows: partial(linear.attention, product=_linear_product),
     **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},

@@ -20,9 +20,7 @@ from diffusion_mp.errors import BackendError, check_choice
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
 
-__all__ = [
-    "Narrow", "Operation", "Wide", "empty_like", "heads_first", "nodes_first", "once_differentiable", "operation",
-]  # fmt: skip
+__all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]
 
 Backend = Literal["auto", "reference", "cpu", "triton", "flex"]
 BACKENDS = get_args(Backend)
@@ -134,16 +132,6 @@ def empty_like(*tensors: Tensor) -> Any:
     first, *others = tensors
     found = torch.empty_like(first, memory_format=torch.contiguous_format)
     return (found, *map(empty_like, others)) if others else found
-
-
-def heads_first(x: Tensor) -> Tensor:
-    """Return [N, D] of one head, since torch differentiates products of matrices in their own layout, or [H, N, D]."""
-    return x.squeeze(1) if x.size(1) == 1 else x.transpose(0, 1)
-
-
-def nodes_first(x: Tensor) -> Tensor:
-    """Invert :func:`heads_first`."""
-    return x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1)
 
 
 class Signature:

@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.operation import heads_first, nodes_first
 from diffusion_mp.kernels.precision import LEAST, lies_in, quotient, unit_vectors
 from diffusion_mp.kernels.segments import slices
 
@@ -78,6 +77,15 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Lin
     keys = queries if q is k else heads_first(unit_vectors(k) if terms.unit else k)
     out = read(queries, v, *pool(keys, heads_first(v)), v.size(0), terms, positive)
     return LinearRows(out, out, out)
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """Return [N, D] of one head, since torch differentiates products of matrices in their own layout, or [H, N, D]."""
+    return x.squeeze(1) if x.size(1) == 1 else x.transpose(0, 1)
+
+
+def nodes_first(x: Tensor) -> Tensor:
+    return x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1)
 
 
 def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

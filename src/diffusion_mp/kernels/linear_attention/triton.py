@@ -72,22 +72,6 @@ def _sum_rows(
 
 @triton.jit
 @no_type_check
-def _sum_runs(parts, offset, out, size, BLOCKS, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
-    """BLOCK_S numbers of one graph's state: the sum over its runs."""
-    program = tl.program_id(0).to(tl.int64)
-    graph = program // BLOCKS
-    s = program % BLOCKS * BLOCK_S + tl.arange(0, BLOCK_S)
-    total = tl.zeros([BLOCK_S], tl.float32)
-    last = tl.load(offset + graph + 1)
-    for start in range(tl.load(offset + graph), last, BLOCK_T):
-        run = start + tl.arange(0, BLOCK_T)
-        mask = (run[:, None] < last) & (s[None, :] < size)
-        total += tl.sum(tl.load(parts + run[:, None] * size + s[None, :], mask=mask, other=0.0), axis=0)
-    tl.store(out + graph * size + s, total, mask=s < size)
-
-
-@triton.jit
-@no_type_check
 def _meet(
     x, y, scale, state, table, out, den, x_n, x_h, y_n, y_h, H, F, D, constant, own,
     OWN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
@@ -208,10 +192,9 @@ class _Launch:
         _sum_rows[(self.runs * self.heads * self.parts,)](x, y, scale, weight, self.table, runs, *sizes, **options)
         if self.runs == self.graphs:
             return runs
-        state, size = runs.new_empty(self.graphs, *shape), runs[0].numel()
-        blocks = triton.cdiv(size, 64)
-        _sum_runs[(self.graphs * blocks,)](runs, self.offset, state, size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4)
-        return state
+        if self.graphs == 1:
+            return runs.sum(0, keepdim=True)
+        return torch.segment_reduce(runs.flatten(1), "sum", offsets=self.offset).unflatten(1, shape)
 
     def meet(
         self, x: Tensor, y: Tensor, scale: Tensor | None, state: Tensor, den: Tensor | None, constant: float, own: float

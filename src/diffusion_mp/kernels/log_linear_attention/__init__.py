@@ -1,12 +1,16 @@
 """Attention through positive features given by their logarithms, with samples of log weights: O(N), safe in float32."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.kernels.log_linear_attention import blocked, reference
 from diffusion_mp.kernels.log_linear_attention.reference import LogLinearRows, Pooled, Receivers, Senders
-from diffusion_mp.kernels.operation import Backend, Wide, empty_like, once_differentiable, operation
+from diffusion_mp.kernels.operation import Backend, empty_like, once_differentiable, operation
+from diffusion_mp.kernels.precision import accumulating
 
 __all__ = [
     "Pooled", "Receivers", "Senders", "log_linear_entries", "log_linear_logsumexp", "log_linear_pool",
@@ -14,6 +18,8 @@ __all__ = [
 ]  # fmt: skip
 
 FAMILY = "log_linear_attention"
+# Entries of log features that are gathered at once: 4 MiB in float32.
+CHUNK = 1 << 20
 
 
 @operation(FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.attention)
@@ -68,24 +74,11 @@ def _read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) ->
     return (*blocked.empty_gradients(receivers, pooled.sums.size(1)), empty_like(pooled.sums))
 
 
-@operation("log_linear_entries", family=FAMILY, reference=reference.entries, cpu=blocked.entries)
-def _entries(edge_index: Tensor, log_q: Wide, log_k: Wide) -> Tensor:
-    return log_q.new_empty(edge_index.size(1), log_q.size(1))
-
-
-@operation("log_linear_entries_backward", family=FAMILY, cpu=blocked.entries_backward)
-def _entries_backward(
-    grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor
-) -> tuple[Tensor, Tensor]:
-    return empty_like(log_q, log_k)
-
-
 _attention.derivatives({"receivers senders": _attention_backward})
 log_linear_pool.derivatives({"senders": _pool_backward})
 log_linear_read.derivatives({"receivers pooled.sums": _read_backward})
-_entries.derivatives({"log_q log_k": _entries_backward})
 ONCE = once_differentiable("attention through log features", instead="use a low-rank diffusivity (SimpleDiffusivity)")
-for _backward in (_attention_backward, _pool_backward, _read_backward, _entries_backward):
+for _backward in (_attention_backward, _pool_backward, _read_backward):
     _backward.derivatives(ONCE)
 
 
@@ -134,15 +127,19 @@ def log_linear_logsumexp(
 
 
 def log_linear_entries(
-    edge_index: Int[Tensor, "two E"], log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"],
-    *, backend: Backend = "auto",
-) -> Float[Tensor, "E H"]:  # fmt: skip
+    edge_index: Int[Tensor, "two E"], log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"]
+) -> Float[Tensor, "E H"]:
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
-    In at least float32; once differentiable. See :func:`log_linear_product`.
+    In plain torch and at least float32; memory is O(E H), since sums are computed again in the backward pass.
 
     Examples:
         >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head
         torch.Size([12, 2])
     """
-    return _entries(edge_index, log_q, log_k, backend=backend)
+    (log_q, log_k), _ = accumulating(log_q, log_k)
+    most = max(1, CHUNK // max(1, log_q[:1].numel()))
+    if edge_index.size(1) <= most or torch.compiler.is_compiling():
+        return reference.entries(edge_index, log_q, log_k)
+    again = partial(checkpoint, reference.entries, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(part, log_q, log_k) for part in edge_index.split(most, 1)])

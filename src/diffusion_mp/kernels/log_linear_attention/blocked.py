@@ -356,33 +356,3 @@ def _receiving(receivers: Receivers, sums: Sums, rows: slice, bound: Bound) -> t
         return Factor(top.add_(receivers.row_shift[:, rows, bound.chosen]).exp_(), features), None
     total = torch.bmm(features, sums.counts.transpose(1, 2))
     return Factor(total.mul(bound.total).reciprocal_(), features), top.add_(total.log_())
-
-
-# Entries gathered at once: 4 MiB in float32.
-CHUNK = 1 << 20
-
-
-def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
-    out = log_q.new_empty(edge_index.size(1), log_q.size(1))
-    for part, (source, target) in _chunks(edge_index, log_q):
-        out[part] = (log_q[target] + log_k[source]).logsumexp(2)
-    return out
-
-
-def entries_backward(
-    grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor
-) -> tuple[Tensor, Tensor]:
-    dq, dk = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))
-    for part, (source, target) in _chunks(edge_index, log_q):
-        exponents = log_q[target] + log_k[source]
-        share = exponents.sub_(out[part].unsqueeze(2)).exp_().mul_(grad[part].unsqueeze(2))
-        dq.index_add_(0, target, share)
-        dk.index_add_(0, source, share)
-    return dq, dk
-
-
-def _chunks(edge_index: Tensor, log_features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    edges = max(1, CHUNK // max(1, log_features[:1].numel()))
-    for first in range(0, edge_index.size(1), edges):
-        part = slice(first, first + edges)
-        yield part, edge_index[:, part]

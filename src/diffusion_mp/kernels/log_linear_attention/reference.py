@@ -94,4 +94,4 @@ def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
 
 def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Float[Tensor, "E H"]:
     source, target = edge_index
-    return (log_q[target] + log_k[source]).logsumexp(2)
+    return (log_q.index_select(0, target) + log_k.index_select(0, source)).logsumexp(2)

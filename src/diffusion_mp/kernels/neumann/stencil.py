@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from diffusion_mp.graph.cache import persistent
 from diffusion_mp.graph.ops import compress
@@ -83,16 +82,6 @@ def neighbours(
     return start + left, start + right
 
 
-def stencils(
-    num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, like: Tensor
-) -> Float[Tensor, "K N N"]:
-    """Return A_h of every stride h, with A_h x = x_left + x_right; row sums are 2, and Δ_h = A_h − 2I."""
-    left, right = neighbours(num_nodes, strides, boundary, ptr, like.device)
-    if num_nodes == 0:
-        return like.new_zeros(len(strides), 0, 0)
-    return (one_hot(left, num_nodes) + one_hot(right, num_nodes)).to(like.dtype)
-
-
 def reference_product(
     v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K H"], stencil: Stencil, transpose: bool = False
 ) -> Float[Tensor, "N H D"]:
@@ -111,13 +100,12 @@ def shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool)
         return None
     parts = []
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
-        before, after = v[:stride], v[n - stride :]
-        if boundary == "symmetric":
-            before, after = before.flip(0), after.flip(0)
-        elif boundary == "replicate":
-            before, after = v[:1].expand_as(before), v[n - 1 :].expand_as(after)
-        elif boundary == "periodic":
-            before, after = after, before
+        first, last = v[:stride], v[n - stride :]
+        before, after = {
+            "symmetric": (first.flip(0), last.flip(0)),
+            "replicate": (v[:1].expand_as(first), v[n - 1 :].expand_as(last)),
+            "periodic": (last, first),
+        }.get(boundary, (first, last))
         padded = torch.cat([before, v, after])
         parts.append(weight * (padded[:n] + (v if boundary == "causal" else padded[2 * stride :])))
     return sum(parts[1:], parts[0]) if parts else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import FEW, Wide, heads_first, nodes_first
+from diffusion_mp.kernels.operation import FEW, Wide
 from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
 
@@ -39,10 +39,6 @@ Examples:
     >>> [pairwise_attention(q, k, torch.rand(6, 2, 4), score=score).shape for score in SCORES]
     [torch.Size([6, 2, 4]), torch.Size([6, 2, 4])]
 """
-
-
-# An exponent whose exponential counts for nothing beside one, and overflows nowhere.
-FAR = 80.0
 
 
 class Weighting(NamedTuple):
@@ -99,6 +95,14 @@ class _Sigmoid(torch.autograd.Function):
         return torch.ops.aten.softplus_backward(grad * weight, s, -1, 50.0)
 
 
+def _sigmoids(s: Tensor) -> Tensor:
+    """Return σ(s), or where rows may vanish σ(s) e^−m, with m the largest score of a row or 0 if that is less."""
+    if not s.numel() or lies_in(s, -20.0, math.inf):
+        return _Sigmoid.apply(s) if s.requires_grad else s.sigmoid()
+    largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
+    return (largest.exp() + (largest - s).clamp(max=80.0).exp()).reciprocal()  # e^80 is finite, and e^−80 nothing
+
+
 def few_pairs(q: Tensor) -> bool:
     """Return whether all pairs at once are the fastest, which more of them are when compiled."""
     return q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
@@ -108,18 +112,12 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, 
     """Return the rows of a small graph, or ``None``, in as few calls as possible."""
     if not few_pairs(q):
         return None
-    q, k, values = map(heads_first, (q, k, v))
-    s = q @ k.mT
-    if score == "exp":
-        weight = s.softmax(-1)
-    elif not s.numel() or lies_in(s, -20.0, math.inf):
-        weight = _Sigmoid.apply(s) if s.requires_grad else s.sigmoid()
-    else:
-        # σ(s) e^−m with m the largest score, or 0 if that is less: a row sums to ½ or more, and no slope is lost.
-        largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
-        weight = (largest.exp() + (largest - s).clamp(max=FAR).exp()).reciprocal()
-    out = nodes_first(weight @ values)
-    out = out.contiguous() if score == "exp" else (out / nodes_first(weight.sum(-1, keepdim=True))).contiguous()
+    one = q.size(1) == 1  # torch differentiates products of matrices in their own layout
+    q, k, values = (x.squeeze(1) if one else x.transpose(0, 1) for x in (q, k, v))
+    weight = (q @ k.mT).softmax(-1) if score == "exp" else _sigmoids(q @ k.mT)
+    parts = [weight @ values] if score == "exp" else [weight @ values, weight.sum(-1, keepdim=True)]
+    out, *total = (x.unsqueeze(1) if one else x.transpose(0, 1) for x in parts)
+    out = (out / total[0] if total else out).contiguous()
     return PairwiseRows(out, out)
 
 
