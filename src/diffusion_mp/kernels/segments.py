@@ -279,3 +279,7 @@ class Buffers:
         if name not in self._taken or self._taken[name].numel() < size:
             self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
         return self._taken[name][:size].view(shape)
+
+    def inner(self, a: Tensor, b: Tensor, name: str = "s") -> Tensor:
+        """Return a bᵀ for stacks."""
+        return torch.bmm(a, b.transpose(1, 2), out=self(name, a.size(0), a.size(1), b.size(1)))

@@ -75,8 +75,8 @@ class Grads(NamedTuple):
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
     wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
-    heads = v.size(1) if terms.ptr is None else 0
-    return LinearRows(empty_like(v), wide, wide.new_empty(heads, k.size(2) + 1, v.size(2) + 1))
+    sums = wide.new_empty(v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
+    return LinearRows(empty_like(v), wide, sums)
 
 
 @declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
@@ -157,8 +157,7 @@ def linear_pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Ter
     (k, v), _ = accumulating(k, v)
     with without_autocast(v):
         outer, left, right = reference.pool(heads_first(unit_vectors(k) if terms.unit else k), heads_first(v))
-    last = pad(right, (0, 1), value=float(v.size(0)))
-    sums = torch.cat([torch.cat([outer, left.unsqueeze(-1)], -1), last], -2)
+    sums = torch.cat([torch.cat([outer, left.unsqueeze(-1)], -1), pad(right, (0, 1), value=float(v.size(0)))], -2)
     return sums.view(v.size(1), k.size(2) + 1, v.size(2) + 1)
 
 

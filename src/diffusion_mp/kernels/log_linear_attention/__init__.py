@@ -18,8 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 FAMILY = "log_linear_attention"
-# Entries of log features that are gathered at once: 4 MiB in float32.
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # entries of log features that are gathered at once, 4 MiB in float32
 
 
 @operation(FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.attention)

@@ -22,13 +22,13 @@ class Kernel(NamedTuple):
     """A positive function f of scores."""
 
     log: Callable[[Tensor], Tensor]
-    weight: Callable[[Tensor], Tensor]  # f(s), possibly written over s
+    weight: Callable[..., Tensor]  # f(s), with ``out``
     times_slope: Callable[[Tensor, Tensor], None] | None  # multiply g in place by (log f)′(s); None where that is one
     triton: dict[str, bool]  # the compile-time options that select f in ``triton.py``
 
 
 KERNELS = {
-    "exp": Kernel(lambda s: s, Tensor.exp_, None, {"SIGMOID": False}),
+    "exp": Kernel(lambda s: s, torch.exp, None, {"SIGMOID": False}),
     "sigmoid": Kernel(logsigmoid, torch.sigmoid, _times_sigmoid_slope, {"SIGMOID": True}),
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product, side_by_side
+from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product, side_by_side
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
@@ -23,10 +23,11 @@ FAR = 40.0
 ALL = slice(None)
 
 
-class _Weights:
-    """How weights are computed from scores."""
+class _Weights(Buffers):
+    """How weights are computed from scores, in memory that every tile uses again."""
 
-    def __init__(self, score: str, loops: bool) -> None:
+    def __init__(self, like: Tensor, score: str, loops: bool) -> None:
+        super().__init__(like, like.dtype)
         self.kernel, self.loops = KERNELS[score], loops
         self.far = False  # whether some row needed a level, and so probably will others
 
@@ -34,8 +35,9 @@ class _Weights:
         self, left: Tensor, right: Tensor, shift: Tensor | None, rows: slice, cols: slice, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], and s, perhaps overwritten."""
-        s = torch.bmm(left, right.transpose(1, 2))
-        w = self.kernel.weight(s) if shift is None else self.kernel.log(s).add_(shift).exp_()
+        s = self.inner(left, right)
+        out = s if self.kernel.times_slope is None else self("w", *s.shape)
+        w = self.kernel.weight(s, out=out) if shift is None else self.kernel.log(s).add_(shift).exp_()
         if self.loops:  # padding repeats a node, so its weights are finite where that node's are
             return w if mask is None else w.mul_(_cut(mask, cols).transpose(1, 2)), s
         if mask is not None:
@@ -44,7 +46,7 @@ class _Weights:
 
     def top(self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None) -> Tensor:
         """Return the largest log f(s_ij) of every row [b, n, 1], finite even without any pair."""
-        s = torch.bmm(left, right.transpose(1, 2))
+        s = self.inner(left, right)
         s = s if self.loops else self.without_loops(s, rows, cols, mask, -torch.inf)
         return self.kernel.log(s.amax(2, keepdim=True)).clamp_(min=torch.finfo(s.dtype).min)
 
@@ -59,7 +61,7 @@ class _Weights:
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
-    weights = _Weights(score, loops)
+    weights = _Weights(q, score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         return side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
@@ -83,7 +85,6 @@ def _attended(
             w = weights.tile(queries, _cut(k, cols), shift, rows, cols, mask)[0]
             totals.append(w.sum(2, keepdim=True))
             sums = plus_product(sums, w, _cut(v, cols))
-            del w  # the next tile reuses its place in the cache
         total = totals[0] if len(totals) == 1 else torch.cat(totals, 2).sum(2, keepdim=True)
         lse = total.log()
         if weights.far or _near(lse):
@@ -106,7 +107,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
     (ptr, score, loops), dtype = weighting[2:], v.dtype
     (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(weighting))
-    weights = _Weights(score, loops)
+    weights = _Weights(q, score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor]:
         *shifts, mask = rest
@@ -145,7 +146,7 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
     if col_shift is None and _near(row_shift):  # scaled rows sum to one, and scores need no level
         scale = shifts.pop().exp()
         grad, delta = grad * scale, delta * scale
-    weights = _Weights(score, loops)
+    weights = _Weights(q, score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *shifts, mask = rest
@@ -163,7 +164,7 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
                 keys = _cut(k, cols)
                 w, s = weights.tile(queries, keys, _shift(shifts, rows, cols), rows, cols, mask)
                 dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
-                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
+                g = torch.baddbmm(deltas, grads, _cut(v, cols).mT, beta=-1, out=weights("g", *w.shape)).mul_(w)
                 if weights.kernel.times_slope is not None:
                     weights.kernel.times_slope(g, s)
                 of_queries = plus_product(of_queries, g, keys)

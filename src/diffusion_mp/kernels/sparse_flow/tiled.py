@@ -26,12 +26,9 @@ def _rows(x: Tensor) -> list[slice]:
 class _Tiles(Buffers):
     """Memory for one tile at a time."""
 
-    def inner(self, name: str, a: Tensor, b: Tensor) -> Tensor:
-        return torch.bmm(a, b.transpose(1, 2), out=self(name, a.size(0), a.size(1), b.size(1)))
-
     def scores(self, features: Sequence[Tensor], rows: slice) -> tuple[Tensor, Tensor]:
         q, k, fq, fk = features
-        return self.inner("s", q[:, rows], k), self.inner("u", fq[:, rows], fk)
+        return self.inner(q[:, rows], k), self.inner(fq[:, rows], fk, "u")
 
 
 def _by_tiles(compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]) -> list[Tensor]:
@@ -150,7 +147,7 @@ def product_backward(
                 dv_rows.append(torch.bmm(flow, grad))
             else:
                 dv = plus_product(dv, flow.transpose(1, 2), grad[:, rows])
-            outer = room.inner("gradient", left[:, rows], right)
+            outer = room.inner(left[:, rows], right, "gradient")
             ds, by_rho = flow.mul_(outer), through.mul_(outer)
             drho, by_nu = by_rho.sum(2, keepdim=True), above.mul_(by_rho)
             dnu = -by_nu.sum(2, keepdim=True)
