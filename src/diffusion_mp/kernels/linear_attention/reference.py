@@ -22,7 +22,7 @@ class Terms(NamedTuple):
 
     Examples:
         >>> terms = Terms(constant=1.0, unit=True)
-        >>> rows = linear_read(q, k, linear_pool(k, k, terms), terms).values
+        >>> rows = linear_read(q, k, linear_pool(k, k, terms), terms)
         >>> torch.allclose(rows, linear_attention(q, k, k, constant=1.0, unit=True))
         True
     """
