@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import diffusion_mp as dm
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
-from diffusion_mp.kernels.neumann import neumann_product
+from diffusion_mp.kernels.neumann import Boundary, neumann_product
 from diffusion_mp.kernels.pairwise import pairwise_attention
 from diffusion_mp.testing import check_diffusivity, check_update, tolerance
 from helpers import built
@@ -279,6 +279,21 @@ def test_scores_of_any_size_are_traced(shift: float) -> None:
     check_traced(FEW["sigmoid"], [q, k, x], 1e-2)
 
 
+@pytest.mark.parametrize("boundary", get_args(Boundary))
+@pytest.mark.parametrize("n", [1, 4, 20])
+def test_sequences_of_any_boundary_are_traced(boundary: str, n: int) -> None:
+    """By shifts where no stride is longer than the sequence; several heads, also transposed."""
+    v, alpha = instance(20)[0][:n].view(n, 2, 4), torch.tensor([[0.25, 0.1], [0.5, -0.1], [0.1, 0.3]])
+    for strides in [(1, 2, 3), (4, 1, 4)]:
+        for transpose in (False, True):
+
+            def run(v: Tensor, alpha: Tensor, ptr: None, strides: Any = strides, transpose: bool = transpose) -> Tensor:
+                return neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose)
+
+            check_traced(run, [v, alpha])
+            torch.compiler.reset()
+
+
 def check_traced(run: Callable[..., Tensor], inputs: list[Tensor], tolerance: float = 1e-4) -> None:
     """Compare with double precision, value and gradients."""
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
@@ -288,7 +303,7 @@ def check_traced(run: Callable[..., Tensor], inputs: list[Tensor], tolerance: fl
         out = of(*leaves, None)
         both.append((out, *torch.autograd.grad(out.sum() + out.square().sum(), leaves)))
     for found, expected in zip(*both, strict=True):
-        size = expected.abs().amax(2, keepdim=True).clamp(min=1e-12)  # of every row
+        size = expected.abs().amax(-1, keepdim=True).clamp(min=1e-12)  # of every row
         torch.testing.assert_close(found / size, expected / size, atol=tolerance, rtol=0, check_dtype=False)
 
 
