@@ -108,14 +108,6 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
             yield Pair(name.replace("_", " "), f"N = {nodes:,}", other, both, targets, same, nodes)
 
 
-#: As docs/performance.md has it: without a look at all functions and constants of modules in every call.
-COMPILED: dict[str, Any] = {
-    "fullgraph": True,
-    "dynamic": False,
-    "options": {"guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe},
-}
-
-
 def sides_of_operation(operation: Operation, nodes: int, other: str) -> tuple[Side, Side]:
     """The same inputs for both."""
 
@@ -123,7 +115,9 @@ def sides_of_operation(operation: Operation, nodes: int, other: str) -> tuple[Si
         inputs = operation.inputs(nodes, torch.Generator().manual_seed(0))
         leaves = [x.requires_grad_(operation.ways[way].trains) for x in inputs[: operation.leaves]]
         forward = operation.ways[way].forward
-        forward = torch.compile(forward, **COMPILED) if operation.compiled else forward
+        if operation.compiled:  # without a look at all functions and constants of modules in every call
+            options = {"guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe}
+            forward = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
         return Side(partial(forward, *inputs), leaves)
 
     torch.compiler.reset()  # which has a limit for what it compiles of one function

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.linear_attention import blocked, reference
@@ -157,8 +156,9 @@ def linear_pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Ter
     (k, v), _ = accumulating(k, v)
     with without_autocast(v):
         outer, left, right = reference.pool(heads_first(unit_vectors(k) if terms.unit else k), heads_first(v))
-    sums = torch.cat([torch.cat([outer, left.unsqueeze(-1)], -1), pad(right, (0, 1), value=float(v.size(0)))], -2)
-    return sums.view(v.size(1), k.size(2) + 1, v.size(2) + 1)
+    (_, heads, features), channels = k.shape, v.size(2)
+    sums = outer.view(heads, features, channels), left.view(heads, features, 1), right.view(heads, 1, channels)
+    return blocked.Sums(*sums).state(v.size(0))
 
 
 def linear_read(
@@ -175,8 +175,8 @@ def linear_read(
         True
     """
     (q, sums, values), dtype = accumulating(q, sums, v)
-    size = sums[0, -1, -1]
-    sums = sums.squeeze(0) if v.size(1) == 1 else sums
-    parts = sums[..., :-1, :-1], sums[..., :-1, -1], sums[..., -1:, :-1]
+    parts = blocked.Sums.split(sums)
+    outer, left, right = (part.squeeze(0) for part in parts) if v.size(1) == 1 else parts
     with without_autocast(v):
-        return reference.read(heads_first(unit_vectors(q) if terms.unit else q), values, *parts, size, terms).to(dtype)
+        queries = heads_first(unit_vectors(q) if terms.unit else q)
+        return reference.read(queries, values, outer, left.squeeze(-1), right, sums[0, -1, -1], terms).to(dtype)

@@ -77,7 +77,7 @@ def reciprocal(x: Tensor) -> Tensor:
     return x.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0)
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """K [b, F, D], κ [b, F, 1] and σ [b, 1, D] over the senders of b graphs and heads; or backward G, γ and b."""
 
     outer: Tensor
@@ -85,7 +85,7 @@ class _Sums(NamedTuple):
     right: Tensor
 
     @classmethod
-    def split(cls, state: Tensor) -> _Sums:
+    def split(cls, state: Tensor) -> Sums:
         """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
         return cls(state[:, :-1, :-1], state[:, :-1, -1:].contiguous(), state[:, -1:, :-1])
 
@@ -134,7 +134,7 @@ def backward(
             graphs.by_pairs_backward(into, grads, qs, ks, vs)
             continue
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
-        sums, (values, den) = _Sums.split(out.pooled) if terms.ptr is None else graphs.pool(ks, vs), found
+        sums, (values, den) = Sums.split(out.pooled) if terms.ptr is None else graphs.pool(ks, vs), found
         by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, through_norm=not alone)
         if alone:
             graphs.add_senders(into[0], by_sums, vs)
@@ -221,15 +221,15 @@ class _Graphs:
         """Multiply columns in place by the scale of senders, zero for padding."""
         return x.mul_(self._of_nodes(scale).mT) if self.terms.unit or self.mask is not None else x
 
-    def pool(self, k: Tensor, v: Tensor) -> _Sums:
+    def pool(self, k: Tensor, v: Tensor) -> Sums:
         sums = []
         for rows in self.blocks:
             unit, values = self._unit(k, rows), self._load(v, rows)
             right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
-            sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
+            sums.append(Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return sums[0] if len(sums) == 1 else _added(sums)
 
-    def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums) -> None:
+    def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: Sums) -> None:
         """Write the result and the denominators."""
         own, constant = self.terms.own * self.nodes, self.terms.constant
         least, bias = constant * self.nodes + own, sums.right if constant == 1 else constant * sums.right
@@ -242,9 +242,9 @@ class _Graphs:
             torch.mul(total, reciprocal(row), out=_some(out, rows))
 
     def read_backward(
-        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: _Sums,
+        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Sums,
         *, through_norm: bool = True,
-    ) -> _Sums:  # fmt: skip
+    ) -> Sums:  # fmt: skip
         """Write ∂q, or ∂q̃ / ‖q‖; return G, γ and b."""
         constant, own = self.terms.constant, self.terms.own * self.nodes
         by_sums, turned, left = [], sums.outer.mT, sums.left.mT
@@ -261,14 +261,14 @@ class _Graphs:
                 cosine = cosine.mul_(inverse).sub_(inner * (constant * self.nodes + own))
             inverse, inner = inverse * queries.scale, inner * queries.scale
             grads = torch.mul(gradient, inverse, out=self._scratch("grads", grad, rows))
-            by_sums.append(_Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
+            by_sums.append(Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
             if through_norm:
                 _store_tangential(_some(dq, rows), by_queries, cosine, queries)
         return _added(by_sums)
 
     def pool_backward(
-        self, dk: Tensor, dv: Tensor, by_sums: _Sums, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor]
+        self, dk: Tensor, dv: Tensor, by_sums: Sums, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor]
     ) -> None:
         """Write ∂k and ∂v from G, γ and b; ``own`` are grad and denominators, for the gradient of own values."""
         outer, left, right = by_sums
@@ -284,7 +284,7 @@ class _Graphs:
                 factor = reciprocal(_some(own[1], rows)).mul_(self.terms.own * self.nodes)
                 _some(dv, rows).add_(self._load(own[0], rows) * factor)
 
-    def add_senders(self, dx: Tensor, by_sums: _Sums, x: Tensor) -> None:
+    def add_senders(self, dx: Tensor, by_sums: Sums, x: Tensor) -> None:
         """Complete the gradient of one tensor in all roles, of which dx is that of receivers, ∂q̃ / ‖q‖."""
         outer, left, right = by_sums
         both, left = outer + outer.mT, left.mT
@@ -348,7 +348,7 @@ def _some(x: Tensor, rows: Block) -> Tensor:
     return x if rows is None else x[:, slice(*rows)]
 
 
-def _added(sums: list[_Sums]) -> _Sums:
+def _added(sums: list[Sums]) -> Sums:
     for more in sums[1:]:
         for mine, its in zip(sums[0], more, strict=True):
             mine.add_(its)

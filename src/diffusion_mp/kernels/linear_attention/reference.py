@@ -60,7 +60,7 @@ def attention(
     product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = linear_product,
 ) -> LinearRows:  # fmt: skip
     """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), as differentiable as ``product`` is."""
-    (q, k) = (unit_vectors(q), unit_vectors(k)) if terms.unit else (q, k)
+    q, k = (unit_vectors(q), unit_vectors(k)) if terms.unit else (q, k)
     one = torch.ones_like(v[:, :, :1])
     own = terms.own * product(one, one, one, terms.ptr)
     queries, keys, values = pad(q, (0, 1), value=terms.constant), pad(k, (0, 1), value=1.0), pad(v, (0, 1), value=1.0)
