@@ -41,11 +41,11 @@ def main(dtype: torch.dtype, width: int) -> None:
     n = 3000
     q, k, v = (torch.zeros(n, 2, width, dtype=dtype) for _ in range(3))
     row, ptr = torch.zeros(n, 2), torch.tensor([0, 1000, n])
-    terms = Terms(ptr, 1.0, 0.5, True)
-    out = linear.forward(q, k, v, terms._replace(own=0.0))
-    linear.backward(v, q, k, v, out, terms)
+    for terms in (Terms(ptr, 1.0, 0.5, True), Terms(None, 1.0)):
+        out = linear.forward(q, k, v, terms._replace(own=0.0))
+        linear.backward(v, q, k, v, out, terms)
     for score in ("sigmoid", "exp"):
-        pairwise.attention(q, k, v, ptr, score)
+        pairwise.attention(q, k, v, None, score)
         pairwise.product(q, k, v, Weighting(row, row, ptr, score))
         pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
     if width <= flow.WIDEST:

@@ -50,37 +50,27 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
 class Tiles(NamedTuple):
     """Runs of rows that together cover every graph; a graph without rows has an empty one."""
 
-    table: Tensor  # [T, 5]: bounds of a run, bounds of its graph, number of the graph
-    offset: Tensor  # [B+1]: the runs of every graph
+    number: int
+    bounds: tuple[Tensor | None, int]  # [T, 5]: of a run, of its graph, that one's number; or None; and the rows of all
+    offset: Tensor | None  # [B+1]: the runs of every graph
 
 
 def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -> Tiles:
-    """Return runs of at most ``rows`` rows. For one graph nothing is copied to the device, as CUDA graphs require."""
+    """Return runs of at most ``rows`` rows. Kernels know those of one graph without a table, which costs launches."""
     if ptr is None:
-        first = torch.arange(0, max(num_nodes, 1), rows, device=device)
-        zero, end = torch.zeros_like(first), torch.full_like(first, num_nodes)
-        table = torch.stack([first, (first + rows).clamp(max=num_nodes), zero, end, zero], dim=1)
-        return Tiles(table, torch.arange(2, device=device) * first.numel())
+        return Tiles(max(1, -(-num_nodes // rows)), (None, num_nodes), None)
     count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(min=1)
     offset = torch.cat([count.new_zeros(1), count.cumsum(0)])
     graph = torch.arange(count.numel()).repeat_interleave(count)
     begin, end = ptr[graph], ptr[graph + 1]
     first = begin + (torch.arange(graph.numel()) - offset[graph]) * rows
     table = torch.stack([first, (first + rows).minimum(end), begin, end, graph], dim=1)
-    return Tiles(table.to(device), offset.to(device))
+    return Tiles(len(table), (table.to(device), num_nodes), offset.to(device))
 
 
 def padded(width: int) -> int:
     """Return the block for rows of this width: a power of two, and 16 at least, for the matrix units."""
     return max(16, 1 << (width - 1).bit_length())
-
-
-def precision(dtype: torch.dtype) -> str:
-    """Return how the matrix units multiply float32 tiles.
-
-    For float32 inputs as three products of TF32 numbers, right to 2⁻²¹ or so; for half precision as one, of ten bits.
-    """
-    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def row_contiguous(x: Tensor) -> Tensor:

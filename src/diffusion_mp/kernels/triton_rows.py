@@ -5,8 +5,25 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
+from triton.backends.nvidia.compiler import CUDAOptions
 
-from diffusion_mp.kernels.gpu import interpreted, precision
+from diffusion_mp.kernels.gpu import interpreted
+
+# How float32 tiles are multiplied right to 2⁻²¹ or so. Six products of bfloat16 parts, which the matrix units transpose
+# as they read, take less time than three of TF32 numbers; older versions of Triton and the interpreter lack them.
+HALVES = "bf16x6" in CUDAOptions.allowed_dot_input_precisions and not interpreted()
+FULL = "bf16x6" if HALVES else "tf32x3"
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Return how the matrix units multiply float32 tiles.
+
+    In full for float32 inputs; as TF32 numbers, with ten bits, for half precision and where
+    ``torch.set_float32_matmul_precision("high")`` allows it.
+    """
+    matmul = torch.backends.cuda.matmul  # since torch 2.9 allow_tf32 cannot be read if a program set fp32_precision
+    allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return FULL if dtype == torch.float32 and not allowed else "tf32"
 
 
 def operands(dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
@@ -21,12 +38,24 @@ def operands(dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
 
 @triton.jit
 @no_type_check
-def own_rows(table, H, BLOCK_M: tl.constexpr):
-    """Return the program's head, its rows and which of them exist, and the bounds of their graph."""
+def run(table, tile, nodes, rows):
+    """The bounds of a run of rows, those of its graph, and the number of that."""
+    if table is None:
+        first = tile * rows
+        return first, tl.minimum(first + rows, nodes), tile * 0, tile * 0 + nodes, tile * 0
+    else:
+        at = table + 5 * tile
+        return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
+
+
+@triton.jit
+@no_type_check
+def own_rows(table, nodes, H, BLOCK_M: tl.constexpr):
+    """The program's head, its rows and which of them exist, and the bounds of their graph."""
     program = tl.program_id(0).to(tl.int64)
-    head, run = program % H, table + 5 * (program // H)
-    row = tl.load(run) + tl.arange(0, BLOCK_M)
-    return head, row, row < tl.load(run + 1), tl.load(run + 2), tl.load(run + 3)
+    first, last, begin, end, _ = run(table, program // H, nodes, BLOCK_M)
+    row = first + tl.arange(0, BLOCK_M)
+    return program % H, row, row < last, begin, end
 
 
 @triton.jit

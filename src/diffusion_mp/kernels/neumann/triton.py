@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import padded, tiles
+from diffusion_mp.kernels.gpu import Tiles, padded, tiles
 from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.triton_rows import load, own_rows, store
 
@@ -78,11 +78,11 @@ def _receivers(v, row, inside, begin, end, stride, channel, channels, BOUNDARY: 
 @triton.jit
 @no_type_check
 def _product(
-    v, alpha, table, out, channels, H, D, STRIDES: tl.constexpr, BOUNDARY: tl.constexpr, TURNED: tl.constexpr,
+    v, alpha, table, nodes, out, channels, H, D, STRIDES: tl.constexpr, BOUNDARY: tl.constexpr, TURNED: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Σ_k α_k A_{h_k} v of one run of rows and BLOCK_C channels of all heads."""
-    part, row, inside, begin, end = own_rows(table, PARTS, ROWS)
+    part, row, inside, begin, end = own_rows(table, nodes, PARTS, ROWS)
     channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([ROWS, BLOCK_C], tl.float32)
     for k in tl.static_range(len(STRIDES)):
@@ -98,11 +98,11 @@ def _product(
 @triton.jit
 @no_type_check
 def _inner(
-    g, v, table, out, channels, STRIDES: tl.constexpr, BOUNDARY: tl.constexpr,
+    g, v, table, nodes, out, channels, STRIDES: tl.constexpr, BOUNDARY: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Σ_i g_i (A_{h_k} v)_i of one run of rows, for every stride and channel."""
-    part, row, inside, begin, end = own_rows(table, PARTS, ROWS)
+    part, row, inside, begin, end = own_rows(table, nodes, PARTS, ROWS)
     channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
     tile = tl.program_id(0).to(tl.int64) // PARTS
     left = _read(g, row, inside, channel, channels)
@@ -112,22 +112,22 @@ def _inner(
         tl.store(out + at, tl.sum(left * right, axis=0), mask=channel < channels)
 
 
-def _plan(v: Tensor, stencil: Stencil) -> tuple[Tensor, tuple[int], dict[str, Any]]:
+def _plan(v: Tensor, stencil: Stencil) -> tuple[Tiles, tuple[int], dict[str, Any]]:
     channels = v.size(1) * v.size(2)
     block = min(64, padded(channels))
     parts = triton.cdiv(channels, block)
-    table = tiles(stencil.ptr, v.size(0), ROWS, v.device).table
+    runs = tiles(stencil.ptr, v.size(0), ROWS, v.device)
     options = {"STRIDES": tuple(stencil.strides), "BOUNDARY": stencil.boundary, "PARTS": parts, "num_warps": 4}
-    return table, (table.size(0) * parts,), {**options, "ROWS": ROWS, "BLOCK_C": block}
+    return runs, (runs.number * parts,), {**options, "ROWS": ROWS, "BLOCK_C": block}
 
 
 def product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
     v, alpha = v.contiguous(), alpha.contiguous()
     out = torch.empty_like(v)
     with torch.cuda.device_of(v):
-        table, grid, options = _plan(v, stencil)
+        runs, grid, options = _plan(v, stencil)
         turned = transpose and stencil.boundary in ("replicate", "causal")  # the others are symmetric
-        _product[grid](v, alpha, table, out, v.size(1) * v.size(2), *v.shape[1:], TURNED=turned, **options)
+        _product[grid](v, alpha, *runs.bounds, out, v.size(1) * v.size(2), *v.shape[1:], TURNED=turned, **options)
     return out
 
 
@@ -135,7 +135,7 @@ def inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
     """Return ⟨g, A_{h_k} v⟩ of every stride and head, [K, H], summed over runs, then over the channels of a head."""
     g, v = g.contiguous(), v.contiguous()
     with torch.cuda.device_of(v):
-        table, grid, options = _plan(v, stencil)
-        sums = torch.empty(table.size(0), len(stencil.strides), *v.shape[1:], dtype=torch.float32, device=v.device)
-        _inner[grid](g, v, table, sums, v.size(1) * v.size(2), **options)
+        runs, grid, options = _plan(v, stencil)
+        sums = torch.empty(runs.number, len(stencil.strides), *v.shape[1:], dtype=torch.float32, device=v.device)
+        _inner[grid](g, v, *runs.bounds, sums, v.size(1) * v.size(2), **options)
     return sums.sum((0, 3)).to(v.dtype)

@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import contiguous, padded, row_contiguous, tiles
+from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, row_contiguous, tiles
 from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+# Two for each processor of a large GPU; with fewer, programs have fewer rows.
+PROGRAMS = 256
 
 
 @triton.jit
@@ -47,12 +49,12 @@ def _weights(s, level, pairs, SIGMOID: tl.constexpr):
 @triton.jit
 @no_type_check
 def _attention(
-    q, k, v, table, out, lse, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
+    q, k, v, table, nodes, out, lse, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
     SIGMOID: tl.constexpr, LOOPS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j / Σ_j w_ij and log Σ_j f(s_ij). The level is the largest log f so far; sums shrink as it rises."""
-    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
+    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
     level = tl.full([BLOCK_M], LOWEST, tl.float32)
@@ -84,12 +86,12 @@ def _attention(
 @triton.jit
 @no_type_check
 def _product(
-    q, k, v, row_shift, col_shift, table, out, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
+    q, k, v, row_shift, col_shift, table, nodes, out, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
     SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j with the level −a_i − b_j."""
-    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
+    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
     shift = tl.load(row_shift + row * H + head, mask=within, other=0.0)
@@ -110,13 +112,13 @@ def _product(
 @triton.jit
 @no_type_check
 def _gradient(
-    x, y, left, right, row_shift, col_shift, row_delta, col_delta, table, dx, product,
+    x, y, left, right, row_shift, col_shift, row_delta, col_delta, table, nodes, dx, product,
     x_n, x_h, y_n, y_h, left_n, left_h, right_n, right_h, H, F, D,
     SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, if requested, product_i = Σ_j w_ij right_j."""
-    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
+    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, x_n, x_h, f, F, OPERAND)
     lefts = load(left, row, within, head, left_n, left_h, d, D, OPERAND)
@@ -149,23 +151,25 @@ def _gradient(
         store(product, row, within, head, H, d, D, sums)
 
 
-def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> tuple[Tensor, tuple[int], Any]:
+def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> tuple[Tiles, tuple[int], Any]:
     features, channels = padded(q.size(2)), padded(v.size(2))
     size, options = operands(q.dtype)
     wide = max(features, channels) * size  # bytes of a row; tiles of rows have to fit into shared memory
     height = 64 if wide <= 256 else 32 if wide <= 512 else 16
+    while height > 16 and q.size(0) * q.size(1) < PROGRAMS * height:
+        height //= 2
     options |= KERNELS[score].triton | {
         "LOOPS": loops,
         "BLOCK_M": height,
-        "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 512 else 16,
+        "BLOCK_N": 64 if wide <= 256 else 32 if wide <= 512 else 16,
         "BLOCK_F": features,
         "BLOCK_D": channels,
         # Four warps have 64 rows between them; eight made a product of the matrix units read past its tile on an H100.
         "num_warps": 4,
-        "num_stages": 2 if wide <= 256 else 1,
+        "num_stages": 2 if height * wide <= 8192 else 1,
     }
-    table = tiles(ptr, q.size(0), height, q.device).table
-    return table, (table.size(0) * q.size(1),), options
+    runs = tiles(ptr, q.size(0), height, q.device)
+    return runs, (runs.number * q.size(1),), options
 
 
 def _strides(*tensors: Tensor) -> list[int]:
@@ -178,9 +182,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, ptr, score, loops)
+        runs, grid, options = _plan(q, v, ptr, score, loops)
         sizes = (q.size(1), q.size(2), v.size(2))
-        _attention[grid](q, k, v, table, out, lse, *_strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
+        _attention[grid](q, k, v, *runs.bounds, out, lse, *_strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
     return PairwiseRows(out, lse)
 
 
@@ -193,9 +197,9 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     row_shift, col_shift = contiguous(*weighting[:2])
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, *weighting[2:])
+        runs, grid, options = _plan(q, v, *weighting[2:])
         sizes = (q.size(1), q.size(2), v.size(2))
-        _product[grid](q, k, v, row_shift, col_shift, table, out, *_strides(q, k, v), *sizes, **options)
+        _product[grid](q, k, v, row_shift, col_shift, *runs.bounds, out, *_strides(q, k, v), *sizes, **options)
     return out
 
 
@@ -204,10 +208,10 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, *weighting[2:])
+        runs, grid, options = _plan(q, v, *weighting[2:])
         left, right = (q, k, grad, v), (k, q, v, grad)
         sizes = (q.size(1), q.size(2), v.size(2))
         to, of = (*_strides(*left), *sizes), (*_strides(*right), *sizes)
-        _gradient[grid](*left, row_shift, col_shift, delta, None, table, dq, None, *to, **options)
-        _gradient[grid](*right, col_shift, row_shift, None, delta, table, dk, dv, *of, **options)
+        _gradient[grid](*left, row_shift, col_shift, delta, None, *runs.bounds, dq, None, *to, **options)
+        _gradient[grid](*right, col_shift, row_shift, None, delta, *runs.bounds, dk, dv, *of, **options)
     return dq, dk, dv

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import contiguous, padded, tiles
+from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, tiles
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.sparse_flow import rows, tiled
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
@@ -63,12 +63,12 @@ def _best(level, best, w, s, u, col, open_):
 @triton.jit
 @no_type_check
 def _potentials(
-    q, k, fq, fk, lam, leak, table, a, w, rho, nu, lift, reach, best, log_mu, resistances, frictions, slopes, drags,
-    works, supports, H, F, G, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    q, k, fq, fk, lam, leak, table, nodes, a, w, rho, nu, lift, reach, best, log_mu, resistances, frictions, slopes,
+    drags, works, supports, H, F, G, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """The row problems of one run of rows: see ``rows.solve``."""
-    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
+    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     place = row * H + head
     xs = load(q, row, within, head, H * F, F, tl.arange(0, BLOCK_F), F, OPERAND)
     fxs = load(fq, row, within, head, H * G, G, tl.arange(0, BLOCK_G), G, OPERAND)
@@ -225,12 +225,12 @@ def _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node):
 @triton.jit
 @no_type_check
 def _product(
-    x, y, fx, fy, v, a, w, rho, nu, lift, reach, best, table, out, H, F, G, D,
+    x, y, fx, fy, v, a, w, rho, nu, lift, reach, best, table, nodes, out, H, F, G, D,
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j z_ij v_j."""
-    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
+    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f, g, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, H * F, F, f, F, OPERAND)
     fxs = load(fx, row, within, head, H * G, G, g, G, OPERAND)
@@ -253,7 +253,7 @@ def _product(
 def _gradient(
     x, y, fx, fy, left, right, a, w, rho, nu, lift, reach, best,
     resistance, friction, step, by_resistance, by_friction, at_s, at_u,
-    table, dx, dfx, da, dw, drho, dnu, product, H, F, G, D,
+    table, nodes, dx, dfx, da, dw, drho, dnu, product, H, F, G, D,
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -261,7 +261,7 @@ def _gradient(
 
     For a product ds = z g and du = −y g with g_ij = left_i·right_j; for potentials see ``tiled.Pulls``, g = −step.
     """
-    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
+    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f, g, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, H * F, F, f, F, OPERAND)
     fxs = load(fx, row, within, head, H * G, G, g, G, OPERAND)
@@ -314,23 +314,23 @@ def _gradient(
         store(product, row, within, head, H, d, D, sums)
 
 
-def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Tensor, tuple[int], dict[str, Any]]:
+def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Tiles, tuple[int], dict[str, Any]]:
     size, options = operands(q.dtype)
     blocks = [padded(width) for width in (q.size(2), fq.size(2), channels)]
     wide = max(blocks) * size  # bytes of a row; tiles of all three kinds have to fit into shared memory
     side = 64 if wide <= 128 else 32 if wide <= 256 else 16
     options |= {"BLOCK_M": side, "BLOCK_N": side, "BLOCK_F": blocks[0], "BLOCK_G": blocks[1]}
     options |= {"num_warps": 4, "num_stages": 2 if wide <= 256 else 1}
-    table = tiles(ptr, q.size(0), side, q.device).table
-    return table, (table.size(0) * q.size(1),), options
+    runs = tiles(ptr, q.size(0), side, q.device)
+    return runs, (runs.number * q.size(1),), options
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     q, k, fq, fk, lam, leak = contiguous(*features, lam, leak)
     out = empty_potentials(lam)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, fq, 0, ptr)
-        _potentials[grid](q, k, fq, fk, lam, leak, table, *out, q.size(1), q.size(2), fq.size(2), **options)
+        runs, grid, options = _plan(q, fq, 0, ptr)
+        _potentials[grid](q, k, fq, fk, lam, leak, *runs.bounds, *out, q.size(1), q.size(2), fq.size(2), **options)
     return out
 
 
@@ -338,10 +338,12 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
     q, k, fq, fk, v, *of_rows = contiguous(*features, v, *terms)
     out = torch.empty_like(v)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, fq, v.size(2), ptr)
+        runs, grid, options = _plan(q, fq, v.size(2), ptr)
         sizes = (q.size(1), q.size(2), fq.size(2), v.size(2))
         pairs = (k, q, fk, fq) if transpose else (q, k, fq, fk)
-        _product[grid](*pairs, v, *of_rows, table, out, *sizes, TURNED=transpose, BLOCK_D=padded(v.size(2)), **options)
+        _product[grid](
+            *pairs, v, *of_rows, *runs.bounds, out, *sizes, TURNED=transpose, BLOCK_D=padded(v.size(2)), **options
+        )
     return out
 
 
@@ -356,10 +358,10 @@ def _gradients(
     left, right = values
     channels = 0 if left is None else left.size(2)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, fq, channels, ptr)
+        runs, grid, options = _plan(q, fq, channels, ptr)
         options |= {"BLOCK_D": padded(channels)}
         sizes = (q.size(1), q.size(2), fq.size(2), channels)
-        of_rows = (*terms, *pulls, table)
+        of_rows = (*terms, *pulls, *runs.bounds)
         to, of = (grads[0], grads[2], *sums, products[0]), (grads[1], grads[3], *4 * [None], products[1])
         _gradient[grid](q, k, fq, fk, left, right, *of_rows, *to, *sizes, TURNED=False, **options)
         _gradient[grid](k, q, fk, fq, right, left, *of_rows, *of, *sizes, TURNED=True, **options)
