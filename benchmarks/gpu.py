@@ -3,10 +3,13 @@
     python benchmarks/gpu.py
     python benchmarks/gpu.py --operation linear_attention --nodes 1000000 --dtype bfloat16
 
-The operations are those of benchmarks/operations.py, the tables those of benchmarks/kernels.py. Times are medians
-between two events of the device, after runs that do not count; a step is the forward and the backward pass. Memory is
-the most that torch allocates at a time in a step, above the inputs. Errors are those of the result against the
-library's reference in double precision, in units of its largest entry, at a size at which dense matrices fit.
+The operations are those of benchmarks/operations.py. Times are medians between two events of the device, after runs
+that do not count; a step is the forward and the backward pass. "Called" includes what the CPU does between launches,
+"replayed" is a CUDA graph of the same launches. The copy is what any code needs to read the inputs and write the
+results once, at the rate of a large copy on this device: q, k, v → out, and for a step q, k, v, out, grad → gradients
+too. Memory is the most that torch allocates at a time in a step, above the inputs. Errors are those of the result
+against the library's reference in double precision, in units of its largest entry, at a size at which dense matrices
+fit. "tf32" is float32 by ``torch.set_float32_matmul_precision("high")``.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -25,13 +29,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from diffusion_mp.graph import Graph
-from kernels import Case, table
+from kernels import Case
 
 DEVICE = torch.device("cuda")
 
 #: Large enough that a GPU is busy; pairs are as many as N².
 SIZES = {
-    "linear_attention": (10_000, 100_000, 1_000_000),
+    "linear_attention": (2_708, 10_000, 100_000, 1_000_000),
     "linear_attention_4_heads": (10_000, 262_144),
     "sigmoid_attention": (4_096, 16_384, 65_536),
     "softmax_attention": (4_096, 16_384, 65_536),
@@ -41,6 +45,8 @@ SIZES = {
     "sparse_product": (10_000, 100_000),
 }
 
+
+DTYPES = ("float32", "tf32", "bfloat16")
 
 #: Nodes at which errors are measured: the reference makes dense matrices.
 SMALL = 4_096
@@ -63,7 +69,7 @@ def reference() -> Iterator[None]:
         del os.environ["DIFFUSION_MP_BACKEND"]
 
 
-def milliseconds(run: Callable[[], Any], budget: float = 300.0) -> float:
+def milliseconds(run: Callable[[], Any], budget: float = 200.0) -> float:
     """The median of as many runs as fit into ``budget`` milliseconds, three at least."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times: list[float] = []
@@ -79,8 +85,28 @@ def milliseconds(run: Callable[[], Any], budget: float = 300.0) -> float:
     return statistics.median(times)
 
 
-def measure(case: Case, dtype: torch.dtype) -> dict[str, float]:
-    """Seconds of the forward pass and of a step, and MiB of a step."""
+def replayed(run: Callable[[], Any], called: float) -> float | None:
+    """Milliseconds of one run in a CUDA graph of several; ``None`` for what the CPU takes part in."""
+    graph, times = torch.cuda.CUDAGraph(), max(1, min(20, int(20 / called)))
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                run()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return milliseconds(graph.replay) / times
+
+
+@cache
+def copy_rate() -> float:
+    """Bytes that a large copy reads and writes in a millisecond."""
+    large = torch.empty(2**28, device=DEVICE)
+    return 2 * large.nbytes / milliseconds(large.clone)
+
+
+def measure(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Milliseconds of the forward pass and of a step, and MiB of a step."""
     operation, way = OPERATIONS[case.operation], OPERATIONS[case.operation].ways[case.way]
     drawn = operation.inputs(case.nodes, torch.Generator().manual_seed(0))
     inputs = [on_device(value, dtype) for value in drawn]
@@ -90,7 +116,8 @@ def measure(case: Case, dtype: torch.dtype) -> dict[str, float]:
     def forward() -> Any:
         return way.forward(*inputs)
 
-    grad = torch.randn_like(forward())
+    out = forward()
+    grad = torch.randn(out.shape).to(out)  # a capture that failed leaves the generator of the device unusable
 
     def step() -> Any:
         if way.backward is None:
@@ -98,13 +125,33 @@ def measure(case: Case, dtype: torch.dtype) -> dict[str, float]:
         forward()
         return way.backward(*inputs, grad)
 
-    found = {"forward": milliseconds(forward) / 1e3}
-    if way.trains:
-        found["step"] = milliseconds(step) / 1e3
+    once = [*(tensor for tensor in inputs if isinstance(tensor, Tensor)), out]
+    found: dict[str, Any] = {}
+    passes = [("forward", forward, once), ("step", step, [*once, *once, grad, *leaves])]
+    for name, run, moved in passes if way.trains else passes[:1]:
+        found[name] = milliseconds(run)
+        found[f"{name}, replayed"] = replayed(run, found[name])
+        found[f"{name}, copy"] = sum(tensor.nbytes for tensor in moved) / copy_rate()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     (step if way.trains else forward)()
     return found | {"memory": (torch.cuda.max_memory_allocated() - before) / 2**20}
+
+
+def row(case: Case, found: dict[str, Any]) -> str:
+    """Markdown, with the ratios of the times to that of a copy."""
+    cells = [case.operation, f"{case.nodes:,}", case.way]
+    for name in ("forward", "step"):
+        called, graph, copy = (found.get(f"{name}{part}") for part in ("", ", replayed", ", copy"))
+        cells += [f"{ms:,.3f}" if ms is not None else "–" for ms in (called, graph)]
+        best = graph if graph is not None else called
+        cells.append(f"{best / copy:.1f}" if best is not None and copy is not None else "–")
+    return f"| {' | '.join([*cells, format(found['memory'], ',.1f')])} |"
+
+
+HEAD = """
+| operation | N | way | forward, ms | replayed | × copy | step, ms | replayed | × copy | MiB |
+|---|--:|---|--:|--:|--:|--:|--:|--:|--:|"""
 
 
 def error(operation: str, dtype: torch.dtype) -> float:
@@ -124,21 +171,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operation", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--nodes", type=int, nargs="+", help="instead of the sizes of this file")
-    parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), default=("float32", "bfloat16"))
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("There is no GPU that torch can use here; benchmarks/kernels.py measures on the CPU.")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for name, operation in product(args.dtype, args.operation):
-        dtype, sizes = getattr(torch, name), args.nodes or SIZES[operation]
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+        dtype, sizes = torch.bfloat16 if name == "bfloat16" else torch.float32, args.nodes or SIZES[operation]
         cases = [
             Case(operation, way, nodes)
             for nodes, way in product(sizes, OPERATIONS[operation].ways)
             if nodes <= OPERATIONS[operation].ways[way].largest
         ]
         results = {case: measure(case, dtype) for case in tqdm(cases, f"{operation}, {name}", leave=False)}
-        print(f"\n{name}, largest error at {SMALL:,} nodes: {error(operation, dtype):.1e}\n")
-        print(table(results), flush=True)
+        print(f"\n{name}, largest error at {SMALL:,} nodes: {error(operation, dtype):.1e}\n{HEAD}")
+        print("\n".join(row(case, found) for case, found in results.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,18 @@ def test_attention(name: str, case: str, generator: torch.Generator) -> None:
     assert_equals_reference(partial(ATTENTION[name], ptr=ptr), inputs, generator)
 
 
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="takes the interpreter minutes")
+@pytest.mark.parametrize(("features", "channels"), [
+    (16, 16), (20, 33), (32, 32), (32, 64), (64, 32), (64, 1), (64, 64), (48, 128), (128, 48), (128, 128),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["difformer", *(f"{score}-attention" for score in SCORES)])
+def test_tiles_of_a_large_graph(name: str, features: int, channels: int, generator: torch.Generator) -> None:
+    """They have more rows than those of a small graph, and other instructions multiply them."""
+    inputs = [randn(4201, 4, width, generator=generator) for width in (features, features, channels)]
+    inputs[:2] = [x / features**0.25 for x in inputs[:2]]
+    assert_equals_reference(ATTENTION[name], inputs, generator)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [500, 1000, 4097])
 def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:

@@ -9,30 +9,32 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 from diffusion_mp.kernels.gpu import interpreted
 
-# How float32 tiles are multiplied right to 2⁻²¹ or so. Six products of bfloat16 parts, which the matrix units transpose
-# as they read, take less time than three of TF32 numbers; older versions of Triton and the interpreter lack them.
+# Older versions of Triton and the interpreter lack products of bfloat16 parts.
 HALVES = "bf16x6" in CUDAOptions.allowed_dot_input_precisions and not interpreted()
-FULL = "bf16x6" if HALVES else "tf32x3"
 
 
-def precision(dtype: torch.dtype) -> str:
-    """Return how the matrix units multiply float32 tiles.
+def precision(dtype: torch.dtype, narrowest: int = 0) -> str:
+    """Return how the matrix units multiply float32 tiles that have at least ``narrowest`` columns.
 
-    In full for float32 inputs; as TF32 numbers, with ten bits, for half precision and where
+    For float32 inputs as three products of TF32 numbers or, faster, six of bfloat16 parts, which are read transposed;
+    both are right to 2⁻²¹ or so. As one product, of ten bits, for half precision and where
     ``torch.set_float32_matmul_precision("high")`` allows it.
     """
     matmul = torch.backends.cuda.matmul  # since torch 2.9 allow_tf32 cannot be read if a program set fp32_precision
     allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
-    return FULL if dtype == torch.float32 and not allowed else "tf32"
+    if dtype != torch.float32 or allowed:
+        return "tf32"
+    # In narrower tiles the products of parts that Triton 3.6 compiles read memory outside of them on an H200.
+    return "bf16x6" if HALVES and narrowest >= 64 else "tf32x3"
 
 
-def operands(dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
+def operands(dtype: torch.dtype, narrowest: int = 0) -> tuple[int, dict[str, Any]]:
     """Return the bytes per number in a tile that is multiplied, and the options of kernels for such tiles.
 
     With bfloat16 values weights and flows are bfloat16, which the interpreter cannot multiply. Float16 lacks the range.
     """
     short = dtype == torch.bfloat16 and not interpreted()
-    options = {"PRECISION": precision(dtype), "OPERAND": tl.bfloat16 if short else tl.float32}
+    options = {"PRECISION": precision(dtype, narrowest), "OPERAND": tl.bfloat16 if short else tl.float32}
     return 2 if short else 4, options
 
 

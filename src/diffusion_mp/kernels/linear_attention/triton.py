@@ -229,13 +229,13 @@ class _Launch:
         self.grid = (self.runs.number * heads * parts,)
         self.options: dict[str, Any] = {
             "UNIT": terms.unit,
-            "PRECISION": precision(k.dtype),
+            "PRECISION": precision(k.dtype, min(wide, block)),
             "PARTS": parts,
             "BLOCK_N": 64 if wide <= 64 else 32 if wide <= 128 else 16,
             "BLOCK_F": wide,
             "BLOCK_D": block,
             "num_warps": 4 if wide <= 64 else 8,
-            "num_stages": 2 if wide <= 64 else 1,
+            "num_stages": 2 if wide <= 64 and _ample(k.device) else 1,
         }
 
     def pool(self, k: Tensor, v: Tensor) -> Tensor:
@@ -257,6 +257,11 @@ class _Launch:
         if len(states) == len(offset) - 1:
             return states
         return torch.segment_reduce(states.flatten(1), "sum", offsets=offset).unflatten(1, states.shape[1:])
+
+
+def _ample(device: torch.device) -> bool:
+    """Return whether programs may take more shared memory than on GPUs for desktops, which have 99 KiB."""
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).shared_memory_per_block_optin > 2**17
 
 
 def _strides(*tensors: Tensor) -> list[int]:

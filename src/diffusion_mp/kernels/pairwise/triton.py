@@ -153,7 +153,8 @@ def _gradient(
 
 def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> tuple[Tiles, tuple[int], Any]:
     features, channels = padded(q.size(2)), padded(v.size(2))
-    size, options = operands(q.dtype)
+    size, options = operands(q.dtype, min(features, channels))
+    halves = options["PRECISION"] == "bf16x6"  # take less shared memory than TF32 numbers
     wide = max(features, channels) * size  # bytes of a row; tiles of rows have to fit into shared memory
     height = 64 if wide <= 256 else 32 if wide <= 512 else 16
     while height > 16 and q.size(0) * q.size(1) < PROGRAMS * height:
@@ -161,12 +162,12 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
     options |= KERNELS[score].triton | {
         "LOOPS": loops,
         "BLOCK_M": height,
-        "BLOCK_N": 64 if wide <= 256 else 32 if wide <= 512 else 16,
+        "BLOCK_N": 64 if wide <= (256 if halves else 128) else 32 if wide <= 512 else 16,
         "BLOCK_F": features,
         "BLOCK_D": channels,
         # Four warps have 64 rows between them; eight made a product of the matrix units read past its tile on an H100.
         "num_warps": 4,
-        "num_stages": 2 if height * wide <= 8192 else 1,
+        "num_stages": 1 if wide > 256 or (halves and height == 64) else 2,
     }
     runs = tiles(ptr, q.size(0), height, q.device)
     return runs, (runs.number * q.size(1),), options
