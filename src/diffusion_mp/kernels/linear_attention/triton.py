@@ -61,6 +61,16 @@ def _block(state, f, d, F, D):
 
 @triton.jit
 @no_type_check
+def _load_state(states, graph, head, H, f, d, F, D):
+    """Where the state of a graph and head is; M of rows f and columns d, m, r and n. What is not used is not read."""
+    at = states + (graph * H + head) * (F + 1) * (D + 1)
+    left = tl.load(at + f * (D + 1) + D, mask=f < F, other=0.0)
+    right = tl.load(at + F * (D + 1) + d, mask=d < D, other=0.0)
+    return at, _block(at, f, d, F, D), left, right, tl.load(at + F * (D + 1) + D)
+
+
+@triton.jit
+@no_type_check
 def _store_state(out, outer, left, right, size, part, f, d, F, D):
     tl.store(out + f[:, None] * (D + 1) + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D))
     tl.store(out + F * (D + 1) + d, right, mask=d < D)
@@ -111,21 +121,17 @@ def _read(
 ):  # fmt: skip
     """(Mᵀq̃ + c r + own n v)/d for a run of receivers, and d = m·q̃ + (c + own) n."""
     part, head, _tile, first, last, graph, f, d = _own(table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D)
-    state += (graph * H + head) * (F + 1) * (D + 1)
-    outer = _block(state, f, d, F, D)
-    left = tl.load(state + f * (D + 1) + D, mask=f < F, other=0.0)
-    right = constant * tl.load(state + F * (D + 1) + d, mask=d < D, other=0.0)
-    size = tl.load(state + F * (D + 1) + D)
+    _state, outer, left, right, number = _load_state(state, graph, head, H, f, d, F, D)
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
         qs = load(q, row, inside, head, q_n, q_h, f, F, tl.float32)
         if UNIT:
             qs, _size, _norm = _unit(qs)
-        result = tl.dot(qs, outer, input_precision=PRECISION) + right[None, :]
+        result = tl.dot(qs, outer, input_precision=PRECISION) + constant * right[None, :]
         if OWN:
-            result += own * size * load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
-        total = tl.sum(qs * left[None, :], axis=1) + (constant + own) * size
+            result += own * number * load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
+        total = tl.sum(qs * left[None, :], axis=1) + (constant + own) * number
         result = tl.where(total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None])
         store(out, row, inside, head, H, d, D, result)
         if part == 0:
@@ -141,8 +147,7 @@ def _receivers(
 ):  # fmt: skip
     """dq̃ = M g + w m for a run of receivers, through the norm of q; and the state of q̃, g and w for a part of D."""
     part, head, tile, first, last, graph, f, d = _own(table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D)
-    state += (graph * H + head) * (F + 1) * (D + 1)
-    block, m = _block(state, f, d, F, D), tl.load(state + f * (D + 1) + D, mask=f < F, other=0.0)
+    state, block, m, _r, _number = _load_state(state, graph, head, H, f, d, F, D)
     outer = tl.zeros([BLOCK_F, BLOCK_D], tl.float32)
     left, right = tl.zeros([BLOCK_F], tl.float32), tl.zeros([BLOCK_D], tl.float32)
     for start in range(first, last, BLOCK_N):
@@ -184,21 +189,17 @@ def _senders(
 ):  # fmt: skip
     """dk̃ = M v + m for a run of senders, through the norm of k; and dv = Mᵀk̃ + c r + own n g for a part of D."""
     part, head, _tile, first, last, graph, f, d = _own(table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D)
-    state += (graph * H + head) * (F + 1) * (D + 1)
-    outer = _block(state, f, d, F, D)
-    left = tl.load(state + f * (D + 1) + D, mask=f < F, other=0.0)
-    right = constant * tl.load(state + F * (D + 1) + d, mask=d < D, other=0.0)
-    total = tl.load(state + F * (D + 1) + D)
+    state, outer, left, right, number = _load_state(state, graph, head, H, f, d, F, D)
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
         ks = load(k, row, inside, head, k_n, k_h, f, F, tl.float32)
         if UNIT:
             ks, size, norm = _unit(ks)
-        dvs = tl.dot(ks, outer, input_precision=PRECISION) + right[None, :]
+        dvs = tl.dot(ks, outer, input_precision=PRECISION) + constant * right[None, :]
         if OWN:
             gs = load(grad, row, inside, head, grad_n, grad_h, d, D, tl.float32)
-            dvs += own * total * _inverse(den, row, inside, head, H) * gs
+            dvs += own * number * _inverse(den, row, inside, head, H) * gs
         store(dv, row, inside, head, H, d, D, dvs)
         if part == 0:
             dks = tl.zeros([BLOCK_N, BLOCK_F], tl.float32) + left[None, :]
