@@ -1,6 +1,7 @@
 """Attention against its dense reference in double precision; pairwise attention, tile by tile, where it is hard."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 
@@ -95,6 +96,21 @@ def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, gener
     k = k + torch.randint(-3, 4, (40, 1, 2), generator=generator) / 256
     v = torch.randn(40, 1, 3, generator=generator)
     assert_equals_reference(partial(pairwise_attention, score=score), [q, k, v], generator, backend="cpu")
+
+
+def test_memory_that_a_thread_keeps_can_be_written_to_in_every_mode(generator):
+    """A thread that begins in inference mode may train later, and two threads write to memory of their own."""
+    q, k, v = torch.randn(3, 400, 1, 4, generator=generator).unbind()
+
+    def attention(number: int, backend: str) -> torch.Tensor:
+        with torch.inference_mode(number < 4):
+            queries = (q * number).requires_grad_(number >= 4)
+            return pairwise_attention(queries, k, v, score="sigmoid", backend=backend).detach().clone()
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(partial(attention, backend="cpu"), range(40)))
+    for number, got in enumerate(found):
+        torch.testing.assert_close(got, attention(number, "reference"))
 
 
 def test_without_loops_nothing_cancels_however_heavy_a_node_is_for_itself(generator):

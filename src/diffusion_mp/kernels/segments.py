@@ -4,6 +4,7 @@ A shorter graph is padded with copies of its first row, so that no value of anot
 """
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise, repeat
@@ -268,16 +269,22 @@ def gather(x: Tensor, rows: Rows) -> Tensor:
 
 
 class Buffers:
-    """Scratch memory by name, valid until the name is used again: mapping new memory costs more than writing it."""
+    """Scratch memory by name, valid until the name is used again.
+
+    A thread on the CPU keeps it for later operations, since mapping new memory costs more than writing it.
+    """
+
+    _kept = threading.local()
 
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
         self.like, self.dtype = like, dtype
-        self._taken: dict[str, Tensor] = {}
+        self._taken: dict[str, Tensor] = self._kept.__dict__.setdefault(str(dtype), {}) if like.is_cpu else {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         size = math.prod(shape)
         if name not in self._taken or self._taken[name].numel() < size:
-            self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
+            with torch.inference_mode(False):  # memory of inference mode could not be written to outside of it
+                self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
         return self._taken[name][:size].view(shape)
 
     def inner(self, a: Tensor, b: Tensor, name: str = "s") -> Tensor:

@@ -262,7 +262,8 @@ class _Launch:
 
 def _ample(device: torch.device) -> bool:
     """Return whether programs may take more shared memory than on GPUs for desktops, which have 99 KiB."""
-    return device.type == "cuda" and torch.cuda.get_device_properties(device).shared_memory_per_block_optin > 2**17
+    properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return properties is not None and properties.shared_memory_per_block_optin > 2**17
 
 
 def _strides(*tensors: Tensor) -> list[int]:

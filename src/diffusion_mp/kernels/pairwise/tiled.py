@@ -15,8 +15,9 @@ from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weightin
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product, side_by_side
 
-# Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
-TILE = 1 << 18
+# Entries of a tile for each thread: 2 MiB in float32, which stay in cache from one pass over them to the next. Threads
+# wait for each other after every pass, and smaller tiles have more of them.
+TILE = 1 << 19
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 # All rows or columns of a stack.
@@ -66,7 +67,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         return side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
 
-    out, lse = by_stacks(compute, ptr, (q, k, v), TILE)
+    out, lse = by_stacks(compute, ptr, (q, k, v), _entries())
     return PairwiseRows(out if out.dtype is dtype else out.to(dtype), lse.squeeze(2))
 
 
@@ -120,7 +121,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
             out.append(sums)
         return (joined(out, 1),)
 
-    return by_stacks(compute, ptr, (q, k, v, *shifts), TILE)[0].to(dtype)
+    return by_stacks(compute, ptr, (q, k, v, *shifts), _entries())[0].to(dtype)
 
 
 def _columns(weighting: Weighting) -> list[Tensor]:
@@ -172,13 +173,17 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
             dq.append(of_queries)
         return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
-    found = by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE)
+    found = by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), _entries())
     return tuple(x.to(dtype) for x in found)
+
+
+def _entries() -> int:
+    return TILE * torch.get_num_threads()
 
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Return runs of rows, each with the blocks of columns that cover all pairs of nodes of a stack."""
-    size, entries = x.size(1), at_once(TILE, x)
+    size, entries = x.size(1), at_once(_entries(), x)
     if size * size <= entries:
         return [(ALL, [ALL])]
     cols = even(size, 2 * math.isqrt(entries))
