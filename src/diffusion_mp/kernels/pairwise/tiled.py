@@ -16,8 +16,9 @@ from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product, side_by_side
 
 # Entries of a tile for each thread: 2 MiB in float32, which stay in cache from one pass over them to the next. Threads
-# wait for each other after every pass, and smaller tiles have more of them.
+# wait for each other after every pass, and smaller tiles have more of them; of eight they are kept, 48 MiB in all.
 TILE = 1 << 19
+THREADS = 8
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 # All rows or columns of a stack.
@@ -67,7 +68,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         return side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
 
-    out, lse = by_stacks(compute, ptr, (q, k, v), _entries())
+    out, lse = by_stacks(compute, ptr, (q, k, v), _entries(q))
     return PairwiseRows(out if out.dtype is dtype else out.to(dtype), lse.squeeze(2))
 
 
@@ -121,7 +122,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
             out.append(sums)
         return (joined(out, 1),)
 
-    return by_stacks(compute, ptr, (q, k, v, *shifts), _entries())[0].to(dtype)
+    return by_stacks(compute, ptr, (q, k, v, *shifts), _entries(q))[0].to(dtype)
 
 
 def _columns(weighting: Weighting) -> list[Tensor]:
@@ -173,17 +174,18 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
             dq.append(of_queries)
         return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
-    found = by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), _entries())
+    found = by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), _entries(q))
     return tuple(x.to(dtype) for x in found)
 
 
-def _entries() -> int:
-    return TILE * torch.get_num_threads()
+def _entries(like: Tensor) -> int:
+    """Return how many entries a tile has on the CPU, of which a GPU has a multiple."""
+    return TILE * (min(THREADS, torch.get_num_threads()) if like.is_cpu else 1)
 
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Return runs of rows, each with the blocks of columns that cover all pairs of nodes of a stack."""
-    size, entries = x.size(1), at_once(_entries(), x)
+    size, entries = x.size(1), at_once(_entries(x), x)
     if size * size <= entries:
         return [(ALL, [ALL])]
     cols = even(size, 2 * math.isqrt(entries))
