@@ -262,8 +262,8 @@ class _Launch:
 
 def _ample(device: torch.device) -> bool:
     """Return whether programs may take more shared memory than on GPUs for desktops, which have 99 KiB."""
-    properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return properties is not None and properties.shared_memory_per_block_optin > 2**17
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", 0) > 2**17  # which older versions of torch lack
 
 
 def _strides(*tensors: Tensor) -> list[int]:
