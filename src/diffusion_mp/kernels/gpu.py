@@ -78,6 +78,11 @@ def row_contiguous(x: Tensor) -> Tensor:
     return x if x.size(2) == 1 or x.stride(2) == 1 else x.contiguous()
 
 
+def strides(*tensors: Tensor) -> list[int]:
+    """Return the strides of the nodes and heads of tensors [N, H, F]."""
+    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
+
+
 def contiguous(*tensors: Tensor | None) -> list[Any]:
     """Return the tensors as contiguous ones; ``None`` stays."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import padded, row_contiguous, tiles
+from diffusion_mp.kernels.gpu import padded, row_contiguous, strides, tiles
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.triton_rows import load, precision, run, store
 
@@ -71,12 +71,14 @@ def _load_state(states, graph, head, H, f, d, F, D):
 
 @triton.jit
 @no_type_check
-def _store_state(out, outer, left, right, size, part, f, d, F, D):
-    tl.store(out + f[:, None] * (D + 1) + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D))
-    tl.store(out + F * (D + 1) + d, right, mask=d < D)
+def _store_state(states, tile, head, H, outer, left, right, size, part, f, d, F, D):
+    """M, m, r and n of the rows of a run, for a part of D; m and n are stored with the first part."""
+    at = states + (tile * H + head) * (F + 1) * (D + 1)
+    tl.store(at + f[:, None] * (D + 1) + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D))
+    tl.store(at + F * (D + 1) + d, right, mask=d < D)
     if part == 0:
-        tl.store(out + f * (D + 1) + D, left, mask=f < F)
-        tl.store(out + F * (D + 1) + D, size.to(tl.float32))
+        tl.store(at + f * (D + 1) + D, left, mask=f < F)
+        tl.store(at + F * (D + 1) + D, size.to(tl.float32))
 
 
 @triton.jit
@@ -108,8 +110,7 @@ def _pool(
         outer = tl.dot(tl.trans(ks), vs, outer, input_precision=PRECISION)
         left += tl.sum(ks, axis=0)
         right += tl.sum(vs, axis=0)
-    states += (tile * H + head) * (F + 1) * (D + 1)
-    _store_state(states, outer, left, right, last - first, part, f, d, F, D)
+    _store_state(states, tile, head, H, outer, left, right, last - first, part, f, d, F, D)
 
 
 @triton.jit
@@ -176,8 +177,7 @@ def _receivers(
         outer = tl.dot(tl.trans(qs), gs, outer, input_precision=PRECISION)
         left += tl.sum(weight[:, None] * qs, axis=0)
         right += tl.sum(gs, axis=0)
-    states += (tile * H + head) * (F + 1) * (D + 1)
-    _store_state(states, outer, left, right, last - first, part, f, d, F, D)
+    _store_state(states, tile, head, H, outer, left, right, last - first, part, f, d, F, D)
 
 
 @triton.jit
@@ -242,7 +242,7 @@ class _Launch:
     def pool(self, k: Tensor, v: Tensor) -> Tensor:
         """Return the state of every graph and head, [B, H, F + 1, D + 1] in float32."""
         states = self.states(k)
-        _pool[self.grid](k, v, states, *self.rows, *_strides(k, v), *self.sizes, **self.options)
+        _pool[self.grid](k, v, states, *self.rows, *strides(k, v), *self.sizes, **self.options)
         return self.by_graph(states)
 
     def states(self, like: Tensor) -> Tensor:
@@ -266,10 +266,6 @@ def _ample(device: torch.device) -> bool:
     return getattr(properties, "shared_memory_per_block_optin", 0) > 2**17  # which older versions of torch lack
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
-
-
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Return the result in the dtype of v, and in float32 the denominators and the state of a single graph."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
@@ -278,7 +274,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state = launch.pool(k, v)
-        to = (*launch.rows, out, den, *_strides(q, v), *launch.sizes, terms.constant, terms.own)
+        to = (*launch.rows, out, den, *strides(q, v), *launch.sizes, terms.constant, terms.own)
         _read[launch.grid](q, v, state, *to, OWN=terms.own != 0, **launch.options)
     return LinearRows(out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]))
 
@@ -290,8 +286,8 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, ter
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state, states = out.pooled if terms.ptr is None else launch.pool(k, v), launch.states(q)
-        to = (states, *launch.rows, dq, *_strides(q, grad), *launch.sizes)
+        to = (states, *launch.rows, dq, *strides(q, grad), *launch.sizes)
         _receivers[launch.grid](q, grad, values, den, state, *to, **launch.options)
-        to = (*launch.rows, dk, dv, *_strides(k, v, grad), *launch.sizes, terms.constant, terms.own)
+        to = (*launch.rows, dk, dv, *strides(k, v, grad), *launch.sizes, terms.constant, terms.own)
         _senders[launch.grid](k, v, grad, den, launch.by_graph(states), *to, OWN=terms.own != 0, **launch.options)
     return dq, dk, dv

@@ -16,7 +16,8 @@ from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product, side_by_side
 
 # Entries of a tile for each thread: 2 MiB in float32, which stay in cache from one pass over them to the next. Threads
-# wait for each other after every pass, and smaller tiles have more of them; of eight they are kept, 48 MiB in all.
+# wait for each other after every pass, and smaller tiles have more of them. At most eight threads count, since the
+# memory of three tiles is kept.
 TILE = 1 << 19
 THREADS = 8
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, row_contiguous, tiles
+from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, row_contiguous, strides, tiles
 from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
@@ -173,10 +173,6 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
     return runs, (runs.number * q.size(1),), options
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
-
-
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
@@ -185,7 +181,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, ptr, score, loops)
         sizes = (q.size(1), q.size(2), v.size(2))
-        _attention[grid](q, k, v, *runs.bounds, out, lse, *_strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
+        _attention[grid](q, k, v, *runs.bounds, out, lse, *strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
     return PairwiseRows(out, lse)
 
 
@@ -200,7 +196,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, *weighting[2:])
         sizes = (q.size(1), q.size(2), v.size(2))
-        _product[grid](q, k, v, row_shift, col_shift, *runs.bounds, out, *_strides(q, k, v), *sizes, **options)
+        _product[grid](q, k, v, row_shift, col_shift, *runs.bounds, out, *strides(q, k, v), *sizes, **options)
     return out
 
 
@@ -212,7 +208,7 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
         runs, grid, options = _plan(q, v, *weighting[2:])
         left, right = (q, k, grad, v), (k, q, v, grad)
         sizes = (q.size(1), q.size(2), v.size(2))
-        to, of = (*_strides(*left), *sizes), (*_strides(*right), *sizes)
+        to, of = (*strides(*left), *sizes), (*strides(*right), *sizes)
         _gradient[grid](*left, row_shift, col_shift, delta, None, *runs.bounds, dq, None, *to, **options)
         _gradient[grid](*right, col_shift, row_shift, None, delta, *runs.bounds, dk, dv, *of, **options)
     return dq, dk, dv
