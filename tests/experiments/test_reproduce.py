@@ -11,6 +11,7 @@ from itertools import count, product
 from signal import SIGINT, SIGKILL
 
 import pytest
+import torch
 from filelock import FileLock
 from optuna.storages import InMemoryStorage
 from reproduce_tables import write_table
@@ -21,6 +22,7 @@ from diffusion_mp_experiments.reproduce.figures import draw_curves
 from diffusion_mp_experiments.reproduce.harness import Search, key, open_storage, reproduce
 from diffusion_mp_experiments.reproduce.report import lines, section
 from diffusion_mp_experiments.reproduce.table import Records, load_table, parsed
+from diffusion_mp_experiments.train import DigitsDataModule
 from diffusion_mp_experiments.train.cli import main
 from own_process import started
 
@@ -151,7 +153,7 @@ def training(monkeypatch):
     """Replaces training: ``training(f)`` lets ``f(lr, split, tuning)`` be the validation, and the rate the test."""
 
     def use(validation):
-        def trained(config, metric, split, seed, tuning, save):
+        def trained(config, metric, split, seed, tuning, save, device):
             lr = config["module"].get("lr")
             value = validation(lr, split, tuning)
             return {"validation": value, "seconds": 1.5, "ablated": {}, "test": None if tuning else lr}
@@ -246,6 +248,21 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     assert "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err
     assert main(["reproduce", "letters", "--configs", str(configs)]) == 2
     assert "There is no table 'letters'" in capsys.readouterr().err
+    for device in ("gpu", "meta"):
+        with pytest.raises(SystemExit):
+            main([*words, "--device", device])
+        assert f"torch cannot use '{device}'" in capsys.readouterr().err
+
+
+def test_a_module_moves_all_of_its_graphs():
+    """To another device, where a graph of several parts stays one graph."""
+    data = DigitsDataModule().to("meta")
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        assert {value.device.type for graph in loader for _, value in graph if isinstance(value, torch.Tensor)} == {
+            "meta"
+        }
+    assert data.part(0)[0] is data.part(2)[0]
+    assert DigitsDataModule().data.x.is_cpu
 
 
 def test_a_sweep_trains_every_row_at_every_value(tmp_path):

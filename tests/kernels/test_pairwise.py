@@ -1,6 +1,5 @@
 """Attention against its dense reference in double precision; pairwise attention, tile by tile, where it is hard."""
 
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -9,7 +8,6 @@ import pytest
 import torch
 from kernel_cases import ATTENTION, CASES, DOUBLE, assert_equals_reference, attention_inputs, randn
 
-from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.pairwise import SCORES, fused, pairwise_attention, pairwise_logsumexp, pairwise_product, tiled
 from diffusion_mp.testing import tolerance
@@ -147,30 +145,22 @@ def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
         torch.testing.assert_close(grad.to(DOUBLE), grads[2], **tolerance("gradient", torch.float32)._asdict())
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="FlexAttention compiles its code")
-def test_flex_attention_is_the_same_and_says_what_it_cannot(batch, generator, no_typecheck):
-    """Compiled code takes a minute the first time."""
-    ptr, n = batch
-    q, k, v = (torch.randn(n, 2, width, generator=generator) for width in (5, 5, 3))
-    if not n:
-        with pytest.raises(BackendError, match="wants at least one node"):
-            pairwise_attention(q, k, v, ptr, backend="flex")
-        return
-    for score in SCORES:
-        expected = pairwise_attention(q, k, v, ptr, score=score, backend="reference")
-        got = pairwise_attention(q, k, v, ptr, score=score, backend="flex")
-        torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
-
-
-def test_flex_attention_declines_with_a_sentence(generator, monkeypatch):
-    q = torch.randn(4, 1, 2, generator=generator)
-    with pytest.raises(BackendError, match="no backward pass on the CPU"):
-        pairwise_attention(q.requires_grad_(), q, q, backend="flex")
-    with pytest.raises(BackendError, match="no float64"):
-        pairwise_attention(q.double(), q, q, backend="flex")
-    with pytest.raises(BackendError, match=r"'flex' does not have pairwise; it has .*'cpu'"):
-        pairwise_logsumexp(q, q, backend="flex")
-    monkeypatch.setenv("CXX", "no such compiler")
-    with torch.no_grad(), pytest.raises(BackendError, match="no C\\+\\+ compiler"):
-        pairwise_attention(q, q, q, backend="flex")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="is about torch's kernels for GPUs")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("widths", [(64, 64), (5, 3), (20, 20), (66, 64)])
+def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
+    q, k, v = (
+        torch.randn(133, 2, width, generator=generator).to("cuda", dtype) for width in (*widths[:1] * 2, widths[1])
+    )
+    inputs = [(q / widths[0] ** 0.5).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+    assert fused.fits(*inputs, None, "exp")
+    with torch.autocast("cuda", torch.float16):  # nothing is converted
+        out = pairwise_attention(*inputs)
+    grad = torch.randn(out.shape, generator=generator).to(out)
+    got = [out, *torch.autograd.grad(out, inputs, grad, create_graph=True)]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    expected = pairwise_attention(*wide, backend="reference")
+    for found, wanted in zip(got, [expected, *torch.autograd.grad(expected, wide, grad.double())], strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+    with pytest.raises(RuntimeError, match="is once differentiable"):
+        torch.autograd.grad(got[1].sum(), inputs)

@@ -1,9 +1,11 @@
 """The recipes for CUDA graphs in docs/performance.md."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from diffusion_mp import DIFFormerConv
+from diffusion_mp import CertifiedConv, DIFFormerConv
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import tolerance
 
@@ -21,11 +23,12 @@ class OnGraph(torch.nn.Module):
         return self.layer(x, self.graph)
 
 
+@pytest.mark.parametrize("make", [partial(DIFFormerConv, 8, 8), partial(CertifiedConv, 8)], ids=["linear", "certified"])
 @pytest.mark.parametrize("recipe", ["make_graphed_callables", "reduce-overhead"])
-def test_a_layer_is_replayed(recipe, generator):
+def test_a_layer_is_replayed(make, recipe, generator):
     edge_index = torch.randint(30, (2, 100), generator=generator)
     graph = Graph(30, edge_index).to("cuda")
-    model = OnGraph(DIFFormerConv(8, 8).cuda(), graph)
+    model = OnGraph(make().cuda(), graph)
     x, other, grad = (torch.randn(30, 8, generator=generator).cuda().requires_grad_() for _ in range(3))
     parameters = list(model.parameters())
 
@@ -33,9 +36,10 @@ def test_a_layer_is_replayed(recipe, generator):
         found = []
         for y in inputs:
             out = run(y)
-            found += [out, *torch.autograd.grad(out, [y, *parameters], grad, allow_unused=True)]
-            found = [None if tensor is None else tensor.clone() for tensor in found]  # a replay writes over them
-        return [tensor for tensor in found if tensor is not None]
+            given = [out, *torch.autograd.grad(out, [y, *parameters], grad, allow_unused=True)]
+            # Copies, since a replay writes over them; a graph of autograd that stays alive would end the next capture.
+            found += [tensor.detach().clone() for tensor in given if tensor is not None]
+        return found
 
     expected = results(model, x, other)  # this also fills the caches of the graph
     if recipe == "reduce-overhead":

@@ -15,15 +15,19 @@ from diffusion_mp.errors import plain
 T = TypeVar("T")
 
 
-def values_only() -> bool:
-    """Whether torch computes values only, and does not compile, trace, capture, transform or record."""
+def eager() -> bool:
+    """Whether torch runs calls as they come, and does not compile, trace, transform or record them."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
-        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
+
+
+def values_only() -> bool:
+    """Whether values can be looked at: calls are `eager`, and no CUDA graph is captured."""
+    return eager() and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 class cached_property(Generic[T]):

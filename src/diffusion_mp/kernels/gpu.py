@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import Implementation
+from diffusion_mp.kernels.segments import batch_cache
 
 # The widest rows that fit into the registers of one program.
 WIDEST = 256
@@ -56,9 +57,16 @@ class Tiles(NamedTuple):
 
 
 def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -> Tiles:
-    """Return runs of at most ``rows`` rows. Kernels know those of one graph without a table, which costs launches."""
+    """Return runs of at most ``rows`` rows. Kernels know those of one graph; a batch has a table, cached."""
     if ptr is None:
         return Tiles(max(1, -(-num_nodes // rows)), (None, num_nodes), None)
+    cache, key = batch_cache(ptr), ("tiles", num_nodes, rows, device)
+    if key not in cache:
+        cache[key] = _tabulated(ptr, num_nodes, rows, device)
+    return cache[key]
+
+
+def _tabulated(ptr: Tensor, num_nodes: int, rows: int, device: torch.device) -> Tiles:
     count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(min=1)
     offset = torch.cat([count.new_zeros(1), count.cumsum(0)])
     graph = torch.arange(count.numel()).repeat_interleave(count)

@@ -22,7 +22,7 @@ from diffusion_mp.kernels.precision import ALREADY, without_autocast
 
 __all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]
 
-Backend = Literal["auto", "reference", "cpu", "triton", "flex"]
+Backend = Literal["auto", "reference", "cpu", "triton"]
 BACKENDS = get_args(Backend)
 #: Environment variable that names a backend for all operations ("reference") or for some ("spmm=cpu,pairwise=triton").
 VARIABLE = "DIFFUSION_MP_BACKEND"
@@ -93,8 +93,7 @@ _exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling
 
 def operation(
     name: str, *, family: str | None = None, reference: Formula | None = None, cpu: Formula | None = None,
-    triton: Implementation | None = None, flex: Implementation | None = None, small: Formula | None = None,
-    dtype: str | None = None,
+    triton: Implementation | None = None, small: Formula | None = None, dtype: str | None = None,
 ) -> Callable[[Callable[..., T]], Operation[T]]:  # fmt: skip
     """Declare an operation; decorates a function that returns empty results of the right shapes.
 
@@ -106,13 +105,11 @@ def operation(
         family: the name by which the environment selects a backend. ``None``: only ``cpu`` exists.
         reference: plain torch, differentiated by torch; used when named, or when there is nothing else.
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
-        flex: another path that torch differentiates, used when named only.
         small: plain torch for few numbers of one graph on the CPU (:data:`FEW`), unless a backend is named: its calls
             cost less than those of an autograd function, and ``torch.compile`` fuses them. It may return ``None``.
         dtype: the argument whose dtype the (first) result is cast to.
     """
-    rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "flex": flex}
-    rows["reference"] = reference and Implementation(reference)
+    rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "reference": reference and Implementation(reference)}
     table = {backend: row for backend, row in rows.items() if row is not None}
     return lambda shapes: Operation(shapes, name, family, table, small, dtype)
 
@@ -222,9 +219,7 @@ class Operation(Generic[T]):
         self._asks_environment = family is not None and "reference" in table
         # The first that does not decline on the CPU: GPU kernels do unless they are named.
         self._on_cpu = table["cpu"].run if "cpu" in table else None
-        # Plain torch runs outside of the registered operation, so that torch differentiates it.
-        self._plain = [backend for backend in ("reference", "flex") if backend in table]
-        self._always_plain = len(self._plain) == len(table)
+        self._always_plain = list(table) == ["reference"]
         self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
 
         def fake(*flat: Any) -> Any:
@@ -247,7 +242,8 @@ class Operation(Generic[T]):
         if self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
             backend = requested(str(self.family), backend)
         flat, args, dtype = signature.bind(args, narrow=backend != "reference")
-        function, direct = None, self._always_plain or backend in self._plain
+        # Plain torch runs outside of the registered operation, so that torch differentiates it.
+        function, direct = None, self._always_plain or backend == "reference"
         if not direct:
             # Does torch trace, watch or transform, or is something not a plain value?
             watched = not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
 from diffusion_mp_experiments.reproduce.report import Line, card, chosen, lines, section
@@ -45,6 +47,7 @@ def run_reproduce(args: list[str]) -> None:
         parser.add_argument(f"--{name}", type=_positive, help="instead of what table.yaml says")
     jobs = min(4, os.cpu_count() or 1)
     parser.add_argument("--jobs", type=_positive, default=jobs, help="processes of one thread each")
+    parser.add_argument("--device", type=_device, default="cpu", help="where networks train, cpu or cuda")
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=Path, default=Path("configs"), help="folder of all tables")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder of all runs")
@@ -56,7 +59,7 @@ def run_reproduce(args: list[str]) -> None:
     folder = options.out / (f"{table.name}-quick" if options.quick else table.name)
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
-    records = reproduce(table, folder, options.jobs, options.only, options.save)
+    records = reproduce(table, folder, options.jobs, options.only, options.save, options.device)
     for record in records if options.save else ():
         path = options.save / f"{record['row']}.md"
         if record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record:
@@ -83,6 +86,14 @@ def _positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
     return value
+
+
+def _device(text: str) -> str:
+    try:
+        torch.zeros(1, device=text).item()  # which "meta" has not
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"torch cannot use {text!r}: {error}") from error
+    return text
 
 
 def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], notes: Path, folder: Path) -> str:

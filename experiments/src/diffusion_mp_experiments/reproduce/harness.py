@@ -105,27 +105,28 @@ def key(record: Record) -> Key:
 
 
 def reproduce(
-    table: Table, out: Path, jobs: int = 1, only: Sequence[str] = (), save: Path | None = None
+    table: Table, out: Path, jobs: int = 1, only: Sequence[str] = (), save: Path | None = None, device: str = "cpu"
 ) -> list[Record]:
     """Make the rows of a table (`only` these), or continue what was stopped; return the lines of `results.jsonl`.
 
     The folder `out` gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in
     the end `results.jsonl`: of every row that is complete its reported runs and its search. `jobs` is the number of
-    processes, of one thread each. The folder `save` gets the model of the first reported run of every row. ValueError
-    if another process works in `out`.
+    processes, of one thread each, which all train on `device`. The folder `save` gets the model of the first reported
+    run of every row. ValueError if another process works in `out`.
     """
     rows = table.named(only)
     check_writable(out)
     try:
         with FileLock(out / "lock", timeout=0):
-            return _Harness(table, out, save).make(rows, jobs)
+            return _Harness(table, out, save, device).make(rows, jobs)
     except Timeout as error:
         raise ValueError(f"Another process is at work in {out}; wait for it, or give another --out.") from error
 
 
 class _Harness:
-    def __init__(self, table: Table, out: Path, save: Path | None = None) -> None:
-        self.table, self.out, self.save, self.records = table, out, save, Records(out / "runs.jsonl")
+    def __init__(self, table: Table, out: Path, save: Path | None, device: str) -> None:
+        self.table, self.out, self.save, self.device = table, out, save, device
+        self.records = Records(out / "runs.jsonl")
         self.done: dict[Key, Record] = {key(record): record for record in self.records.lines}
         self.storage = open_storage(out / "search.log")
         self.found: dict[str, list[Search]] = {}
@@ -171,7 +172,7 @@ class _Harness:
     def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
         metric = self.table.metric.name
         left = {
-            key(planned): (planned, config, metric, saved)
+            key(planned): (planned, config, metric, saved, self.device)
             for planned, config in runs
             if (saved := self.saved(planned)) or key(planned) not in self.done
         }
@@ -226,5 +227,5 @@ class _Harness:
         return lines
 
 
-def _train(planned: Record, config: dict[str, Any], metric: str, save: Path | None) -> Record:
-    return train(config, metric, planned["split"], planned["seed"], planned["tuning"], save)
+def _train(planned: Record, config: dict[str, Any], metric: str, save: Path | None, device: str) -> Record:
+    return train(config, metric, planned["split"], planned["seed"], planned["tuning"], save, device)

@@ -44,14 +44,16 @@ _DIVERGED = (ArithmeticError, ConvergenceError, SingularSystemError, torch.linal
 
 
 def train(
-    config: dict[str, Any], metric: str, split: int, seed: int, tuning: bool, save: Path | None = None
-) -> dict[str, Any]:
+    config: dict[str, Any], metric: str, split: int, seed: int, tuning: bool, save: Path | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
     """Train once and return the result.
 
     Args:
         config, metric: as `Table.config` makes it, and the name under which the module logs the metric.
         split, seed, tuning: the split of the data module; initial weights and dropout are drawn from split and seed.
         save: the file for the trained model, which `diffusion_mp.load` reads.
+        device: where a network trains; predictors that are not networks stay on the CPU.
 
     Returns:
         validation and, except for tuning, test metric of the epoch with the best validation score; that epoch, how many
@@ -66,8 +68,9 @@ def train(
         warnings.filterwarnings("ignore", module=r"(torch_geometric|torchmetrics)\b")
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         pl.seed_everything(1000 * split + seed, workers=True, verbose=False)
-        data = _data(json.dumps(config["data"], sort_keys=True), split, tuning)
-        module = made_module(config, data)
+        device = "cpu" if "predictor" in config["module"] else device
+        data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
+        module = made_module(config, data).to(device)
         logged, result = LastLogged(module), {}
         if "predictor" in config["module"]:
             predictor: Any = module.model
@@ -82,7 +85,7 @@ def train(
         if save is not None:
             network: Any = module.model
             network.save(save)
-    return {**result, "versions": versions(), "seconds": round(time.perf_counter() - start, 3), "memory": _peak()}
+    return {**result, "versions": versions(device), "seconds": round(time.perf_counter() - start, 3), "memory": _peak()}
 
 
 def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
@@ -108,13 +111,13 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 
 
 @lru_cache(4)
-def _data(config: str, split: int, tuning: bool) -> DataModule:
+def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
     options = json.loads(config)
     options["init_args"] = {**options.get("init_args", {}), "split": split, "tuning": tuning}
     data = made(pl.LightningDataModule, options)
     data.prepare_data()
     data.setup("fit")
-    return data
+    return data if device == "cpu" else data.to(device)
 
 
 class LastLogged:

@@ -1,9 +1,10 @@
 """LightningDataModules: graphs in three parts, and one graph whose nodes are split by masks."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -77,6 +78,15 @@ class SplitDataModule(pl.LightningDataModule):
             with torch.inference_mode(False):  # tensors made while validating could not be trained on
                 self._parts = self.parts()
         return self._parts[number]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all graphs to a device, for loops that do not move batches as a Trainer does; return this module."""
+        parts = [self.part(number) for number in range(3)]
+        moved = {id(graph): copy(graph).to(device) for part in parts for graph in part}
+        train, val, test = ([moved[id(graph)] for graph in part] for part in parts)
+        self._parts = train, val, test
+        self._batches.clear()
+        return self
 
     def train_dataloader(self) -> Iterable[Data]:
         return self._in_order(0)

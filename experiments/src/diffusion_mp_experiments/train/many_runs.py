@@ -55,7 +55,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def versions() -> dict[str, str]:
-    """The versions of Python, this library and those that decide a number."""
+def versions(device: str = "cpu") -> dict[str, str]:
+    """The versions of Python, this library and those that decide a number, and the name of the GPU where one does."""
     names = ("diffusion-mp", "torch", "torch-geometric", "pytorch-lightning", "scikit-learn", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    gpu = {"GPU": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
+    return {"python": platform.python_version(), **{name: version(name) for name in names}, **gpu}

@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.neumann import stencil as sums
 from diffusion_mp.kernels.neumann.stencil import Boundary, Stencil, neighbours, neumann_function
-from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
 
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
@@ -22,13 +23,13 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.neumann.triton", widest=math.
     "neumann_product", reference=sums.reference_product, cpu=sums.gathered_product, triton=on_gpu("product"),
     small=sums.shifted_product,
 )  # fmt: skip
-def _product(v: Wide, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
+def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
 @declare("neumann_inner", reference=sums.reference_inner, cpu=sums.gathered_inner, triton=on_gpu("inner"))
-def _inner(g: Wide, v: Wide, stencil: Stencil) -> Tensor:
-    return v.new_empty(len(stencil.strides), v.size(1))
+def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
+    return v.new_empty(len(stencil.strides), v.size(1), dtype=torch.promote_types(v.dtype, torch.float32))
 
 
 def _by_v(grad: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool, backend: str) -> Tensor:

@@ -123,14 +123,16 @@ Bags = tuple[Tensor, Tensor]
 
 
 def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
+    (alpha, v), dtype = accumulating(alpha, v)
     out: Tensor | None = None
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2).unbind(), strict=True):
         moved = _sums(v, stride, stencil, transpose)
         out = moved.mul_(weight) if out is None else out.addcmul_(moved, weight)
-    return torch.zeros_like(v) if out is None else out
+    return (torch.zeros_like(v) if out is None else out).to(dtype)
 
 
 def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
+    (g, v), _ = accumulating(g, v)
     return torch.stack([_sums(v, stride, stencil, False).mul_(g).sum((0, 2)) for stride in stencil.strides])
 
 

@@ -138,4 +138,4 @@ def inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
         runs, grid, options = _plan(v, stencil)
         sums = torch.empty(runs.number, len(stencil.strides), *v.shape[1:], dtype=torch.float32, device=v.device)
         _inner[grid](g, v, *runs.bounds, sums, v.size(1) * v.size(2), **options)
-    return sums.sum((0, 3)).to(v.dtype)
+    return sums.sum((0, 3))

@@ -26,7 +26,7 @@ def _empty_lse(q: Tensor) -> Tensor:
 
 @declare(
     "pairwise_attention", reference=scores.pairwise_attention, cpu=tiled.attention, triton=on_gpu("attention"),
-    flex=fused.FLEX, dtype="v", small=scores.attention_of_one_graph,
+    dtype="v", small=scores.attention_of_one_graph,
 )  # fmt: skip
 def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> PairwiseRows:
     return PairwiseRows(empty_like(v), _empty_lse(q))

@@ -1,42 +1,45 @@
-"""Attention by kernels of torch: the fused softmax attention on the CPU, and FlexAttention.
+"""Softmax attention of one graph by the fused kernels of torch: on the CPU, and on a GPU in half precision."""
 
-FlexAttention takes every score: normalised rows are a softmax of log f for any f > 0 (D11 of docs/errata.md).
-"""
-
-import os
-import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from diffusion_mp.graph.cache import values_only
-from diffusion_mp.kernels.operation import PLAIN, Implementation
-from diffusion_mp.kernels.pairwise.scores import PairwiseRows, log_score
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.graph.cache import eager
+from diffusion_mp.kernels.operation import PLAIN
+from diffusion_mp.kernels.precision import accumulating, without_autocast
 
 # Columns of zeros that may be added to features or values to make them equally wide: with more, tiles are faster.
 PADDING = 8
+# The widest rows of the kernels for GPUs, which are multiples of eight.
+WIDEST = 256
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> bool:
-    """Whether the fused kernel supports these arguments and is the fastest; torch then differentiates it."""
-    if score != "exp" or ptr is not None or not q.is_cpu or not values_only():
+    """Whether a fused kernel supports these arguments and is the fastest; torch then differentiates it."""
+    if score != "exp" or ptr is not None or not eager():
         return False
     alike = PLAIN.issuperset(map(type, (q, k, v))) and q.shape == k.shape and q.device == k.device == v.device
     (nodes, heads, features), (rows, columns, channels) = q.shape, v.shape
-    return alike and nodes == rows and heads == columns and q.numel() > 0 and abs(features - channels) <= PADDING
+    if not alike or nodes != rows or heads != columns or q.numel() == 0 or abs(features - channels) > PADDING:
+        return False
+    half = q.dtype == k.dtype == v.dtype and q.dtype in (torch.bfloat16, torch.float16)
+    return q.is_cpu or (q.is_cuda and half and max(features, channels) <= WIDEST)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, once: Callable[[Tensor], Tensor]) -> Tensor:
     """Return Σ_j p_ij v_j, [N, H, D], in the dtype of v; gradients that require a gradient go through ``once``."""
-    (q, k, wide), dtype = accumulating(q, k, v)
-    width = max(q.size(2), v.size(2))
-    inputs = _by_head(q, width), _by_head(k, width), _by_head(wide, width)
-    out: Tensor = torch._scaled_dot_product_flash_attention_for_cpu(*inputs, scale=1.0)[0]
+    channels, dtype = v.size(2), v.dtype
+    width = max(q.size(2), channels)
+    if q.is_cpu:
+        (q, k, wide), _ = accumulating(q, k, v)
+        inputs = _by_head(q, width), _by_head(k, width), _by_head(wide, width)
+        out: Tensor = torch._scaled_dot_product_flash_attention_for_cpu(*inputs, scale=1.0)[0]
+    else:
+        q, k, v = (_by_head(x, -(-width // 8) * 8) for x in (q, k, v))
+        with without_autocast(q):
+            out = scaled_dot_product_attention(q, k, v, scale=1.0)
 
     def derived(gradients: Sequence[Tensor | None], _: Sequence[Tensor]) -> tuple[Tensor | None, ...] | None:
         if not torch.is_grad_enabled():
@@ -46,7 +49,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, once: Callable[[Tensor], Tensor])
     if out.grad_fn is not None:
         out.grad_fn.register_hook(derived)
     out = out.squeeze(0).transpose(0, 1)
-    out = out if width == v.size(2) else out[:, :, : v.size(2)]
+    out = out if out.size(2) == channels else out[:, :, :channels]
     return out if out.dtype is dtype else out.to(dtype)
 
 
@@ -55,38 +58,3 @@ def _by_head(x: Tensor, width: int) -> Tensor:
     x = x if x.size(2) == width else pad(x, (0, width - x.size(2)))
     x = x if x.stride(2) == 1 else x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)
-
-
-def flex_declines(named: bool, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> str | None:
-    """Return why FlexAttention cannot take these arguments, as the end of a sentence, or ``None`` if it can."""
-    if q.dtype == torch.float64:
-        return "FlexAttention has no float64"
-    if not q.numel():
-        return "FlexAttention wants at least one node"
-    if not q.is_cuda:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
-            return "FlexAttention has no backward pass on the CPU (see torch.no_grad)"
-        if shutil.which(os.environ.get("CXX", "g++")) is None:
-            return "FlexAttention compiles its code, and there is no C++ compiler (see the variable CXX)"
-    return None
-
-
-def flex(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows:
-    """Return Σ_j p_ij v_j, [N, H, D], differentiable by torch. Graphs of a batch are masked, not skipped."""
-    graph = None if ptr is None else torch.repeat_interleave(ptr.diff()).to(q.device)
-
-    def log_weight(s: Tensor, batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
-        log_f = log_score(s, score)
-        return log_f if graph is None else torch.where(graph[row] == graph[col], log_f, -torch.inf)
-
-    queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
-    out = _compiled()(queries, keys, values, score_mod=log_weight, scale=1.0)
-    return PairwiseRows(out.squeeze(0).transpose(0, 1), out.new_empty(0))
-
-
-FLEX = Implementation(flex, flex_declines)
-
-
-@cache
-def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention, dynamic=True)

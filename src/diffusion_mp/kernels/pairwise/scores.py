@@ -104,8 +104,8 @@ def _sigmoids(s: Tensor) -> Tensor:
 
 
 def few_pairs(q: Tensor) -> bool:
-    """Return whether all pairs at once are the fastest, which more of them are when compiled."""
-    return q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
+    """Return whether all pairs at once are the fastest on the CPU, which more of them are when compiled."""
+    return q.is_cpu and q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
 
 
 def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows | None:

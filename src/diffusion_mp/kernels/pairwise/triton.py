@@ -167,7 +167,7 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
         "BLOCK_D": channels,
         # Four warps have 64 rows between them; eight made a product of the matrix units read past its tile on an H100.
         "num_warps": 4,
-        "num_stages": 1 if wide > 256 or (halves and height == 64) else 2,
+        "num_stages": 1 if wide > 256 or (halves and height == 64) else 3 if size == 2 and wide <= 128 else 2,
     }
     runs = tiles(ptr, q.size(0), height, q.device)
     return runs, (runs.number * q.size(1),), options
