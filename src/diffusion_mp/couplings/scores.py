@@ -129,7 +129,8 @@ class Score(AnyScore):
         if fused:  # the scale cancels
             promises = {"nonnegative": nonnegative, "reversible": mutual}
             return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, **promises)
-        if offset:  # half of the constant on either side, so that equal queries and keys stay one tensor
+        if offset and not (self.g == "exp" and normalize):  # a factor of all entries cancels
+            # Half of the constant on either side, so that equal queries and keys stay one tensor.
             root = math.sqrt(abs(offset))
             same = q is k and offset > 0
             q = with_constant(q, math.copysign(root, offset))

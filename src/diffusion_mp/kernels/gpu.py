@@ -62,18 +62,14 @@ def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -
         return Tiles(max(1, -(-num_nodes // rows)), (None, num_nodes), None)
     cache, key = batch_cache(ptr), ("tiles", num_nodes, rows, device)
     if key not in cache:
-        cache[key] = _tabulated(ptr, num_nodes, rows, device)
+        count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(min=1)
+        offset = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        graph = torch.arange(count.numel()).repeat_interleave(count)
+        begin, end = ptr[graph], ptr[graph + 1]
+        first = begin + (torch.arange(graph.numel()) - offset[graph]) * rows
+        table = torch.stack([first, (first + rows).minimum(end), begin, end, graph], dim=1)
+        cache[key] = Tiles(len(table), (table.to(device), num_nodes), offset.to(device))
     return cache[key]
-
-
-def _tabulated(ptr: Tensor, num_nodes: int, rows: int, device: torch.device) -> Tiles:
-    count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(min=1)
-    offset = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    graph = torch.arange(count.numel()).repeat_interleave(count)
-    begin, end = ptr[graph], ptr[graph + 1]
-    first = begin + (torch.arange(graph.numel()) - offset[graph]) * rows
-    table = torch.stack([first, (first + rows).minimum(end), begin, end, graph], dim=1)
-    return Tiles(len(table), (table.to(device), num_nodes), offset.to(device))
 
 
 def padded(width: int) -> int:

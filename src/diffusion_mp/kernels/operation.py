@@ -93,7 +93,8 @@ _exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling
 
 def operation(
     name: str, *, family: str | None = None, reference: Formula | None = None, cpu: Formula | None = None,
-    triton: Implementation | None = None, small: Formula | None = None, dtype: str | None = None,
+    triton: Implementation | None = None, small: Formula | None = None, traced: Formula | None = None,
+    dtype: str | None = None,
 ) -> Callable[[Callable[..., T]], Operation[T]]:  # fmt: skip
     """Declare an operation; decorates a function that returns empty results of the right shapes.
 
@@ -107,11 +108,12 @@ def operation(
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
         small: plain torch for few numbers of one graph on the CPU (:data:`FEW`), unless a backend is named: its calls
             cost less than those of an autograd function, and ``torch.compile`` fuses them. It may return ``None``.
+        traced: such a formula for ``torch.compile`` alone, if it takes another.
         dtype: the argument whose dtype the (first) result is cast to.
     """
     rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "reference": reference and Implementation(reference)}
     table = {backend: row for backend, row in rows.items() if row is not None}
-    return lambda shapes: Operation(shapes, name, family, table, small, dtype)
+    return lambda shapes: Operation(shapes, name, family, table, small, traced or small, dtype)
 
 
 def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
@@ -210,10 +212,11 @@ class Operation(Generic[T]):
 
     def __init__(
         self, shapes: Callable[..., T], name: str, family: str | None, table: Mapping[str, Implementation],
-        small: Formula | None, dtype: str | None,
+        small: Formula | None, traced: Formula | None, dtype: str | None,
     ) -> None:  # fmt: skip
         self.__doc__ = shapes.__doc__
-        self.name, self.family, self._table, self._small, self._shapes = name, family, table, small, shapes
+        self.name, self.family, self._table, self._shapes = name, family, table, shapes
+        self._small, self._traced = small, traced
         self._signature = signature = Signature(shapes, dtype)
         # Without a reference it is part of another operation, such as its derivative, which passes its own backend.
         self._asks_environment = family is not None and "reference" in table
@@ -247,9 +250,10 @@ class Operation(Generic[T]):
         if not direct:
             # Does torch trace, watch or transform, or is something not a plain value?
             watched = not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta
-            if self._small is not None and backend == "auto" and self._few(flat, dtype, watched):
+            few = self._traced if watched else self._small
+            if few is not None and backend == "auto" and self._few(flat, dtype, watched):
                 with without_autocast(flat[self._tensor]) if torch._C._is_any_autocast_enabled() else nullcontext():
-                    found = self._small(*args)
+                    found = few(*args)
                 if found is not None:
                     return found
             if watched:

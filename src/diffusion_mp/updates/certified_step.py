@@ -111,8 +111,7 @@ class CertifiedStep(StateUpdate):
 
     def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
         """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
-        on_gpu = values_only() and x.device.type != "cpu"  # where every step rounds as `descend` does
-        asked = terms if self.constraint.convex and not on_gpu else ()
+        asked = terms if self.constraint.convex else ()
         found = [(term.weighted_mean(x), term.quadratic) for term in asked]
         means = [(mean, quadratic) for mean, quadratic in found if mean is not None]
         known, further = (
@@ -156,13 +155,14 @@ def _inner(a: Tensor, b: Tensor, ptr: Tensor | None) -> Tensor:
 def _resolved(margin: Tensor, ptr: Tensor | None) -> bool:
     """Return whether what is known of F of every graph, less ``LEAST_SHARE`` of Σ p_i‖x_i‖², is nonnegative.
 
-    Assumed true while tracing, where there are no values, and false on a GPU, which would have to synchronise.
+    Assumed true while tracing, where there are no values. The calls of `_rounded` would take longer than a wait for a
+    GPU.
     """
-    if not values_only() or margin.device.type != "cpu":
-        return not values_only()
+    if not values_only() or margin.is_meta:
+        return True
     if ptr is None:
         return bool(margin.sum() >= 0)  # false where both overflow, and nothing is known
-    return bool((torch.segment_reduce(margin.sum(1), "sum", offsets=ptr) >= 0).all())
+    return bool((torch.segment_reduce(margin.sum(1), "sum", offsets=ptr.to(margin.device)) >= 0).all())
 
 
 def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.neumann.triton", widest=math.
 
 @declare(
     "neumann_product", reference=sums.reference_product, cpu=sums.gathered_product, triton=on_gpu("product"),
-    small=sums.shifted_product,
+    traced=sums.shifted_product,
 )  # fmt: skip
 def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)

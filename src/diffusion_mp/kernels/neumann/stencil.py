@@ -96,7 +96,7 @@ def reference_product(
 def shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor | None:
     """Return the sums of one sequence by shifts, which ``torch.compile`` makes one loop of, or ``None``."""
     n, boundary = v.size(0), stencil.boundary
-    if not torch.compiler.is_compiling() or transpose or not all(0 < stride <= n for stride in stencil.strides):
+    if transpose or not all(0 < stride <= n for stride in stencil.strides):
         return None
     parts = []
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
@@ -128,7 +128,8 @@ def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2).unbind(), strict=True):
         moved = _sums(v, stride, stencil, transpose)
         out = moved.mul_(weight) if out is None else out.addcmul_(moved, weight)
-    return (torch.zeros_like(v) if out is None else out).to(dtype)
+    out = torch.zeros_like(v) if out is None else out
+    return out if out.dtype is dtype else out.to(dtype)
 
 
 def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:

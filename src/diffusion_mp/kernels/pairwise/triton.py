@@ -85,43 +85,18 @@ def _attention(
 
 @triton.jit
 @no_type_check
-def _product(
-    q, k, v, row_shift, col_shift, table, nodes, out, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
-    SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Σ_j w_ij v_j with the level −a_i − b_j."""
-    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
-    f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
-    queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
-    shift = tl.load(row_shift + row * H + head, mask=within, other=0.0)
-    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(begin, end, BLOCK_N):
-        col = start + tl.arange(0, BLOCK_N)
-        inside = col < end
-        s = tl.dot(queries, tl.trans(load(k, col, inside, head, k_n, k_h, f, F, OPERAND)), input_precision=PRECISION)
-        level = -shift[:, None]
-        if col_shift is not None:
-            level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
-        w, _ = _weights(s, level, _pairs(row, col, end, LOOPS), SIGMOID)
-        values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
-        sums = tl.dot(w.to(OPERAND), values, sums, input_precision=PRECISION)
-    store(out, row, within, head, H, d, D, sums)
-
-
-@triton.jit
-@no_type_check
-def _gradient(
+def _sums(
     x, y, left, right, row_shift, col_shift, row_delta, col_delta, table, nodes, dx, product,
     x_n, x_h, y_n, y_h, left_n, left_h, right_n, right_h, H, F, D,
     SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, if requested, product_i = Σ_j w_ij right_j."""
+    """product_i = Σ_j w_ij right_j and dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j, or one of them."""
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, x_n, x_h, f, F, OPERAND)
-    lefts = load(left, row, within, head, left_n, left_h, d, D, OPERAND)
+    if dx is not None:
+        lefts = load(left, row, within, head, left_n, left_h, d, D, OPERAND)
     row_level = tl.zeros([BLOCK_M], tl.float32)
     if row_shift is not None:
         row_level -= tl.load(row_shift + row * H + head, mask=within, other=0.0)
@@ -139,14 +114,16 @@ def _gradient(
         w, slope = _weights(s, level, _pairs(row, col, end, LOOPS), SIGMOID)
         if product is not None:
             sums = tl.dot(w.to(OPERAND), rights, sums, input_precision=PRECISION)
-        g = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
-        if row_delta is not None:
-            g -= tl.load(row_delta + row * H + head, mask=within, other=0.0)[:, None]
-        if col_delta is not None:
-            g -= tl.load(col_delta + col * H + head, mask=inside, other=0.0)[None, :]
-        g *= w * slope
-        gradient = tl.dot(g.to(OPERAND), ys, gradient, input_precision=PRECISION)
-    store(dx, row, within, head, H, f, F, gradient)
+        if dx is not None:
+            g = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
+            if row_delta is not None:
+                g -= tl.load(row_delta + row * H + head, mask=within, other=0.0)[:, None]
+            if col_delta is not None:
+                g -= tl.load(col_delta + col * H + head, mask=inside, other=0.0)[None, :]
+            g *= w * slope
+            gradient = tl.dot(g.to(OPERAND), ys, gradient, input_precision=PRECISION)
+    if dx is not None:
+        store(dx, row, within, head, H, f, F, gradient)
     if product is not None:
         store(product, row, within, head, H, d, D, sums)
 
@@ -195,8 +172,8 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, *weighting[2:])
-        sizes = (q.size(1), q.size(2), v.size(2))
-        _product[grid](q, k, v, row_shift, col_shift, *runs.bounds, out, *strides(q, k, v), *sizes, **options)
+        sizes = (*strides(q, k, v, v), q.size(1), q.size(2), v.size(2))
+        _sums[grid](q, k, None, v, row_shift, col_shift, None, None, *runs.bounds, None, out, *sizes, **options)
     return out
 
 
@@ -209,6 +186,6 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
         left, right = (q, k, grad, v), (k, q, v, grad)
         sizes = (q.size(1), q.size(2), v.size(2))
         to, of = (*strides(*left), *sizes), (*strides(*right), *sizes)
-        _gradient[grid](*left, row_shift, col_shift, delta, None, *runs.bounds, dq, None, *to, **options)
-        _gradient[grid](*right, col_shift, row_shift, None, delta, *runs.bounds, dk, dv, *of, **options)
+        _sums[grid](*left, row_shift, col_shift, delta, None, *runs.bounds, dq, None, *to, **options)
+        _sums[grid](*right, col_shift, row_shift, None, delta, *runs.bounds, dk, dv, *of, **options)
     return dq, dk, dv

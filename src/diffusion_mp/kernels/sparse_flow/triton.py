@@ -224,42 +224,17 @@ def _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node):
 
 @triton.jit
 @no_type_check
-def _product(
-    x, y, fx, fy, v, a, w, rho, nu, lift, reach, best, table, nodes, out, H, F, G, D,
-    TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Σ_j z_ij v_j."""
-    head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
-    f, g, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
-    xs = load(x, row, within, head, H * F, F, f, F, OPERAND)
-    fxs = load(fx, row, within, head, H * G, G, g, G, OPERAND)
-    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(begin, end, BLOCK_N):
-        col = start + tl.arange(0, BLOCK_N)
-        inside = col < end
-        place, mask, node = (row * H + head)[:, None], within[:, None], col[None, :]
-        if TURNED:
-            place, mask, node = (col * H + head)[None, :], inside[None, :], row[:, None]
-        s, u, _, _ = _scores(xs, fxs, y, fy, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-        _, _, flow, _, _ = _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node)
-        values = load(v, col, inside, head, H * D, D, d, D, OPERAND)
-        sums = tl.dot(flow.to(OPERAND), values, sums, input_precision=PRECISION)
-    store(out, row, within, head, H, d, D, sums)
-
-
-@triton.jit
-@no_type_check
-def _gradient(
+def _sums(
     x, y, fx, fy, left, right, a, w, rho, nu, lift, reach, best,
     resistance, friction, step, by_resistance, by_friction, at_s, at_u,
     table, nodes, dx, dfx, da, dw, drho, dnu, product, H, F, G, D,
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx_i = Σ_j ds_ij y_j and dx̃_i = Σ_j du_ij ỹ_j; if requested, row sums and product_i = Σ_j z_ij right_j.
+    """product_i = Σ_j z_ij right_j, dx_i = Σ_j ds_ij y_j and dx̃_i = Σ_j du_ij ỹ_j, and row sums, as far as requested.
 
-    For a product ds = z g and du = −y g with g_ij = left_i·right_j; for potentials see ``tiled.Pulls``, g = −step.
+    For gradients of a product ds = z g and du = −y g with g_ij = left_i·right_j; for those of potentials see
+    ``tiled.Pulls``, with g = −step.
     """
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f, g, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -279,31 +254,34 @@ def _gradient(
             place, mask, node = (col * H + head)[None, :], inside[None, :], row[:, None]
         s, u, ys, fys = _scores(xs, fxs, y, fy, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
         through, share, flow, nus, is_best = _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node)
-        if left is not None:
+        if right is not None:
             rights = load(right, col, inside, head, H * D, D, d, D, OPERAND)
-            if product is not None:
-                sums = tl.dot(flow.to(OPERAND), rights, sums, input_precision=PRECISION)
-            outer = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
-        else:
-            outer = -tl.load(step + place, mask=mask, other=0.0)
-        through *= outer
-        ds, du = flow * outer, tl.where(is_best, 0.0, -nus * share * through)
-        das, dws = das + tl.sum(ds, axis=1), dws - tl.sum(du, axis=1)
-        drhos += tl.sum(through, axis=1)
-        dnus -= tl.sum((share - 1) * through, axis=1)
-        if resistance is not None:
-            # At most one: a recomputed score may be rounded differently.
-            resist = tl.exp(tl.minimum(-s - tl.load(resistance + place, mask=mask, other=0.0), 0.0))
-            resist *= tl.load(by_resistance + place, mask=mask, other=0.0)
-            resist = tl.where(is_best, tl.load(at_s + place, mask=mask, other=0.0), 0.0) - resist
-            rub = tl.exp(tl.minimum(u - tl.load(friction + place, mask=mask, other=0.0), 0.0))
-            rub *= tl.load(by_friction + place, mask=mask, other=0.0)
-            rub = tl.where(is_best, tl.load(at_u + place, mask=mask, other=0.0), 0.0) - rub
-            ds, du = ds + tl.where(inside[None, :], resist, 0.0), du + tl.where(inside[None, :], rub, 0.0)
-        dxs = tl.dot(ds.to(OPERAND), ys, dxs, input_precision=PRECISION)
-        dfxs = tl.dot(du.to(OPERAND), fys, dfxs, input_precision=PRECISION)
-    store(dx, row, within, head, H, f, F, dxs)
-    store(dfx, row, within, head, H, g, G, dfxs)
+        if product is not None:
+            sums = tl.dot(flow.to(OPERAND), rights, sums, input_precision=PRECISION)
+        if dx is not None:
+            if left is not None:
+                outer = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
+            else:
+                outer = -tl.load(step + place, mask=mask, other=0.0)
+            through *= outer
+            ds, du = flow * outer, tl.where(is_best, 0.0, -nus * share * through)
+            das, dws = das + tl.sum(ds, axis=1), dws - tl.sum(du, axis=1)
+            drhos += tl.sum(through, axis=1)
+            dnus -= tl.sum((share - 1) * through, axis=1)
+            if resistance is not None:
+                # At most one: a recomputed score may be rounded differently.
+                resist = tl.exp(tl.minimum(-s - tl.load(resistance + place, mask=mask, other=0.0), 0.0))
+                resist *= tl.load(by_resistance + place, mask=mask, other=0.0)
+                resist = tl.where(is_best, tl.load(at_s + place, mask=mask, other=0.0), 0.0) - resist
+                rub = tl.exp(tl.minimum(u - tl.load(friction + place, mask=mask, other=0.0), 0.0))
+                rub *= tl.load(by_friction + place, mask=mask, other=0.0)
+                rub = tl.where(is_best, tl.load(at_u + place, mask=mask, other=0.0), 0.0) - rub
+                ds, du = ds + tl.where(inside[None, :], resist, 0.0), du + tl.where(inside[None, :], rub, 0.0)
+            dxs = tl.dot(ds.to(OPERAND), ys, dxs, input_precision=PRECISION)
+            dfxs = tl.dot(du.to(OPERAND), fys, dfxs, input_precision=PRECISION)
+    if dx is not None:
+        store(dx, row, within, head, H, f, F, dxs)
+        store(dfx, row, within, head, H, g, G, dfxs)
     if dnu is not None:
         tl.store(dnu + row * H + head, dnus, mask=within)
     if da is not None:
@@ -341,9 +319,8 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
         runs, grid, options = _plan(q, fq, v.size(2), ptr)
         sizes = (q.size(1), q.size(2), fq.size(2), v.size(2))
         pairs = (k, q, fk, fq) if transpose else (q, k, fq, fk)
-        _product[grid](
-            *pairs, v, *of_rows, *runs.bounds, out, *sizes, TURNED=transpose, BLOCK_D=padded(v.size(2)), **options
-        )
+        options |= {"BLOCK_D": padded(v.size(2)), "TURNED": transpose}
+        _sums[grid](*pairs, None, v, *of_rows, *7 * [None], *runs.bounds, *6 * [None], out, *sizes, **options)
     return out
 
 
@@ -363,8 +340,8 @@ def _gradients(
         sizes = (q.size(1), q.size(2), fq.size(2), channels)
         of_rows = (*terms, *pulls, *runs.bounds)
         to, of = (grads[0], grads[2], *sums, products[0]), (grads[1], grads[3], *4 * [None], products[1])
-        _gradient[grid](q, k, fq, fk, left, right, *of_rows, *to, *sizes, TURNED=False, **options)
-        _gradient[grid](k, q, fk, fq, right, left, *of_rows, *of, *sizes, TURNED=True, **options)
+        _sums[grid](q, k, fq, fk, left, right, *of_rows, *to, *sizes, TURNED=False, **options)
+        _sums[grid](k, q, fk, fq, right, left, *of_rows, *of, *sizes, TURNED=True, **options)
     return tuple(grads)
 
 
