@@ -222,6 +222,17 @@ def layers_on_cora() -> Iterator[Pair]:
 
     yield Pair("SGFormer's attention", "Cora", "PyG", both)
 
+    def gated() -> tuple[Side, Side]:
+        x, graph, (edges,) = cora_state(True)
+        mine, theirs = mp.GatedGCNConv(64), pyg.ResGatedGraphConv(64, 64)
+        used = [
+            weight for name, weight in mine.named_parameters() if not name.startswith("edge")
+        ]  # no features of edges
+        return side_of_module(mine, x, used, graph), side_of_module(theirs, x, theirs.parameters(), edges)
+
+    # PyG's gates are not divided by their sums, and it has neither normalisation nor residual.
+    yield Pair("GatedGCNConv", "Cora, Graph", "PyG's ResGatedGraphConv", gated, same=False)
+
 
 def certified_on_cora() -> Iterator[Pair]:
     """Certified steps and as many of PyG's APPNP and GCN; the state at rest, by conjugate gradients here and there."""

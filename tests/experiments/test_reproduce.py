@@ -256,7 +256,8 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
 
 def test_a_module_moves_all_of_its_graphs():
     """To another device, where a graph of several parts stays one graph."""
-    data = DigitsDataModule().to("meta")
+    data = DigitsDataModule()
+    data.to("meta")
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
         assert {value.device.type for graph in loader for _, value in graph if isinstance(value, torch.Tensor)} == {
             "meta"

@@ -20,7 +20,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.kernels.spmm import edge_softmax
+from diffusion_mp.kernels.spmm import at_rows, edge_softmax
 
 
 class MatrixTerm(SharedTerm):
@@ -153,14 +153,14 @@ class AttentionTerm(SharedTerm):
         centre = graph.centre(k)
         return q - centre, k - centre
 
-    def _logits(self, q: Tensor, k: Tensor, edge_index: Tensor) -> Tensor:
-        source, target = edge_index
-        return -self.gamma / 2 * (q[target] - k[source]).square().sum(2)
+    def _logits(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
+        away = at_rows(graph.csr, q.flatten(1)) - at_rows(graph.csc, k.flatten(1))
+        return -self.gamma / 2 * away.unflatten(1, q.shape[1:]).square().sum(2)
 
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
         if self.prior is not None:
             edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
-            weight = edge_softmax(edges.csr, self._logits(q, k, edges.edges), prior)
+            weight = edge_softmax(edges.csr, self._logits(q, k, edges), prior)
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
         ones = q.new_ones(*q.shape[:2], 1)
         shift = -self.gamma / 2 * k.square().sum(2, keepdim=True)
@@ -170,7 +170,7 @@ class AttentionTerm(SharedTerm):
         """Return Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
         if self.prior is not None:
             edges, prior = self.prior.graph.edges, self.prior.weight.to(q.dtype)
-            logits = self._logits(q, k, edges)
+            logits = self._logits(q, k, self.prior.graph)
             index = edges[1].unsqueeze(1).expand_as(logits)
             top = logits.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, index, logits.detach(), "amax")
             sums = torch.zeros_like(top).index_add(0, edges[1], prior * (logits - top[edges[1]]).exp())

@@ -15,19 +15,18 @@ from diffusion_mp.errors import plain
 T = TypeVar("T")
 
 
-def eager() -> bool:
-    """Whether torch runs calls as they come, and does not compile, trace, transform or record them."""
+def values_only(*, captured: bool = False) -> bool:
+    """Whether torch computes values only, and does not compile, trace, transform or record, nor capture a CUDA graph.
+
+    With ``captured`` it may capture one: calls run as they come, but there are no values to look at.
+    """
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
+        or (not captured and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
-
-
-def values_only() -> bool:
-    """Whether values can be looked at: calls are `eager`, and no CUDA graph is captured."""
-    return eager() and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 class cached_property(Generic[T]):

@@ -33,12 +33,13 @@ def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     """Multiply compressed rows; one weight for all heads is one product over all channels."""
     _, heads, channels = v.shape
-    if channels == 1 and heads > 1 and weight.size(1) > 1:  # a weight per channel: messages are added up directly
-        messages = v.squeeze(2)[entries.col].mul_(weight)
-        return v.new_zeros(entries.rows, heads).index_add_(0, entries.row, messages).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
     form = entries[4:7]  # by row
+    if channels == 1 and heads > 1 and weight.size(1) > 1:  # a weight per channel: messages are added up by row
+        messages, (ptr, moved, other) = v.squeeze(2).index_select(0, entries.col).mul_(weight), form
+        order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device) if moved is None else moved
+        return _product((ptr, None, order), messages.new_ones(len(other)), messages).unsqueeze(2)
     if weight.size(1) == 1:
         return _product(form, weight, v.flatten(1)).view(-1, heads, channels)
     if _few(entries, heads):
@@ -54,6 +55,8 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     """Return a_row·b_col per entry and head along compressed rows; torch allows rows × cols entries at most."""
     _, heads, channels = a.shape
     count = entries.row.numel()
+    if channels == 1 and heads > 1:  # one product per entry
+        return a.squeeze(2).index_select(0, entries.row).mul_(b.squeeze(2).index_select(0, entries.col))
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return _reference_inner(entries, a, b)
     form = entries[4:7]  # by row

@@ -15,6 +15,7 @@ from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
+from diffusion_mp.kernels.spmm import at_rows
 from diffusion_mp.layers.diffusion_conv import GraphLayer
 
 Norm = Literal["batch", "layer"] | None
@@ -99,8 +100,8 @@ class GatedGCNConv(EdgeLayer):
         if graph.edge_index is None:
             way_out = "(an empty [2, 0] one if no edge was observed), or choose a layer with attention over all pairs"
             raise ValueError(f"GatedGCNConv works on observed edges; got none. Pass edge_index {way_out}.")
-        source, target = graph.edge_index
-        logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
+        rows, cols = graph.pattern.by_row, graph.pattern.by_col
+        logits = (at_rows(rows, self.target(x)) + at_rows(cols, self.source(x))).to(x.dtype)
         if edge_attr is not None:
             logits = logits + self.edge(edge_attr)
         gates = self._gates(logits, graph)

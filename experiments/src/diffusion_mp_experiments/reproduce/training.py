@@ -111,13 +111,15 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 
 
 @lru_cache(4)
-def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
+def _data(config: str, split: int, tuning: bool, device: str = "cpu") -> DataModule:
     options = json.loads(config)
     options["init_args"] = {**options.get("init_args", {}), "split": split, "tuning": tuning}
     data = made(pl.LightningDataModule, options)
     data.prepare_data()
     data.setup("fit")
-    return data if device == "cpu" else data.to(device)
+    if device != "cpu":
+        data.to(device)
+    return data
 
 
 class LastLogged:
@@ -153,7 +155,7 @@ def _fit(module: Any, data: DataModule, logged: LastLogged, epochs: int, patienc
             module.train()
             for number, batch in enumerate(batches):
                 optimizer.zero_grad()
-                module.training_step(batch, number).backward()
+                module.training_step(batch.to(module.device), number).backward()
                 optimizer.step()
             _evaluate(module, validation, "val")
             new, done = logged.take("val_score"), done + 1

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -79,14 +79,13 @@ class SplitDataModule(pl.LightningDataModule):
                 self._parts = self.parts()
         return self._parts[number]
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move all graphs to a device, for loops that do not move batches as a Trainer does; return this module."""
+    def to(self, device: torch.device | str) -> None:
+        """Move all graphs to a device, for loops that do not move batches as a Trainer does."""
         parts = [self.part(number) for number in range(3)]
         moved = {id(graph): copy(graph).to(device) for part in parts for graph in part}
         train, val, test = ([moved[id(graph)] for graph in part] for part in parts)
         self._parts = train, val, test
         self._batches.clear()
-        return self
 
     def train_dataloader(self) -> Iterable[Data]:
         return self._in_order(0)
@@ -305,7 +304,7 @@ class KNNDataModule(FullGraphDataModule):
     def train_dataloader(self) -> Iterable[Data]:
         if self.num_parts == 1:
             return self._in_order(0)
-        return RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
+        return RandomPartitionLoader(copy(self.data).cpu(), self.num_parts, seed=self.split)
 
     def load(self) -> Data:
         data = _joined(self.name, self.root, *self.joined_by)

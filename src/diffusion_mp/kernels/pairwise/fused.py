@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from diffusion_mp.graph.cache import eager
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.operation import PLAIN
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 
@@ -18,7 +18,7 @@ WIDEST = 256
 
 def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> bool:
     """Whether a fused kernel supports these arguments and is the fastest; torch then differentiates it."""
-    if score != "exp" or ptr is not None or not eager():
+    if score != "exp" or ptr is not None or not values_only(captured=True):
         return False
     alike = PLAIN.issuperset(map(type, (q, k, v))) and q.shape == k.shape and q.device == k.device == v.device
     (nodes, heads, features), (rows, columns, channels) = q.shape, v.shape
