@@ -225,9 +225,8 @@ def layers_on_cora() -> Iterator[Pair]:
     def gated() -> tuple[Side, Side]:
         x, graph, (edges,) = cora_state(True)
         mine, theirs = mp.GatedGCNConv(64), pyg.ResGatedGraphConv(64, 64)
-        used = [
-            weight for name, weight in mine.named_parameters() if not name.startswith("edge")
-        ]  # no features of edges
+        # There are no features of edges.
+        used = [weight for name, weight in mine.named_parameters() if not name.startswith("edge")]
         return side_of_module(mine, x, used, graph), side_of_module(theirs, x, theirs.parameters(), edges)
 
     # PyG's gates are not divided by their sums, and it has neither normalisation nor residual.
