@@ -39,7 +39,7 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     if channels == 1 and heads > 1 and weight.size(1) > 1:  # a weight per channel: messages are added up by row
         messages, (ptr, moved, other) = v.squeeze(2).index_select(0, entries.col).mul_(weight), form
         order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device) if moved is None else moved
-        return _product((ptr, None, order), messages.new_ones(len(other)), messages).unsqueeze(2)
+        return _added(ptr, order, messages).unsqueeze(2)
     if weight.size(1) == 1:
         return _product(form, weight, v.flatten(1)).view(-1, heads, channels)
     if _few(entries, heads):
@@ -109,6 +109,11 @@ def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
         v = v.detach()  # torch would number the bags for a gradient
         return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
     return matrix(ptr, columns, weight, len(v)) @ v
+
+
+def _added(ptr: Tensor, order: Tensor, x: Tensor) -> Tensor:
+    """Return the sums over the entries of every row of their x [E, H], where ``order`` lists the entries by row."""
+    return _product((ptr, None, order), x.new_ones(len(order)), x)
 
 
 def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
@@ -206,7 +211,7 @@ def _sums_along(rows: Rows, x: Tensor) -> Tensor:
 
 
 def _sums_by_product(rows: Rows, x: Tensor) -> Tensor:
-    return rows.matrix(x) @ x if x.numel() else _sums_along(rows, x)
+    return _added(rows.ptr, rows.order, x) if x.numel() else _sums_along(rows, x)
 
 
 def _given(rows: Rows, x: Tensor) -> Tensor:
