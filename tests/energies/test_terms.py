@@ -269,7 +269,19 @@ def test_norms_are_bounded_from_above_and_closely(scale: float) -> None:
             w = scale * torch.randn(shape, dtype=dtype)
             exact, bound = torch.linalg.matrix_norm(w.double(), 2), norm_bounds(w).double()
             assert bool(((bound >= exact) & (bound <= 1.03 * exact)).all())
-    assert norm_bounds(torch.zeros(2, 3, 3)).tolist() == [0, 0]
+    nothing = torch.zeros(2, 3, 3, requires_grad=True)
+    assert norm_bounds(nothing).tolist() == [0, 0]
+    assert not torch.autograd.grad(norm_bounds(nothing).sum(), nothing)[0].any()
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (2, 3, 5), (2, 5, 3), (1, 1, 1)])
+def test_bounds_on_norms_have_their_gradients(shape: tuple[int, ...]) -> None:
+    w = torch.randn(shape, dtype=DOUBLE, requires_grad=True)
+    assert torch.autograd.gradcheck(norm_bounds, w)
+    assert torch.autograd.gradgradcheck(norm_bounds, w)
+    small = (1e-30 * w.detach().float()).requires_grad_()
+    slopes = [torch.autograd.grad(norm_bounds(x).sum(), x)[0].double() for x in (w, small)]  # the same at every scale
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
 
 
 def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, CertifiedBlock]]:

@@ -18,7 +18,7 @@ from diffusion_mp.graph.cache import cached_property, values_only
 from diffusion_mp.graph.checks import row_bounds
 from diffusion_mp.graph.ops import Compressed, Pattern, entries_at, graph_of, is_symmetric
 from diffusion_mp.kernels.precision import accumulating, without_autocast
-from diffusion_mp.kernels.spmm import row_sums, spmm
+from diffusion_mp.kernels.spmm import at_rows, row_sums, spmm
 
 
 class DenseCoupling(Coupling):
@@ -196,12 +196,12 @@ class SparseCoupling(Coupling):
         if matrix is None or self.heads == 1 or hops > 1 or self.weight.requires_grad or not values_only():
             return super().transformed(v, matrix, hops)
         pattern, places, senders, counts = self._senders
-        rows = zip(v.index_select(0, senders).split(counts), matrix, strict=True)
+        rows = zip(at_rows(senders, v).split(counts), matrix, strict=True)
         sent = torch.cat([some * by if by.dim() == 1 else functional.linear(some, by) for some, by in rows])
         return spmm(pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)).squeeze(1)
 
     @cached_property
-    def _senders(self) -> tuple[Pattern, Tensor, Tensor, list[int]]:
+    def _senders(self) -> tuple[Pattern, Tensor, Compressed, list[int]]:
         """Return the nonzero entries, with pairs of head and sender as columns: their pattern and their places in the
         weight, and of the pairs, sorted by head, the sender and the number of each head."""
         edge, head = self.weight.detach().nonzero(as_tuple=True)
@@ -209,8 +209,9 @@ class SparseCoupling(Coupling):
         pairs, place = torch.unique(head * self.num_nodes + source, return_inverse=True)
         size, found = self.num_nodes, len(pairs)
         pattern = Pattern(Compressed(target, place, size), Compressed(place, target, found))
-        counts = torch.bincount(pairs // size, minlength=self.heads).tolist()
-        return pattern, edge * self.heads + head, pairs % size, counts
+        heads = pairs // size
+        counts = torch.bincount(heads, minlength=self.heads).tolist()
+        return pattern, edge * self.heads + head, Compressed(pairs % size, heads, size), counts
 
     def _transpose(self) -> Coupling:
         return SparseCoupling(self.graph.reverse(), self.weight, nonnegative=self.nonnegative)
