@@ -14,6 +14,7 @@ from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError, check_flags, check_tensor, describe
+from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels.precision import accumulating, inverse_root, reciprocal, without_autocast
 
 
@@ -116,9 +117,9 @@ def averaged(coupling: Coupling) -> Coupling:
     """s_ij / n with n the nodes of the graph of i and j."""
     if coupling.ptr is None:
         return ScaledCoupling(1.0 / max(coupling.num_nodes, 1), coupling)
-    sizes = coupling.ptr.diff()
-    root = sizes.clamp(min=1).to(torch.float64).rsqrt().repeat_interleave(sizes, output_size=coupling.num_nodes)
-    weight = root.to(coupling.device, coupling.dtype).unsqueeze(1)
+    member, count = members(coupling.ptr, coupling.num_nodes, coupling.device)
+    wide = torch.promote_types(coupling.dtype, torch.float32)
+    weight = count.to(wide).rsqrt().to(coupling.dtype)[member].unsqueeze(1)
     return ReweightedCoupling(coupling, weight, weight, nonnegative=coupling.nonnegative)
 
 

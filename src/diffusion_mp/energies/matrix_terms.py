@@ -323,7 +323,7 @@ class _NormBounds(torch.autograd.Function):
 
 
 def _powers(matrix: Float[Tensor, "R D C"], squarings: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the Frobenius norm of S, and S divided by it, for S = BᵀB or B Bᵀ, and then of the squares of the latter."""
+    """Yield the Frobenius norm of S = BᵀB or BBᵀ, and S divided by it; then those of the squares of the latter."""
     gram = matrix.mT @ matrix if matrix.size(1) >= matrix.size(2) else matrix @ matrix.mT
     for number in range(squarings + 1):
         gram = gram @ gram if number else gram

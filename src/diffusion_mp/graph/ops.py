@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffusion_mp.errors import check_range
-from diffusion_mp.graph.cache import cached_property, persistent, values_only
+from diffusion_mp.graph.cache import cached_by, cached_property, persistent, values_only
 
 #: A number of rows, a symbol while torch traces.
 Size = int | torch.SymInt
@@ -91,7 +91,7 @@ def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, T
 def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
     """The number of each node's graph in a ragged batch."""
     # right=True skips empty graphs: a boundary belongs to the last graph that starts there.
-    return torch.bucketize(nodes, ptr[1:].to(nodes.device), right=True)
+    return torch.bucketize(nodes.contiguous(), ptr[1:].to(nodes.device), right=True)  # torch warns of strides
 
 
 def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
@@ -99,10 +99,20 @@ def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     x = x.detach()
     if ptr is None:
         return x.sum(0, keepdim=True) / max(x.size(0), 1)
-    count = ptr.diff()
-    member = torch.arange(count.size(0)).repeat_interleave(count, output_size=x.size(0)).to(x.device)
-    sizes = count.to(x).view(-1, *[1] * (x.dim() - 1))
+    member, count = members(ptr, x.size(0), x.device)
+    sizes = count.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
     return (x.new_zeros(sizes.size(0), *x.shape[1:]).index_add(0, member, x) / sizes)[member]
+
+
+def members(ptr: Tensor, num_nodes: Size, device: torch.device) -> tuple[Int[Tensor, " N"], Int[Tensor, " B"]]:
+    """Return the graph of every row and the number of rows of every graph, on a device, cached by ``ptr``."""
+
+    def find() -> tuple[Tensor, Tensor]:
+        count = ptr.diff()
+        member = torch.arange(count.size(0)).repeat_interleave(count, output_size=num_nodes)  # type: ignore[arg-type]
+        return member.to(device), count.to(device)
+
+    return cached_by((ptr,), ("members", device), find) if values_only(captured=True) else find()
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:

@@ -13,7 +13,7 @@ from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
-from diffusion_mp.graph.ops import graph_sizes
+from diffusion_mp.graph.ops import graph_of, graph_sizes
 from diffusion_mp.updates.base import Form, LaplacianUpdate, Positive, State
 
 
@@ -353,5 +353,5 @@ def _sum(x: Tensor, coupling: Coupling | None) -> Tensor:
 def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
     if coupling.ptr is None:
         return x.sum()
-    graph = torch.searchsorted(coupling.ptr.to(x.device), coupling.graph.edges[1], right=True) - 1
+    graph = graph_of(coupling.ptr, coupling.graph.edges[1])
     return x.new_zeros(len(coupling.ptr) - 1).index_add(0, graph, x.sum(1))
