@@ -21,8 +21,8 @@ _shown: ContextVar[bool] = ContextVar("shown", default=False)
 def show_progress(shown: bool = True) -> Iterator[None]:
     """Show a bar with the time left, on stderr, for what takes longer than five seconds in the body.
 
-    That is for searches for neighbours, linear systems and fixed points that are found by iteration (``at_rest``,
-    ``num_layers=None``), `full_graph_inference`, `kernel_error` and ``DiffusionClassifier``. False changes nothing.
+    That is for searches for neighbours, linear systems and fixed points that are found by iteration
+    (``num_layers=None``), `full_graph_inference`, `kernel_error` and ``DiffusionClassifier``. False changes nothing.
 
     Examples:
         >>> with show_progress():

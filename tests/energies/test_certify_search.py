@@ -170,19 +170,22 @@ def of_a_model(d: Draws) -> Case:
         state = conv.update.constraint.project(conv.by_head(source))
 
         def step(z: Tensor, h: Tensor) -> Tensor:
-            return conv.by_head(conv(z.flatten(1), graph, source=h, beside=beside))
+            _, moved, *_ = conv.states(h, graph, start=z.flatten(1), beside=beside)
+            return conv.by_head(moved)
 
-        return step, lambda h: conv.energy(graph, h, beside), state, source
+        return step, lambda h: conv.energy(h, graph, beside), state, source
 
     def energy() -> dm.JointEnergy:
-        return model.conv.energy(graph, *inputs())
+        source, beside = inputs()
+        return model.conv.energy(source, graph, beside)
 
     def state() -> Tensor:
         return model.conv.update.constraint.project(model.conv.by_head(inputs()[0]))
 
     def moved() -> Tensor:
         source, beside = inputs()
-        return model.conv(source, graph, source=source, beside=beside)
+        _, after, *_ = model.conv.states(source, graph, beside=beside)
+        return after
 
     return Case(lambda: seeded(lambda: model.certificate(x, graph)), energy, model, state, moved, attacked)
 

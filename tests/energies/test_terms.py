@@ -318,7 +318,9 @@ def test_no_combination_of_terms_raises_its_energy(
         for scale in (0.1, 1.0, 30.0):
             source = scale * torch.randn(NODES, CHANNELS, dtype=dtype)
             block.requires_grad_(False)
-            rise = largest_rise(block.energy(source, graph, edge_attr), [*block.states(source, graph, edge_attr)])
+            rise = largest_rise(
+                block.energy(source, graph, edge_attr), [*block.states(source, graph, edge_attr=edge_attr)]
+            )
             assert rise <= tolerance, (name, scale, rise)
 
 

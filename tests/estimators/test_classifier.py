@@ -63,7 +63,7 @@ def test_what_network_and_labels_say_is_spread_to_rest(metric: Any, sharpness: f
     np.testing.assert_allclose(found.label_distributions_.sum(1), 1, atol=1e-9)
     graph = Data(x=source, edge_index=found.edge_index_, edge_weight=found.edge_weight_)
     assert certify(found.conv_, graph)
-    energy = found.conv_.energy(Graph(41, found.edge_index_, found.edge_weight_), source)
+    energy = found.conv_.energy(source, Graph(41, found.edge_index_, found.edge_weight_))
     before, rest = (found.conv_.by_head(state) for state in (source, torch.from_numpy(found.label_distributions_)))
     assert energy(rest) < energy(before)
 

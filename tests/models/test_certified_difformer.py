@@ -199,9 +199,9 @@ def test_a_graph_term_that_reads_a_state_reads_the_source(name: str, constraint:
     assert largest_rise(model, x, edges, None, BATCH) <= 1e-13
     conv, graph = model.conv, Graph(NODES, edges)
     state = conv.update.constraint.project(x.repeat(1, 2)[:, :8])
-    moved, coupling = conv(state, graph, return_coupling=True)
+    moved, (coupling, *_) = conv(state, graph, return_coupling=True)
     torch.testing.assert_close(coupling.to_dense(), (conv.mu() * conv.graph_term(state, graph)).to_dense())
-    energy = conv.energy(graph, state)
+    energy = conv.energy(state, graph)
     assert energy(moved) <= energy(state)
     assert certify(conv, Data(x=state, edge_index=edges))
     if constraint is None:

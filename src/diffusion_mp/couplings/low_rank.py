@@ -186,6 +186,10 @@ class UniformCoupling(LowRankCoupling):
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
         self.positive_semidefinite = True
 
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        # Torch's sum adds in pairs, which keeps digits that a product of matrices loses.
+        return super()._product(v) if self.ptr is not None else self._read(self._pool(v), v)
+
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
         return Sums(pad(total, (0, 1), value=float(v.size(0))))

@@ -185,9 +185,9 @@ class AttentionTerm(SharedTerm):
         check_channels(z, "query", self.query)
         return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         with without_autocast(z):
-            return self._attention(*self._ends(z, graph), graph)
+            return [self._attention(*self._ends(z, graph), graph)]
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         with without_autocast(z):

@@ -98,9 +98,9 @@ class EnergyTerm(ABC):
         """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
         return None
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         """Return how much nodes attend to each other at z, in a term that has attention."""
-        return None
+        return []
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
@@ -186,7 +186,7 @@ class ScaledTerm(SharedTerm):
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.weight * self.term.surrogate(z, at, graph)
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling | None:
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         return self.term.attention(z, graph)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:

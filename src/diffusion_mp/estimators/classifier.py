@@ -60,7 +60,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         classes_, transduction_: the sorted labels, and the label of every row of fit [N].
         label_distributions_, sources_: P and h of the last round, [N, n_classes].
         network_: f of the last round, from scaled rows to logits.
-        conv_: the spreading, for `certify`; its ``at_rest(graph, h)`` is P.
+        conv_: the spreading, for `certify`; ``conv_(h, graph)`` is P.
         edge_index_, edge_weight_: the graph.
 
     Shapes:
@@ -177,7 +177,11 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return weights / weights.mean()
 
     def _spreading(self, mu: float) -> CertifiedConv:
-        return CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu).double().requires_grad_(False)
+        return (
+            CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu, num_layers=None)
+            .double()
+            .requires_grad_(False)
+        )
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         width, classes = int(self.hidden_channels), len(self.classes_)
@@ -238,7 +242,7 @@ def _batches(num_rows: int) -> Iterator[Tensor]:
 
 def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
     """Return the steady state, clamped at zero: it is a mean of distributions up to rounding."""
-    return cast("Tensor", conv.at_rest(graph, source)).clamp(min=0)
+    return cast("Tensor", conv(source, graph)).clamp(min=0)
 
 
 def _tensor(X: Any) -> Tensor:

@@ -109,7 +109,7 @@ def members(ptr: Tensor, num_nodes: Size, device: torch.device) -> tuple[Int[Ten
 
     def find() -> tuple[Tensor, Tensor]:
         count = ptr.diff()
-        member = torch.arange(count.size(0)).repeat_interleave(count, output_size=num_nodes)  # type: ignore[arg-type]
+        member = torch.arange(count.size(0)).repeat_interleave(count, output_size=num_nodes)
         return member.to(device), count.to(device)
 
     return cached_by((ptr,), ("members", device), find) if values_only(captured=True) else find()

@@ -26,7 +26,7 @@ from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
-from diffusion_mp.updates.linear_solve import solve
+from diffusion_mp.updates.linear_solve import Operator, solve
 
 
 class TermModule(Resettable):
@@ -204,10 +204,21 @@ class TiedMLP(TermModule):
         return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
 
 
-def _append_attention(couplings: list[Coupling] | None, terms: list[EnergyTerm], state: Tensor, graph: Graph) -> None:
-    if couplings is not None:
-        found = (term.attention(state, graph) for term in terms)
-        couplings.extend(coupling for coupling in found if coupling is not None)
+class BlockStep(nn.Module):
+    """One step of a block, or all of them to its limit: a module, so that hooks see the states before and after it."""
+
+    is_diffusion_layer = True
+
+    def __init__(self, update: CertifiedStep) -> None:
+        super().__init__()
+        self.updates = (update,)  # in a tuple, so that its parameters are not registered twice
+
+    @property
+    def update(self) -> CertifiedStep:
+        return self.updates[0]
+
+    def forward(self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator) -> Float[Tensor, "N H D"]:
+        return step(x)
 
 
 class CertifiedBlock(GraphLayer):
@@ -238,7 +249,7 @@ class CertifiedBlock(GraphLayer):
     """
 
     why_uncertified: str | None = None
-    reads = ("edge_attr",)
+    reads: tuple[str, ...] = ("edge_attr",)
 
     def __init__(
         self, channels: int, terms: Sequence[nn.Module | EnergyTerm], num_layers: int | None = 2,
@@ -255,10 +266,11 @@ class CertifiedBlock(GraphLayer):
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(f"every one of terms must have {channels} channels, as the block; got {term!r}.")
         self.in_channels = self.out_channels = channels
-        self.num_layers = num_layers
+        self.num_layers, self.heads = num_layers, 1
         self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
+        self.step = BlockStep(self.update)
 
     def forward(
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
@@ -267,31 +279,38 @@ class CertifiedBlock(GraphLayer):
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         couplings: list[Coupling] | None = [] if return_coupling else None
-        for state in self.states(x, graph, edge_attr, couplings):  # noqa: B007  # only the last one is kept
+        for state in self.states(x, graph, couplings, edge_attr=edge_attr):  # noqa: B007  # only the last one is kept
             pass
         return state if couplings is None else (state, couplings)
 
     def states(
-        self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None, couplings: list[Coupling] | None = None
-    ) -> Iterator[Float[Tensor, "N C"]]:
-        """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``."""
-        wide = source.to(torch.promote_types(source.dtype, torch.float32))  # half precision is too coarse for an energy
-        terms = [ScaledTerm(self.beta(), SourceTerm(wide)), *self.made(wide, graph, edge_attr)]
-        state = self.update.constraint.project(wide.unsqueeze(1))
-        yield state.squeeze(1).to(source.dtype)
-        if self.num_layers is None:
-            state = self._at_rest(state, terms, graph)
-            _append_attention(couplings, terms, state, graph)
-            yield state.squeeze(1).to(source.dtype)
-        step = self.update.descent(state, terms, graph)
-        for _ in range(self.num_layers or 0):
-            _append_attention(couplings, terms, state, graph)
-            state = step(state)
-            yield state.squeeze(1).to(source.dtype)
+        self, source: Tensor | None, graph: Graph, couplings: list[Coupling] | None = None,
+        start: Tensor | None = None, **inputs: Any,
+    ) -> Iterator[Float[Tensor, "N C"]]:  # fmt: skip
+        """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``.
 
-    def _at_rest(self, state: Float[Tensor, "N one C"], terms: list[EnergyTerm], graph: Graph) -> Tensor:
-        constraint, quadratic = self.update.constraint, all(term.quadratic for term in terms)
-        if quadratic and isinstance(constraint, Unconstrained):
+        Z⁰ is the projection of ``start``, by default H, and H by default Z⁰; ``inputs`` are those of :meth:`made`.
+        """
+        first = cast("Tensor", source if start is None else start)
+        wide = first.to(torch.promote_types(first.dtype, torch.float32))  # half precision is too coarse for an energy
+        state = self.update.constraint.project(wide.unflatten(1, (self.heads, -1)))
+        yield state.flatten(1).to(first.dtype)
+        h = state.flatten(1) if source is None else source.to(wide.dtype)
+        weight = cast("Positive", self.update.source_weight)()
+        pull = ScaledTerm(weight, SourceTerm(h.unflatten(1, (self.heads, -1))))
+        terms = [*self.made(h, graph, **inputs), pull]
+        at_rest = self.num_layers is None
+        step = partial(self.limit, terms=terms, graph=graph) if at_rest else self.update.descent(state, terms, graph)
+        for _ in range(self.num_layers or 1):
+            state, before = self.step(state, graph, step), state
+            if couplings is not None:
+                read = state if at_rest else before
+                couplings += (coupling for term in terms for coupling in term.attention(read, graph))
+            yield state.flatten(1).to(first.dtype)
+
+    def limit(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
+        """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
+        if isinstance(self.update.constraint, Unconstrained) and all(term.quadratic for term in terms):
             means = [term.weighted_mean(state) or affine(term, state, graph) for term in terms]
             damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean in means), strict=True))
             root = damping.rsqrt()  # scales to a unit diagonal
@@ -303,10 +322,20 @@ class CertifiedBlock(GraphLayer):
                 return reduce(sub, (factor * pull(z) for pull, factor in pulls), scaled).view_as(v)
 
             return root * solve(operator, (root * constant).expand_as(state).reshape(-1, 1, 1)).view_as(state)
+        return self.iterated(state, terms, graph)
+
+    def iterated(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
+        """Return the limit of the steps, found by taking them."""
         errors.check_finite(state, "x")
-        one_minimiser = quadratic and constraint.convex
+        constraint = self.update.constraint
+        one_minimiser = constraint.convex and all(term.quadratic for term in terms)
         energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
-        return fixed_point(self.update.descent(state, terms, graph), state, energy=energy, total=graph.total)
+        descent = self.update.descent(state, terms, graph)
+        return fixed_point(descent, state, energy=energy, total=graph.total, what="the state at rest")
+
+    def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
+        """Reshape a state to [N, H, D], the input of the steps and the energy."""
+        return x.unflatten(1, (self.heads, -1))
 
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
@@ -322,11 +351,15 @@ class CertifiedBlock(GraphLayer):
     @torch.no_grad()
     def energies(
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, edge_attr: Tensor | None = None,
+        batch: Tensor | None = None, **inputs: Any,
     ) -> Float[Tensor, " states"]:  # fmt: skip
-        """Return F before the first step and after every step, in float64; at rest of Z⁰ and the limit."""
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, edge_attr)
-        return torch.stack([*map(self.energy(x, graph, edge_attr), self.states(x, graph, edge_attr))])
+        """Return F before the first step and after every step, in float64; at rest of Z⁰ and the limit.
+
+        ``inputs`` are further ones of :meth:`forward`, such as ``edge_attr``.
+        """
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, inputs.get("edge_attr"))
+        energy, states = self.energy(x, graph, **inputs), self.states(x, graph, **inputs)
+        return torch.stack([energy(self.by_head(state)) for state in states])
 
     @torch.no_grad()
     def certificate(
@@ -342,7 +375,7 @@ class CertifiedBlock(GraphLayer):
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, edge_attr)
-        return certify_step(self.energy(x, graph, edge_attr), None, next(self.states(x, graph, edge_attr)))
+        return certify_step(self.energy(x, graph, edge_attr), None, next(self.states(x, graph, edge_attr=edge_attr)))
 
     @property
     def beta(self) -> Positive:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
+from operator import add
 from types import NoneType
 from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.linalg import vecdot
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.weighted import averaged, contracting
@@ -17,16 +20,22 @@ from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
-from diffusion_mp.energies.terms import CouplingTerm, ScaledTerm, SourceTerm
+from diffusion_mp.energies.terms import (
+    EnergyTerm,
+    Majorant,
+    ScaledTerm,
+    SharedTerm,
+    SourceTerm,
+)
 from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.layers.diffusion_conv import CertifiableLayer
+from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
-class CertifiedConv(CertifiableLayer):
-    r"""One step down an energy of source, attention and graph.
+class CertifiedConv(CertifiedBlock):
+    r"""Steps down an energy of source, attention and graph.
 
     z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
@@ -44,6 +53,8 @@ class CertifiedConv(CertifiableLayer):
         beta, lam, mu: initial β, λ, μ > 0; they are learned.
         graph: A, a symmetric and nonnegative diffusivity, evaluated at the source, so that A is the same in every step.
             ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``: edges are not read.
+        num_layers: number of steps; ``None`` iterates to a stationary point of F, the minimiser where C is convex and
+            there is no attention, differentiated implicitly.
 
     Shapes:
         x, output, source (x by default): [N, channels]; edges and batch as in :class:`DiffusionConv`; beside: a
@@ -57,26 +68,23 @@ class CertifiedConv(CertifiableLayer):
         torch.Size([6, 4])
     """
 
-    is_diffusion_layer = True
-    why_uncertified: str | None = None
+    reads = ()
 
     def __init__(
         self, channels: int,
         *, penalty: Penalty | str | None = "simple", heads: int = 1, projection: Literal["tied"] | None = None,
         constraint: Constraint | str | None = "ball", radius: float = 1.0, beta: float = 1.0, lam: float = 1.0,
-        mu: float = 1.0, graph: bool | Diffusivity = True,
+        mu: float = 1.0, graph: bool | Diffusivity = True, num_layers: int | None = 1,
     ) -> None:  # fmt: skip
-        super().__init__()
-        check_counts(channels=channels, heads=heads)
         for name, weight in (("beta", beta), ("lam", lam), ("mu", mu)):
             check_positive(weight, name)
+        super().__init__(channels, (), num_layers, constraint=constraint, radius=radius, beta=beta)
+        check_counts(heads=heads)
         check_choice(projection, "projection", [None, "tied"])
         check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
         check_kind(penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None")
         check_heads_divide(channels, heads)
-        self.in_channels = self.out_channels = channels
         self.heads = heads if projection is None else 1
-        self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
         self.lam, self.mu = None if penalty is None else Positive(lam), Positive(mu)
         self.attention: PairAttraction | None = None
         self.weight: nn.Parameter | None = None
@@ -94,12 +102,12 @@ class CertifiedConv(CertifiableLayer):
         if self.weight is not None:
             nn.init.uniform_(self.weight, -(self.in_channels**-0.5), self.in_channels**-0.5)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *, source: Tensor | None = None, beside: Coupling | None = None, return_coupling: bool = False, **others: Any,
-    ) -> Tensor | tuple[Tensor, Coupling]:  # fmt: skip
-        """Return the next state, and with ``return_coupling`` the coupling W."""
+    ) -> Tensor | tuple[Tensor, Coupling | list[Coupling]]:  # fmt: skip
+        """Return the last state, and with ``return_coupling`` the coupling W, of several steps a list."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if x.device != self.mu.raw.device:  # a layer may have scalar parameters alone, which are not looked at there
             check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
@@ -108,81 +116,56 @@ class CertifiedConv(CertifiableLayer):
         if source is not None:
             check_state(source, "source", self.in_channels, module=self)
             check_device(source, "source", x.device, "x")
-        state, source = self._begin(x, source)
-        weighted, centre = self._couplings(state, graph, source, beside), graph.centre(state)
-        terms = [ScaledTerm(weight, CouplingTerm(coupling, centre)) for weight, coupling in weighted]
-        beta = cast("Positive", self.update.source_weight)()
-        terms.append(ScaledTerm(beta, SourceTerm(source.unflatten(1, (self.heads, -1)))))
-        out = self.update.descend(state, terms, graph).flatten(1)
-        return (out, self._sum(weighted, state)) if return_coupling else out
+        couplings: list[Coupling] | None = [] if return_coupling else None
+        for state in self.states(source, graph, couplings, x, beside=beside):  # noqa: B007  # only the last one is kept
+            pass
+        if couplings is None:
+            return state
+        return state, couplings[0] if self.num_layers == 1 else couplings
 
-    def _begin(self, x: Float[Tensor, "N C"], source: Tensor | None) -> tuple[Float[Tensor, "N H D"], Tensor]:
-        """The projected state by head, and the source, by default the projected state."""
-        state = self.update.constraint.project(x.unflatten(1, (self.heads, -1)))
-        return state, state.flatten(1) if source is None else source
+    def made(  # type: ignore[override]
+        self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
+    ) -> list[EnergyTerm]:
+        """Return the term of all pairs and the graph."""
+        return [AttractionTerm(self, self._fixed(source, graph, beside))]
 
-    def coupling(
-        self, state: Float[Tensor, "N H D"], graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
-    ) -> Coupling:
-        """Return W at a state by head (:meth:`by_head`)."""
-        return self._sum(self._couplings(state, graph, source, beside), state)
-
-    def _sum(self, weighted: list[tuple[Tensor, Coupling]], state: Tensor) -> Coupling:
-        terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in weighted]
-        if not terms:
-            return 0.0 * IdentityCoupling(len(state), dtype=state.dtype, device=state.device)
-        return terms[0] if len(terms) == 1 else SumCoupling(terms)
-
-    def _couplings(
-        self, state: Float[Tensor, "N H D"], graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None
-    ) -> list[tuple[Tensor, Coupling]]:
-        """Return μ and A, and λ and the coupling of all pairs."""
-        fixed = self._fixed(source, graph, beside)
-        found = [] if fixed is None else [(self.mu(), fixed)]
-        if self.attention is not None and self.lam is not None:
-            projection = None if self.weight is None else self.projection
-            seen = state
-            if projection is not None:
-                with without_autocast(state):
-                    seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
-            pairs = self.attention(seen.flatten(1), graph)
-            lam = self.lam()
-            if graph.segments is None:
-                lam = lam / max(graph.total_nodes, 1)
-            else:
-                pairs = averaged(pairs)
-            if projection is not None:
-                pairs = ProjectedCoupling(pairs, projection)
-            found.append((lam, pairs))
-        return found
-
-    def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
+    def energy(  # type: ignore[override]
+        self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
+    ) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
-        penalty = None if self.attention is None else self.attention.penalty
-        lam = 1.0 if self.lam is None else self.lam()
-        terms: dict[str, Any] = {"graph_term": self._fixed(source, graph, beside), "mu": self.mu()}
-        terms |= {"source": self.by_head(source), "beta": self.beta(), "constraint": self.update.constraint}
-        return JointEnergy(penalty, lam, **terms, projection=self.projection, ptr=graph.segments, mean=True)
+        fixed = self._fixed(source, graph, beside)
+        return self.joint(fixed, graph, source=self.by_head(source), beta=self.beta())
 
-    def _certificate(  # type: ignore[override]
-        self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, beside: Coupling | None = None
-    ) -> Certificate:
+    def joint(self, fixed: Coupling | None, graph: Graph, **source: Any) -> JointEnergy:
+        """Return the energy of all pairs and the graph, and that of a source."""
+        penalty = None if self.attention is None else self.attention.penalty
+        terms: dict[str, Any] = {"lam": 1.0 if self.lam is None else self.lam(), "graph_term": fixed, "mu": self.mu()}
+        terms |= {"constraint": self.update.constraint, "projection": self.projection, "ptr": graph.segments}
+        return JointEnergy(penalty, **terms, mean=True, **source)
+
+    @torch.no_grad()
+    def certificate(  # type: ignore[override]
+        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        batch: Tensor | None = None, *, source: Tensor | None = None, beside: Coupling | None = None,
+    ) -> Certificate:  # fmt: skip
         """Certify that no step raises F from this state (`certify_step`), or without x from a random one."""
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T1", math.nan, broken)
-        if x is None or graph is None:
+        if x is None:
             x, edge_index, _ = random_input(self.in_channels, self.mu.raw)
-            graph = Graph.coerce(x, edge_index)
-        state, given = self._begin(x, source)
-        coupling = self.coupling(state, graph, given, beside)
-        certificate = certify_step(self.energy(graph, given, beside), coupling, state)
-        if not certificate:
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        state = self.update.constraint.project(self.by_head(x))
+        given = state.flatten(1) if source is None else source
+        (term,) = cast("list[AttractionTerm]", self.made(given, graph, beside))
+        certificate = certify_step(self.energy(given, graph, beside), term.attention(state, graph)[0], state)
+        if not certificate or self.num_layers is None:
             return certificate
-        out = self.forward(x, graph, source=source, beside=beside)
-        assert isinstance(out, Tensor)
+        out = cast("Tensor", self.forward(x, graph, source=source, beside=beside))
         step = CertifiedStep(float(self.beta()), constraint=self.update.constraint)
-        expected = step(state, coupling, source=self.by_head(given)).flatten(1)
+        for _ in range(self.num_layers):
+            state = step(state, *term.attention(state, graph), source=self.by_head(given))
+        expected = state.flatten(1)
         if bool((out - expected).norm() <= torch.finfo(out.dtype).eps ** 0.5 * expected.norm()):
             return certificate
         reason = "does not move the state as the certified step of its energy does."
@@ -190,32 +173,22 @@ class CertifiedConv(CertifiableLayer):
             reason = f"moves the state where {out.dtype} has no numbers: β, λ, μ or the penalty are too large for it."
         return Certificate.refused("Theorem T1", math.nan, f"{type(self).__name__} {reason}")
 
-    def at_rest(
-        self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
-    ) -> Float[Tensor, "N C"] | None:
-        """Return the limit of the steps, (β + μL)⁻¹ βH, without attention and constraint; otherwise ``None``.
+    def limit(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
+        """Return the limit of the steps, without attention and constraint (β + μL)⁻¹ βH.
 
         It uses ``Coupling.laplacian_function`` where there is one, else `Equilibrium`, which needs all rows.
         """
         if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
-            return None
-        fixed = self._fixed(source, graph, beside)
+            return self.iterated(state, terms, graph)
+        attraction, source = cast("tuple[AttractionTerm, ScaledTerm]", terms)
+        h, fixed = cast("SourceTerm", source.term).source, attraction.fixed
         if fixed is None:
-            return source
-        beta, mu, h = self.beta(), self.mu(), self.by_head(source)
+            return h
+        beta, mu = self.beta(), self.mu()
         rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
         if rest is None and fixed.whole:
             rest = Equilibrium(leak=1.0).step(h, ScaledCoupling(mu / beta, fixed, nonnegative=True))
-        return None if rest is None else rest.flatten(1)
-
-    def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
-        """Reshape a state to [N, H, D], the input of the step and the energy; H = 1 with projections."""
-        return x.unflatten(1, (self.heads, -1))
-
-    @property
-    def beta(self) -> Positive:
-        """The module that computes β."""
-        return cast("Positive", self.update.beta)
+        return self.iterated(state, terms, graph) if rest is None else rest
 
     @property
     def projection(self) -> Float[Tensor, "H D C"] | None:
@@ -230,7 +203,54 @@ class CertifiedConv(CertifiableLayer):
         return edges if beside is None else edges + beside
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, heads={self.heads}, projection={None if self.weight is None else 'tied'!r}"
+        return f"{super().extra_repr()}, heads={self.heads}, projection={None if self.weight is None else 'tied'!r}"
+
+
+class AttractionTerm(SharedTerm):
+    """The terms of all pairs and of the graph in one, with their W in the precision of the state.
+
+    Modules make W, so that it may be computed for some of the rows at a time.
+    """
+
+    def __init__(self, layer: CertifiedConv, fixed: Coupling | None) -> None:
+        self.layer, self.fixed, self.quadratic = layer, fixed, layer.attention is None
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self.layer.joint(self.fixed, graph)(z)
+
+    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+        near, parts = z - graph.centre(z), []
+        for weight, coupling in self.weighted(z, graph):
+            product, sums = coupling.majorized(near, convex)
+            parts.append((weight * product, weight * sums))
+        if not parts:
+            return Majorant(torch.zeros_like(z), z.new_zeros(1, 1, 1))
+        half, damping = map(partial(reduce, add), zip(*parts, strict=True))
+        return Majorant(half, damping, damping if convex else 0.0, vecdot(near.detach(), half.detach()))
+
+    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
+        """Return W."""
+        terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in self.weighted(z, graph)]
+        if not terms:
+            return [0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)]
+        return [terms[0] if len(terms) == 1 else SumCoupling(terms)]
+
+    def weighted(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[tuple[Tensor, Coupling]]:
+        """Return μ and A, and λ and the coupling of all pairs."""
+        layer = self.layer
+        found = [] if self.fixed is None else [(layer.mu(), self.fixed)]
+        if layer.attention is not None and layer.lam is not None:
+            seen, projection = z, layer.projection
+            if projection is not None:
+                with without_autocast(z):
+                    seen = torch.einsum("hdc,nc->nhd", projection, z.squeeze(1).to(projection))
+            pairs, lam = layer.attention(seen.flatten(1), graph), layer.lam()
+            if graph.segments is None:
+                lam = lam / max(graph.total_nodes, 1)
+            else:
+                pairs = averaged(pairs)
+            found.append((lam, pairs if projection is None else ProjectedCoupling(pairs, projection)))
+        return found
 
 
 class PairAttraction(Diffusivity):

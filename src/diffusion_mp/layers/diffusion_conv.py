@@ -53,24 +53,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
         return Graph.coerce(x, edge_index, edge_weight, batch)
 
 
-class CertifiableLayer(GraphLayer):
-    """Base of the layers that know an energy which their step does not raise."""
-
-    @torch.no_grad()
-    def certificate(
-        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *, source: Tensor | None = None, **inputs: Tensor | Coupling | None,
-    ) -> Certificate:  # fmt: skip
-        """Return the `Certificate` of one step; ``features`` or ``beside`` are passed as to the layer."""
-        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
-        return self._certificate(x, graph, source, **inputs)
-
-    def _certificate(self, x: Tensor | None, graph: Graph | None, source: Tensor | None, **inputs: Any) -> Certificate:
-        raise NotImplementedError
-
-
-class DiffusionConv(CertifiableLayer):
+class DiffusionConv(GraphLayer):
     r"""A layer made of any diffusivity and any update.
 
     State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
@@ -258,10 +241,17 @@ class DiffusionConv(CertifiableLayer):
             return f"{type(diffusivity).__name__}: {diffusivity.why_no_penalty}"
         return None
 
-    def _certificate(  # type: ignore[override]
-        self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, features: Tensor | None = None
-    ) -> Certificate:
-        """By Theorem 7 where the coupling is that of a penalty, and by Theorem 1 for any other symmetric coupling."""
+    @torch.no_grad()
+    def certificate(
+        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        batch: Tensor | None = None, *, source: Tensor | None = None, features: Tensor | None = None,
+    ) -> Certificate:  # fmt: skip
+        """Certify one step, with inputs as of the layer.
+
+        By Theorem 7 where the coupling is that of a penalty, and by Theorem 1 for any other symmetric coupling; a
+        ``source`` leaves the bounds as they are.
+        """
+        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
         update, diffusivity = self.update, self.diffusivity
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
         why = self.why_uncertified or broken_parameter(self)

@@ -38,6 +38,16 @@ def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inp
     return states[0] if len(states) == 1 else tuple(states)
 
 
+def run_block(collect: Collect, block: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Tensor:
+    """Return the last state of a `CertifiedBlock`, and pass the couplings of its steps to ``collect``."""
+    if collect is discard:  # they take a computation of their own
+        return block(x, graph, **inputs)
+    state, found = block(x, graph, return_coupling=True, **inputs)
+    for coupling in found if isinstance(found, list) else [found]:
+        collect(coupling)
+    return state
+
+
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
     """Return the number of columns of features: ``channels`` numbers (-1: unknown), or categories (a list of sizes)."""
     if isinstance(channels, (int, str)) or not isinstance(channels, Sequence):

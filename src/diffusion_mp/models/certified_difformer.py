@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 from types import NoneType
 from typing import Any
@@ -20,18 +19,18 @@ from diffusion_mp.errors import check_counts, check_flags, check_kind, check_pro
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
-from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, discard, output_layers, run_layer
-from diffusion_mp.updates import fixed_point
+from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, output_layers, run_block
 
 
 class CertifiedDIFFormer(GraphModel):
     r"""A graph Transformer whose every layer lowers one energy, whatever has been learned.
 
-    H = MLP(X),  Z⁰ = Proj_C(H),  Z^(k+1) = :class:`CertifiedConv` (Z^k) with source H,  Ŷ = Z^K W_O + b_O.
+    H = MLP(X),  Z^K = K steps of :class:`CertifiedConv` from Proj_C(H) with source H,  Ŷ = Z^K W_O + b_O.
 
     All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
     F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. Dropout acts in the
-    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F (see `fixed_point`).
+    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F (see `fixed_point`). It
+    has one block; `CertifiedTransformer` has several, with weights.
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
@@ -69,26 +68,31 @@ class CertifiedDIFFormer(GraphModel):
         check_flags(centre=centre)
         check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
         check_probability(dropout, "dropout")
-        self.num_layers = num_layers
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
             layers += [input_linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder, self.mean = nn.Sequential(*layers), UniformDiffusivity() if centre else None
         self.inputs = inputs
-        self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
+        options |= {"penalty": penalty, "constraint": constraint, "lam": lam, "mu": mu, "num_layers": num_layers}
+        self.conv = CertifiedConv(hidden_channels, **options)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
-        for state in self._states(*self._terms(x, graph), graph, collect):  # noqa: B007  # only the last one is kept
-            pass
+        source, beside = self._terms(x, graph)
+        state = run_block(collect, self.conv, source, graph, source=source, beside=beside)
         return self.decoder(state)
+
+    @property
+    def num_layers(self) -> int | None:
+        """K."""
+        return self.conv.num_layers
 
     def energy(
         self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None
     ) -> JointEnergy:
         """Return the energy F at these inputs, a function of states [N, heads, channels / heads]."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        return self.conv.energy(graph, source, beside)
+        return self.conv.energy(source, graph, beside)
 
     @torch.no_grad()
     def energies(
@@ -96,8 +100,7 @@ class CertifiedDIFFormer(GraphModel):
     ) -> Float[Tensor, " states"]:
         """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        energy, states = self.conv.energy(graph, source, beside), self._states(source, beside, graph, discard)
-        return torch.stack([energy(self.conv.by_head(state)) for state in states])
+        return self.conv.energies(source, graph, beside=beside)
 
     @torch.no_grad()
     def certificate(
@@ -128,24 +131,3 @@ class CertifiedDIFFormer(GraphModel):
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, beside
-
-    def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, collect: Collect) -> Iterator[Tensor]:
-        """Yield Z⁰, Z¹, …, Z^K; with ``num_layers=None`` Z⁰ and the stationary point."""
-        terms: dict[str, Any] = {"source": source, "beside": beside}
-        state = self.conv.update.constraint.project(self.conv.by_head(source)).flatten(1)
-        yield state
-        if self.num_layers is None:
-            rest = self.conv.at_rest(graph, source, beside)
-            state = self._iterated(state, graph, terms) if rest is None else rest
-        for _ in range(self.num_layers or 1):
-            state = run_layer(collect, self.conv, state, graph, **terms)
-            yield state
-
-    def _iterated(self, state: Tensor, graph: Graph, terms: dict[str, Any]) -> Tensor:
-        convex = self.conv.attention is None and self.conv.update.constraint.convex  # F has one minimum
-        energy = None if convex else self.conv.energy(graph, **terms)
-        return fixed_point(
-            lambda z: self.conv(z, graph, **terms), state,
-            energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
-            total=graph.total, what="the state at rest",
-        )  # fmt: skip

@@ -23,9 +23,9 @@ from diffusion_mp.models.base import (
     FeatureEncoder,
     GraphModel,
     Task,
-    discard,
     feature_columns,
     output_layers,
+    run_block,
 )
 
 
@@ -101,12 +101,7 @@ class CertifiedTransformer(GraphModel):
         source = state = x
         for number, block in enumerate(self.blocks):
             source = self._source(number, source, state)
-            if collect is discard:
-                state = block(source, graph, edge_attr=edge_attr)
-                continue
-            state, couplings = block(source, graph, edge_attr=edge_attr, return_coupling=True)
-            for coupling in couplings:
-                collect(coupling)
+            state = run_block(collect, block, source, graph, edge_attr=edge_attr)
         return self.decoder(self.dropout(state))
 
     def _source(self, number: int, source: Tensor, state: Tensor) -> Tensor:
@@ -124,7 +119,7 @@ class CertifiedTransformer(GraphModel):
         graph, source, state = Graph.coerce(x, edge_index, edge_weight, batch), x, x
         for number, module in enumerate(self.blocks):
             block, source = cast("CertifiedBlock", module), self._source(number, source, state)
-            states = [*block.states(source, graph, edge_attr)]
+            states = [*block.states(source, graph, edge_attr=edge_attr)]
             yield block.energy(source, graph, edge_attr), states
             state = states[-1]
 

@@ -17,9 +17,10 @@ from tqdm import tqdm
 from diffusion_mp.couplings import Coupling, PooledCoupling, ScaledCoupling, SumCoupling, merged
 from diffusion_mp.couplings.base import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.certified_block import CertifiedBlock
+from diffusion_mp.layers.certified_block import TermModule
 from diffusion_mp.models.base import Edges
 from diffusion_mp.progress import progress_bar, show_progress
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -79,7 +80,7 @@ class Blocks:
     def take_over(self, module: nn.Module) -> None:
         """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
         for name, child in module.named_children():
-            if isinstance(child, CertifiedBlock):
+            if isinstance(child, TermModule):
                 raise NotImplementedError(
                     "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
                 )
@@ -146,6 +147,11 @@ class _Blockwise(Diffusivity):
         super().__init__()
         self.diffusivity, self.blocks = diffusivity, blocks
         self.heads = diffusivity.heads
+
+    @property
+    def penalty(self) -> Penalty | None:  # type: ignore[override]
+        """δ of the diffusivity, a module of which is no second submodule."""
+        return self.diffusivity.penalty
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         centre: list[Tensor] = []

@@ -111,13 +111,15 @@ class CertifiedStep(StateUpdate):
 
     def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
         """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
-        asked = terms if self.constraint.convex else ()
-        found = [(term.weighted_mean(x), term.quadratic) for term in asked]
-        means = [(mean, quadratic) for mean, quadratic in found if mean is not None]
+        means = []
+        for term in terms if self.constraint.convex else ():
+            if (mean := term.weighted_mean(x)) is None:
+                return partial(self.descend, terms=terms, graph=graph)
+            means.append((mean, term.quadratic))
         known, further = (
             [(mean.pull, mean) for mean, of in means if mean.pull is not None and of is kind] for kind in (True, False)
         )
-        if len(means) < len(terms) or not known:
+        if not known:
             return partial(self.descend, terms=terms, graph=graph)
         damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean, _ in means), strict=True))
         inverse, ptr = reciprocal(damping), graph.segments

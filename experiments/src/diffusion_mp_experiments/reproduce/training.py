@@ -202,9 +202,10 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
         result["test"] = value("test")
     result["states"] = {name: [round(each, 6) for each in found] for name, found in states.items() if found}
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-        steps, trained.num_layers = trained.num_layers, trained.num_layers or STEPS  # of a network at rest, the first
+        conv, steps = trained.conv, trained.num_layers
+        conv.num_layers = steps or STEPS  # of a network at rest, the first
         result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
-        trained.num_layers = steps
+        conv.num_layers = steps
     result["ablated"] = {}
     for ablation in () if hasattr(trained, "fit") else ABLATIONS:  # the scores of a predictor are fixed
         module.model = model = deepcopy(trained)
