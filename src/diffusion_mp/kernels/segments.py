@@ -6,7 +6,7 @@ A shorter graph is padded with copies of its first row, so that no value of anot
 import math
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
 Rows = slice | Tensor
+# All rows of a stack.
+ALL = slice(None)
 # Rows of padding in a bucket before another one is opened: computing them costs as much as a few more calls.
 PADDING = 128
 # Rows of small graphs that are computed at once: those of all inputs and results stay in cache.
@@ -44,9 +46,9 @@ class Chunk:
         self._places: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.dtype, torch.device], list[Tensor | None]] = {}
 
-    def masks(self, heads: int, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
+    def masks(self, x: Tensor) -> list[Tensor | None]:
         """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
-        key = (heads, dtype, device)
+        heads, dtype, device = key = (x.size(1), torch.promote_types(x.dtype, torch.float32), x.device)
         if key not in self._masks:
             nodes = [torch.arange(int(size[0])) < size.repeat_interleave(heads).unsqueeze(1) for size in self._buckets]
             self._masks[key] = [None if bool(some.all()) else some.unsqueeze(2).to(device, dtype) for some in nodes]
@@ -136,14 +138,12 @@ def stacks(
         if inputs[0].size(0):
             yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
         return
-    dtype = torch.promote_types(inputs[0].dtype, torch.float32)
     for chunk in chunks(ptr, max(1, rows)):
         targets = [result[chunk.rows] for result in results]
         stacked = [chunk.empty(x) for x in targets]
-        masks = chunk.masks(inputs[0].size(1), dtype, inputs[0].device)
         written = zip(*map(chunk.views, stacked), strict=True)
         read = zip(*[chunk.stack(x[chunk.rows]) for x in inputs], strict=True)
-        for mask, mine, theirs in zip(masks, written, read, strict=True):
+        for mask, mine, theirs in zip(chunk.masks(inputs[0]), written, read, strict=True):
             yield mask, list(mine), list(theirs)
         for stack, x in zip(stacked, targets, strict=True):
             chunk.unstack(stack, x)
@@ -165,29 +165,34 @@ def by_stacks(
     n, heads = inputs[0].shape[:2]
     pairs, rows = at_once(pairs, inputs[0]), at_once(ROWS, inputs[0])
     chunk = None if ptr is None or not n else chunks(ptr, n)[0]
+    stacked: Iterable[tuple[Tensor | None, *tuple[Tensor, ...]]]
     if chunk is None or chunk.alone:
-        stacked = [x.transpose(0, 1) for x in inputs]
-        together = max(1, pairs // max(1, n * n))
-        groups = [stacked] if together >= heads else zip(*(x.split(together) for x in stacked), strict=True)
-        found = side_by_side([compute(*some, None) for some in groups], 0)
-        return [x.transpose(0, 1).contiguous() for x in found]
+        chunk, stacked = None, [(None, *(x.transpose(0, 1) for x in inputs))]
+    else:
+        stacked = zip(chunk.masks(inputs[0]), *map(chunk.stack, inputs), strict=True)
     parts: list[tuple[Tensor, ...]] = []
-    masks = chunk.masks(heads, inputs[0].dtype, inputs[0].device)
-    for mask, *bucket in zip(masks, *map(chunk.stack, inputs), strict=True):
+    for mask, *bucket in stacked:
         together, size = bucket[0].shape[:2]
-        most = max(1, min(pairs // size**2, rows // size))
+        most = max(1, min(pairs // max(1, size**2), rows // max(1, size)))
         if together <= most:
             parts.append(compute(*bucket, mask))
             continue
         pieces = zip(*(x.split(most) for x in bucket), strict=True)
         for piece, some in zip(pieces, repeat(None) if mask is None else mask.split(most), strict=mask is not None):
             parts.append(compute(*piece, some))
+    if chunk is None:
+        return [joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
     results = []
     for found in zip(*parts, strict=True):
         stack = joined([x.flatten(0, 1) for x in found], 0)
         results.append(stack.new_empty(n, heads, stack.size(1)))
         chunk.unstack(stack, results[-1])
     return results
+
+
+def cut(x: Tensor, rows: slice) -> Tensor:
+    """Return some rows of a stack, or for :data:`ALL` the stack itself, since a view takes time."""
+    return x if rows is ALL else x[:, rows]
 
 
 def even(size: int, most: int) -> list[slice]:
@@ -202,10 +207,6 @@ def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
     """Concatenate the parts that are not ``None``; a single one is not copied."""
     found = [part for part in parts if part is not None]
     return found[0] if len(found) == 1 else torch.cat(found, dim)
-
-
-def side_by_side(parts: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
-    return parts[0] if len(parts) == 1 else tuple(torch.cat(found, dim) for found in zip(*parts, strict=True))
 
 
 def plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

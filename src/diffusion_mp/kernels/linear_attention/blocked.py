@@ -33,15 +33,13 @@ from torch import Tensor
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import scaled_norms
-from diffusion_mp.kernels.segments import Buffers, largest, stacks
+from diffusion_mp.kernels.segments import ALL, Buffers, cut, largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
 
 # The least entries of a block, also where there are few nodes.
 SMALL = 1 << 18
-
-Block = tuple[int, int] | None  # the first of some rows and the end, or all
 
 
 class Vectors(NamedTuple):
@@ -172,13 +170,13 @@ class _Graphs:
         # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
         width = max(1, graphs * max(features, v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, nodes * width // 8)) // width)
-        self.blocks: list[Block] = [None]
+        self.blocks = [ALL]
         self.buffer = None
         if nodes > height:
-            self.blocks = [(first, min(first + height, nodes)) for first in range(0, nodes, height)]
+            self.blocks = [slice(first, first + height) for first in range(0, nodes, height)]
             self.buffer = Buffers(v, self.wide)
         # By the identity of tensors: those of one that has several roles are computed once.
-        self._known: dict[tuple[int, Block], Vectors] = {}
+        self._known: dict[tuple[int, int | None], Vectors] = {}
         self._units: dict[int, Tensor] = {}
 
     def by_pairs(self, out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -225,7 +223,7 @@ class _Graphs:
         sums = []
         for rows in self.blocks:
             unit, values = self._unit(k, rows), self._load(v, rows)
-            right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
+            right = values.sum(1, keepdim=True) if self.mask is None else _contract(cut(self.mask, rows), values)
             sums.append(Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return sums[0] if len(sums) == 1 else _added(sums)
 
@@ -235,11 +233,11 @@ class _Graphs:
         least, bias = constant * self.nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
             unit = self._unit(q, rows)
-            row = torch.bmm(unit, sums.left, out=den if rows is None else den[:, slice(*rows)]).add_(least)
+            row = torch.bmm(unit, sums.left, out=cut(den, rows)).add_(least)
             total = self._product(unit, sums.outer, out, rows, bias)
             if self.terms.own:
                 total.add_(self._load(v, rows) * own)
-            torch.mul(total, reciprocal(row), out=_some(out, rows))
+            torch.mul(total, reciprocal(row), out=cut(out, rows))
 
     def read_backward(
         self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Sums,
@@ -250,7 +248,7 @@ class _Graphs:
         by_sums, turned, left = [], sums.outer.mT, sums.left.mT
         for rows in self.blocks:
             queries, gradient = self._vectors(q, rows), self._load(grad, rows)
-            inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
+            inverse = self._of_nodes(reciprocal(cut(den, rows)), rows)
             right = _contract(inverse, gradient)
             right = right if constant == 1 else right.mul_(constant)
             inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
@@ -264,7 +262,7 @@ class _Graphs:
             by_sums.append(Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
             if through_norm:
-                _store_tangential(_some(dq, rows), by_queries, cosine, queries)
+                _store_tangential(cut(dq, rows), by_queries, cosine, queries)
         return _added(by_sums)
 
     def pool_backward(
@@ -277,12 +275,12 @@ class _Graphs:
             values = torch.mul(self._load(v, rows), keys.scale, out=self._scratch("values", v, rows))
             by_keys = self._product(values, outer.mT, dk, rows).addcmul_(keys.scale, left.mT)
             cosine = self._inner(by_keys, keys.entries) if self.terms.unit else None
-            _store_tangential(_some(dk, rows), by_keys, cosine, keys)
+            _store_tangential(cut(dk, rows), by_keys, cosine, keys)
             total = self._product(keys.entries, outer, dv, rows)
-            torch.addcmul(right, total, keys.scale, out=_some(dv, rows))
+            torch.addcmul(right, total, keys.scale, out=cut(dv, rows))
             if self.terms.own:
-                factor = reciprocal(_some(own[1], rows)).mul_(self.terms.own * self.nodes)
-                _some(dv, rows).add_(self._load(own[0], rows) * factor)
+                factor = reciprocal(cut(own[1], rows)).mul_(self.terms.own * self.nodes)
+                cut(dv, rows).add_(self._load(own[0], rows) * factor)
 
     def add_senders(self, dx: Tensor, by_sums: Sums, x: Tensor) -> None:
         """Complete the gradient of one tensor in all roles, of which dx is that of receivers, ∂q̃ / ‖q‖."""
@@ -290,7 +288,7 @@ class _Graphs:
         both, left = outer + outer.mT, left.mT
         for rows in self.blocks:
             unit, (_, scale, power) = self._unit(x, rows), self._vectors(x, rows)
-            total = _some(dx, rows).addcmul_(scale, left)
+            total = cut(dx, rows).addcmul_(scale, left)
             total = total if power is None else total.mul_(power)
             along = self._inner(total, unit) if self.terms.unit else None
             total.baddbmm_(unit, both)
@@ -298,54 +296,47 @@ class _Graphs:
                 total.addcmul_(unit, along.add_(self._inner(total, unit)), value=-0.5)
             total.add_(right)
 
-    def _load(self, x: Tensor, rows: Block = None) -> Tensor:
-        block = x if rows is None else x[:, slice(*rows)]
+    def _load(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        block = cut(x, rows)
         return block if block.dtype == self.wide else block.to(self.wide)
 
-    def _vectors(self, x: Tensor, rows: Block = None) -> Vectors:
-        if rows is not None and x.dtype != self.wide:  # a copy of the block
+    def _vectors(self, x: Tensor, rows: slice = ALL) -> Vectors:
+        if rows is not ALL and x.dtype != self.wide:  # a copy of the block
             return vectors(self._load(x, rows), self.terms.unit)
-        key = id(x), rows
+        key = id(x), rows.start
         if key not in self._known:
             self._known[key] = vectors(self._load(x, rows), self.terms.unit)
         return self._known[key]
 
-    def _unit(self, x: Tensor, rows: Block = None) -> Tensor:
+    def _unit(self, x: Tensor, rows: slice = ALL) -> Tensor:
         """Return x̃, zero for padding."""
-        if rows is None and id(x) in self._units:
+        if rows is ALL and id(x) in self._units:
             return self._units[id(x)]
         unit, scale, _ = self._vectors(x, rows)
         if self.mask is not None:
-            scale = scale * _some(self.mask, rows)
+            scale = scale * cut(self.mask, rows)
         elif not self.terms.unit:
             return unit
-        unit = torch.mul(unit, scale, out=None if rows is None else self._scratch("unit", x, rows))
-        if rows is None:
+        unit = torch.mul(unit, scale, out=self._scratch("unit", x, rows))
+        if rows is ALL:
             self._units[id(x)] = unit
         return unit
 
-    def _of_nodes(self, x: Tensor, rows: Block = None) -> Tensor:
-        return x if self.mask is None else x * _some(self.mask, rows)
+    def _of_nodes(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        return x if self.mask is None else x * cut(self.mask, rows)
 
-    def _scratch(self, name: str, x: Tensor, rows: Block) -> Tensor | None:
+    def _scratch(self, name: str, x: Tensor, rows: slice) -> Tensor | None:
         """Return memory for a block of x, used again by the next block."""
-        return None if self.buffer is None else self.buffer(name, *_some(x, rows).shape)
+        return None if self.buffer is None else self.buffer(name, *cut(x, rows).shape)
 
-    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block = None, bias: Tensor | None = None) -> Tensor:
+    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: slice = ALL, bias: Tensor | None = None) -> Tensor:
         """Return x y + bias, written to ``out`` if that has its dtype."""
-        if out.dtype != x.dtype:
-            into = self._scratch("product", out, rows)
-        else:
-            into = out if rows is None else out[:, slice(*rows)]
+        into = cut(out, rows) if out.dtype == x.dtype else self._scratch("product", out, rows)
         return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
         into = None if self.buffer is None else self.buffer("inner", *x.shape)
         return torch.mul(x, y, out=into).sum(2, keepdim=True)
-
-
-def _some(x: Tensor, rows: Block) -> Tensor:
-    return x if rows is None else x[:, slice(*rows)]
 
 
 def _added(sums: list[Sums]) -> Sums:
@@ -365,10 +356,9 @@ def _contract(x: Tensor, y: Tensor) -> Tensor:
 
 def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
     """Return q(kᵀv), or (qkᵀ)v for small graphs: whichever is cheaper, 2nFD or n²(F + D)."""
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    heads, features, channels = v.size(1), q.size(2), v.size(2)
-    rows = BLOCK // max(1, heads * max(features, channels))
-    for mask, (result,), (qs, ks, vs) in stacks(ptr, rows, [out], [q, k, v]):
+    out = empty_like(v)
+    features, channels = q.size(2), v.size(2)
+    for mask, (result,), (qs, ks, vs) in stacks(ptr, _rows_at_once(k, v), [out], [q, k, v]):
         senders = ks if mask is None else ks * mask  # padding sends nothing
         if qs.size(1) * (features + channels) < 2 * features * channels:
             torch.bmm(torch.bmm(qs, senders.transpose(1, 2)), vs, out=result)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product, side_by_side
+from diffusion_mp.kernels.segments import ALL, Buffers, at_once, by_stacks, cut, even, joined, plus_product
 
 # Entries of a tile for each thread: 2 MiB in float32, which stay in cache from one pass over them to the next. Threads
 # wait for each other after every pass, and smaller tiles have more of them. At most eight threads count, since the
@@ -22,8 +22,6 @@ TILE = 1 << 19
 THREADS = 8
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
-# All rows or columns of a stack.
-ALL = slice(None)
 
 
 class _Weights(Buffers):
@@ -42,9 +40,9 @@ class _Weights(Buffers):
         out = s if self.kernel.times_slope is None else self("w", *s.shape)
         w = self.kernel.weight(s, out=out) if shift is None else self.kernel.log(s).add_(shift).exp_()
         if self.loops:  # padding repeats a node, so its weights are finite where that node's are
-            return w if mask is None else w.mul_(_cut(mask, cols).transpose(1, 2)), s
+            return w if mask is None else w.mul_(cut(mask, cols).transpose(1, 2)), s
         if mask is not None:
-            w.masked_fill_(_cut(mask, rows) == 0, 0.0)
+            w.masked_fill_(cut(mask, rows) == 0, 0.0)
         return self.without_loops(w, rows, cols, mask, 0.0), s
 
     def top(self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None) -> Tensor:
@@ -56,7 +54,7 @@ class _Weights(Buffers):
     def without_loops(self, tile: Tensor, rows: slice, cols: slice, mask: Tensor | None, fill: float) -> Tensor:
         """Fill loops, and columns of padding, which may repeat the node of the row."""
         if mask is not None:
-            tile.masked_fill_(_cut(mask, cols).transpose(1, 2) == 0, fill)
+            tile.masked_fill_(cut(mask, cols).transpose(1, 2) == 0, fill)
         tile.diagonal((rows.start or 0) - (cols.start or 0), 1, 2).fill_(fill)
         return tile
 
@@ -67,7 +65,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
     weights = _Weights(q, score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
-        return side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
+        parts = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
+        return tuple(joined(found, 1) for found in zip(*parts, strict=True))
 
     out, lse = by_stacks(compute, ptr, (q, k, v), _entries(q))
     return PairwiseRows(out if out.dtype is dtype else out.to(dtype), lse.squeeze(2))
@@ -77,17 +76,17 @@ def _attended(
     weights: _Weights, q: Tensor, rows: slice, k: Tensor, v: Tensor, blocks: list[slice], mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of rows; their level, where they need one, is their largest log f(s_ij)."""
-    queries, shift = _cut(q, rows), None
+    queries, shift = cut(q, rows), None
     while True:
         if weights.far:
-            tops = [weights.top(queries, _cut(k, cols), rows, cols, mask) for cols in blocks]
+            tops = [weights.top(queries, cut(k, cols), rows, cols, mask) for cols in blocks]
             shift = -joined(tops, 2).amax(2, keepdim=True)
         sums: Tensor | None = None
         totals: list[Tensor] = []
         for cols in blocks:
-            w = weights.tile(queries, _cut(k, cols), shift, rows, cols, mask)[0]
+            w = weights.tile(queries, cut(k, cols), shift, rows, cols, mask)[0]
             totals.append(w.sum(2, keepdim=True))
-            sums = plus_product(sums, w, _cut(v, cols))
+            sums = plus_product(sums, w, cut(v, cols))
         total = totals[0] if len(totals) == 1 else torch.cat(totals, 2).sum(2, keepdim=True)
         lse = total.log()
         if weights.far or _near(lse):
@@ -118,8 +117,8 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
         for rows, blocks in _grid(q):
             sums: Tensor | None = None
             for cols in blocks:
-                w, _ = weights.tile(_cut(q, rows), _cut(k, cols), _shift(shifts, rows, cols), rows, cols, mask)
-                sums = plus_product(sums, w, _cut(v, cols))
+                w, _ = weights.tile(cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, mask)
+                sums = plus_product(sums, w, cut(v, cols))
             out.append(sums)
         return (joined(out, 1),)
 
@@ -134,8 +133,8 @@ def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
     """Return a_i or a_i + b_j of a tile, ``None`` without shifts."""
     if not shifts:
         return None
-    a = _cut(shifts[0], rows)
-    return a if len(shifts) == 1 else a + _cut(shifts[1], cols).transpose(1, 2)
+    a = cut(shifts[0], rows)
+    return a if len(shifts) == 1 else a + cut(shifts[1], cols).transpose(1, 2)
 
 
 def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tensor, ...]:
@@ -161,13 +160,13 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
         dk: list[Tensor | None] = [None] * len(blocks)
         dv = list(dk)
         for rows, _ in grid:
-            queries, grads, deltas = _cut(q, rows), _cut(grad, rows), _cut(delta, rows)
+            queries, grads, deltas = cut(q, rows), cut(grad, rows), cut(delta, rows)
             of_queries: Tensor | None = None
             for place, cols in enumerate(blocks):
-                keys = _cut(k, cols)
+                keys = cut(k, cols)
                 w, s = weights.tile(queries, keys, _shift(shifts, rows, cols), rows, cols, mask)
                 dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
-                g = torch.baddbmm(deltas, grads, _cut(v, cols).mT, beta=-1, out=weights("g", *w.shape)).mul_(w)
+                g = torch.baddbmm(deltas, grads, cut(v, cols).mT, beta=-1, out=weights("g", *w.shape)).mul_(w)
                 if weights.kernel.times_slope is not None:
                     weights.kernel.times_slope(g, s)
                 of_queries = plus_product(of_queries, g, keys)
@@ -191,7 +190,3 @@ def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
         return [(ALL, [ALL])]
     cols = even(size, 2 * math.isqrt(entries))
     return [(rows, cols) for rows in even(size, entries // cols[0].stop)]
-
-
-def _cut(x: Tensor, rows: slice) -> Tensor:
-    return x if rows is ALL else x[:, rows]
