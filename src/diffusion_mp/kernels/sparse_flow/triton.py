@@ -30,15 +30,14 @@ CLOSED = tl.constexpr(math.exp(exp_limit(torch.float32)))
 
 @triton.jit
 @no_type_check
-def _scores(
-    xs, fxs, y, fy, col, inside, head, H, F, G,
-    PRECISION: tl.constexpr, OPERAND: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
-):  # fmt: skip
-    """Tiles of s = x·y and u = x̃·ỹ, and the rows y and ỹ."""
-    ys = load(y, col, inside, head, H * F, F, tl.arange(0, BLOCK_F), F, OPERAND)
-    fys = load(fy, col, inside, head, H * G, G, tl.arange(0, BLOCK_G), G, OPERAND)
+def _scores(xs, fxs, y, fy, start, end, head, H, F, G, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The columns from ``start`` and which exist, tiles of s = x·y and u = x̃·ỹ, and the rows y and ỹ."""
+    col = start + tl.arange(0, BLOCK_N)
+    inside = col < end
+    ys = load(y, col, inside, head, H * F, F, tl.arange(0, xs.shape[1]), F, xs.dtype)
+    fys = load(fy, col, inside, head, H * G, G, tl.arange(0, fxs.shape[1]), G, fxs.dtype)
     s = tl.dot(xs, tl.trans(ys), input_precision=PRECISION)
-    return s, tl.dot(fxs, tl.trans(fys), input_precision=PRECISION), ys, fys
+    return col, inside, s, tl.dot(fxs, tl.trans(fys), input_precision=PRECISION), ys, fys
 
 
 @triton.jit
@@ -80,9 +79,7 @@ def _potentials(
     steepest, easiest, top, both = nothing + LOWEST, nothing + LOWEST, nothing + LOWEST, nothing + LOWEST
     resistance, friction, weights, moments = nothing, nothing, nothing, nothing
     for start in range(begin, end, BLOCK_N):
-        col = start + tl.arange(0, BLOCK_N)
-        inside = col < end
-        s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+        col, inside, s, u, _, _ = _scores(xs, fxs, k, fk, start, end, head, H, F, G, PRECISION, BLOCK_N)
         steepest, resistance = _add_exp(steepest, resistance, -s, inside)
         easiest, friction = _add_exp(easiest, friction, u, inside)
         top, weights = _add_exp(top, weights, s, inside)
@@ -106,9 +103,7 @@ def _potentials(
         while falling & (steps < MAX_STEPS):
             slope, driven = leaks * tl.exp(-resistance - top), nothing + 1.0
             for start in range(begin, end, BLOCK_N):
-                col = start + tl.arange(0, BLOCK_N)
-                inside = col < end
-                s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+                col, inside, s, u, _, _ = _scores(xs, fxs, k, fk, start, end, head, H, F, G, PRECISION, BLOCK_N)
                 threshold = tl.exp(tl.minimum(u + offset[:, None], LIMIT))
                 active = inside[None, :] & (threshold < root[:, None]) & (u < ceiling[:, None])
                 weight = tl.where(active, tl.exp(tl.minimum(s - top[:, None], 0.0)), 0.0)
@@ -126,9 +121,7 @@ def _potentials(
 
         level, bests, us = nothing + LOWEST, tl.zeros([BLOCK_M], tl.int64) + begin, nothing
         for start in range(begin, end, BLOCK_N):
-            col = start + tl.arange(0, BLOCK_N)
-            inside = col < end
-            s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+            col, inside, s, u, _, _ = _scores(xs, fxs, k, fk, start, end, head, H, F, G, PRECISION, BLOCK_N)
             level, bests, us = _best(level, bests, us, s, u, col, inside[None, :] & (u < reaches[:, None]))
         some = level > LOWEST
         level = tl.where(some, level, 0.0)
@@ -148,9 +141,7 @@ def _potentials(
         while falling & (steps < MAX_STEPS):
             slope, driven, drag, resisted, support, hidden = by_leak, total, nothing, nothing, nothing, nothing
             for start in range(begin, end, BLOCK_N):
-                col = start + tl.arange(0, BLOCK_N)
-                inside = col < end
-                s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+                col, inside, s, u, _, _ = _scores(xs, fxs, k, fk, start, end, head, H, F, G, PRECISION, BLOCK_N)
                 share = tl.exp(tl.minimum(u - ws[:, None], LIMIT))
                 threshold = tl.minimum((share - 1) * nus[:, None], 2.0)
                 open_ = inside[None, :] & (threshold < rhos[:, None])
@@ -178,9 +169,7 @@ def _potentials(
         if searching:
             root, top = nothing + float("inf"), nothing + LOWEST
             for start in range(begin, end, BLOCK_N):
-                col = start + tl.arange(0, BLOCK_N)
-                inside = col < end
-                s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+                col, inside, s, u, _, _ = _scores(xs, fxs, k, fk, start, end, head, H, F, G, PRECISION, BLOCK_N)
                 s = tl.where(inside[None, :] & (u < ceiling[:, None]), s, float("-inf"))
                 top = tl.maximum(top, tl.max(s, axis=1))
 
@@ -247,12 +236,10 @@ def _sums(
     nothing = tl.zeros([BLOCK_M], tl.float32)
     das, dws, drhos, dnus = nothing, nothing, nothing, nothing
     for start in range(begin, end, BLOCK_N):
-        col = start + tl.arange(0, BLOCK_N)
-        inside = col < end
+        col, inside, s, u, ys, fys = _scores(xs, fxs, y, fy, start, end, head, H, F, G, PRECISION, BLOCK_N)
         place, mask, node = (row * H + head)[:, None], within[:, None], col[None, :]
         if TURNED:
             place, mask, node = (col * H + head)[None, :], inside[None, :], row[:, None]
-        s, u, ys, fys = _scores(xs, fxs, y, fy, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
         through, share, flow, nus, is_best = _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node)
         if right is not None:
             rights = load(right, col, inside, head, H * D, D, d, D, OPERAND)
