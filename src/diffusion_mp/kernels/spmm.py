@@ -202,9 +202,6 @@ class Rows(NamedTuple):
     def of(cls, rows: Compressed) -> "Rows":
         return cls(rows.node, rows.ptr, rows.order)
 
-    def matrix(self, like: Tensor) -> Tensor:
-        return matrix(self.ptr, self.order, like.new_ones(self.order.numel()), self.order.numel())
-
 
 def _sums_along(rows: Rows, x: Tensor) -> Tensor:
     return x.new_zeros(rows.ptr.numel() - 1, x.size(1)).index_add(0, rows.node, x)
@@ -248,7 +245,7 @@ def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tenso
         return _softmax_along(rows, logits, prior)
     if prior is not None:
         logits = logits.masked_fill(prior == 0, -torch.inf)
-    ones = rows.matrix(logits)
+    ones = matrix(rows.ptr, rows.order, logits.new_ones(len(logits)), len(logits))
     top = torch.sparse.mm(ones, logits, "amax").clamp_(min=torch.finfo(logits.dtype).min)
     weight = logits.sub(_given(rows, top)).exp_()
     if prior is not None:

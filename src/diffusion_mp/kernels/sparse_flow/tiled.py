@@ -3,7 +3,7 @@
 The friction of a row's best conductor is set, not read off its tile, since all others are measured from it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -109,19 +109,39 @@ class _Entries:
         return self.through, self.above, driven.mul_(self.through)
 
 
+class _Product:
+    """The product of matrices with y, or of their transposes with y, from tiles of complete rows."""
+
+    def __init__(self, y: Tensor, transpose: bool) -> None:
+        self.y, self.transpose = y, transpose
+        self.parts: list[Tensor] = []
+
+    def add(self, tile: Tensor, rows: slice) -> None:
+        if self.transpose:
+            so_far = self.parts[0] if self.parts else None
+            self.parts = [plus_product(so_far, tile.transpose(1, 2), self.y[:, rows])]
+        else:
+            self.parts.append(torch.bmm(tile, self.y))
+
+    def total(self) -> Tensor:
+        return joined(self.parts, 1)
+
+
+def _by_scores(features: Sequence[Tensor]) -> list[_Product]:
+    """Return the gradients of q, k, q̃ and k̃ as products with those of s = q·k (twice) and of u = q̃·k̃."""
+    q, k, fq, fk = features
+    return [_Product(k, False), _Product(q, True), _Product(fk, False), _Product(fq, True)]
+
+
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
-        (v, mask), total = stacks[11:], None
-        parts: list[Tensor] = []
+        v, mask = stacks[11:]
+        out = _Product(v, transpose)
         for rows in _rows(v):
-            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow()
-            if transpose:
-                total = plus_product(total, flow.transpose(1, 2), v[:, rows])
-            else:
-                parts.append(torch.bmm(flow, v))
-        return (joined(parts, 1) if total is None else total,)
+            out.add(_Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow(), rows)
+        return (out.total(),)
 
     return _by_tiles(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
 
@@ -138,48 +158,23 @@ def product_backward(
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
         inputs, terms, (v, grad, mask) = stacks[:4], stacks[4:11], stacks[11:]
         left, right = (v, grad) if transpose else (grad, v)
-        scores, dv = _ScoreGradients(inputs), None
+        by_scores, dv = _by_scores(inputs), _Product(grad, not transpose)
         by_row: list[Tensor] = []
-        dv_rows: list[Tensor] = []
         for rows in _rows(v):
             through, above, flow = _Entries(*room.scores(inputs, rows), terms, rows, mask).on_support(room)
-            if transpose:
-                dv_rows.append(torch.bmm(flow, grad))
-            else:
-                dv = plus_product(dv, flow.transpose(1, 2), grad[:, rows])
+            dv.add(flow, rows)
             outer = room.inner(left[:, rows], right, "gradient")
             ds, by_rho = flow.mul_(outer), through.mul_(outer)
             drho, by_nu = by_rho.sum(2, keepdim=True), above.mul_(by_rho)
             dnu = -by_nu.sum(2, keepdim=True)
             du = by_nu.add_(by_rho).mul_(-terms[3][:, rows]).scatter_(2, terms[-1][:, rows], 0.0)
             by_row.append(torch.cat([ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2))
-            scores.add(ds, du, rows)
-        return *scores.all, joined(dv_rows, 1) if dv is None else dv, joined(by_row, 1)
+            for gradient, tile in zip(by_scores, (ds, ds, du, du), strict=True):
+                gradient.add(tile, rows)
+        return *(gradient.total() for gradient in (*by_scores, dv)), joined(by_row, 1)
 
     *found, by_row = _by_tiles(compute, ptr, _together(features, terms, ptr, v, grad))
     return *(x.to(v.dtype) for x in found), *(x.contiguous() for x in by_row.unbind(2))
-
-
-class _ScoreGradients:
-    """Gradients of the four features of a stack, from those of s = q·k and u = q̃·k̃."""
-
-    def __init__(self, features: Sequence[Tensor]) -> None:
-        self.features = features
-        self.of_rows: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self.of_cols: list[Tensor | None] = [None, None]
-
-    def add(self, ds: Tensor, du: Tensor, rows: slice) -> None:
-        for place, (scores, q, k) in enumerate([(ds, *self.features[:2]), (du, *self.features[2:])]):
-            self.of_rows[place].append(torch.bmm(scores, k))
-            self.of_cols[place] = plus_product(self.of_cols[place], scores.transpose(1, 2), q[:, rows])
-
-    @property
-    def all(self) -> Iterator[Tensor]:
-        """The gradients of q, k, q̃ and k̃."""
-        for rows, cols in zip(self.of_rows, self.of_cols, strict=True):
-            yield joined(rows, 1)
-            assert cols is not None
-            yield cols
 
 
 class Pulls(NamedTuple):
@@ -242,7 +237,7 @@ def potentials_backward(
         if mask is not None:
             pull = [x * mask for x in pull]
         step, by_resistance, by_friction, at_s, at_u, nu, by_lam = pull
-        scores = _ScoreGradients(inputs)
+        by_scores = _by_scores(inputs)
         dlam: list[Tensor] = []
         for rows in _rows(resistance):
             s, u = room.scores(inputs, rows)
@@ -257,8 +252,10 @@ def potentials_backward(
             dlam.append(dammed.sum(2, keepdim=True) * some * nu[:, rows] + by_lam[:, rows])
             drag = dammed.add_(through).mul_(terms[3][:, rows] * some).scatter_(2, best, 0.0)
             du = drag.sub_(f.mul_(by_friction[:, rows]))
-            scores.add(ds.scatter_add_(2, best, at_s[:, rows]), du.scatter_add_(2, best, at_u[:, rows]), rows)
-        return *scores.all, joined(dlam, 1)
+            ds, du = ds.scatter_add_(2, best, at_s[:, rows]), du.scatter_add_(2, best, at_u[:, rows])
+            for gradient, tile in zip(by_scores, (ds, ds, du, du), strict=True):
+                gradient.add(tile, rows)
+        return *(gradient.total() for gradient in by_scores), joined(dlam, 1)
 
     pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     inputs = _together(features, solution.terms, ptr)
