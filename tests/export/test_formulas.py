@@ -74,7 +74,6 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
         "neumann_product": [(v, draw(2, H), s, transpose) for s in stencils for transpose in (False, True)],
         "neumann_inner": [(q, k, s) for s in stencils],
         "neumann_transform": [(v, kind, inverse, ptr) for kind in (False, True) for inverse in (False, True)],
-        "neumann_modes": [(v, [1, 3], kind, ptr) for kind in (False, True)],
     }
 
 

@@ -200,5 +200,4 @@ FORMULAS: dict[Operation[Any], Formula | None] = {
     **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,
-    stencil._modes: stencil._modes_of_rows,
 }

@@ -219,18 +219,6 @@ def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> 
 _transform.derivatives({"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)})
 
 
-def _modes_of_rows(v: Tensor, strides: Sequence[int], periodic: bool, ptr: Tensor | None) -> Tensor:
-    place, length = positions(ptr, v.size(0), v.device)
-    period = length if periodic else 2 * length
-    phase = (place * column(strides, place) % period).to(v.dtype) / period
-    return 4 * (math.pi * phase).sin().square()
-
-
-@operation("neumann_modes", cpu=_modes_of_rows)
-def _modes(v: Tensor, strides: Sequence[int], periodic: bool, ptr: Tensor | None) -> Tensor:
-    return v.new_empty(len(strides), v.size(0))
-
-
 def neumann_function(
     function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K heads"],
     strides: Sequence[int], ptr: Tensor | None = None, *, periodic: bool = False,
@@ -251,7 +239,10 @@ def neumann_function(
         True
     """
     (alpha, v), dtype = accumulating(alpha, v)
-    table = _modes(v.detach(), list(strides), periodic, ptr).unsqueeze(2)
-    eigenvalues = sum((mode * weight for mode, weight in zip(table, alpha, strict=True)), torch.zeros_like(alpha[0]))
+    place, length = positions(ptr, v.size(0), v.device)
+    period = length if periodic else 2 * length
+    phase = (place * column(strides, place) % period).to(v.dtype) / period
+    modes = 4 * (math.pi * phase).sin().square().unsqueeze(2)
+    eigenvalues = sum((mode * weight for mode, weight in zip(modes, alpha, strict=True)), torch.zeros_like(alpha[0]))
     factors = function(eigenvalues).unsqueeze(2)
     return _transform(factors * _transform(v, periodic, False, ptr), periodic, True, ptr).to(dtype)
