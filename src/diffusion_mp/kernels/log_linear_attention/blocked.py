@@ -20,7 +20,7 @@ nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -191,9 +191,7 @@ T = TypeVar("T", Receivers, Senders, LogLinearRows)
 
 
 def _by_head(tensors: T) -> T:
-    make: Any = type(tensors)
-    turned: T = make(*(None if x is None else x.transpose(0, 1) for x in tensors))
-    return turned
+    return type(tensors)._make(None if x is None else x.transpose(0, 1) for x in tensors)
 
 
 def _graphs(
