@@ -7,7 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -177,9 +177,8 @@ def by_stacks(
         if together <= most:
             parts.append(compute(*bucket, mask))
             continue
-        pieces = zip(*(x.split(most) for x in bucket), strict=True)
-        for piece, some in zip(pieces, repeat(None) if mask is None else mask.split(most), strict=mask is not None):
-            parts.append(compute(*piece, some))
+        for some in even(together, most):
+            parts.append(compute(*(x[some] for x in bucket), None if mask is None else mask[some]))
     if chunk is None:
         return [joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
     results = []

@@ -225,7 +225,7 @@ class _Graphs:
             unit, values = self._unit(k, rows), self._load(v, rows)
             right = values.sum(1, keepdim=True) if self.mask is None else _contract(cut(self.mask, rows), values)
             sums.append(Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
-        return sums[0] if len(sums) == 1 else _added(sums)
+        return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: Sums) -> None:
         """Write the result and the denominators."""

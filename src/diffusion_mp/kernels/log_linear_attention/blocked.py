@@ -164,7 +164,6 @@ def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
 
 
 def read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, ...]:
-    """Return the gradients of the receivers ([0, H, K] for shifts that are not given) and of the sums."""
     gradients = empty_gradients(receivers, pooled.sums.size(1))
     of, by_rows = _by_head(receivers), _by_head(grad)
     rows = gradients[0].transpose(0, 1), gradients[1].transpose(0, 1)
