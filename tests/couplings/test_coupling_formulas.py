@@ -140,6 +140,13 @@ def test_ragged_batches_of_any_shape(sizes: list[int], heads: int, width: int, s
     close(UniformCoupling(n, ptr, dtype=torch.float64) @ v, torch.einsum("ij,jhd->ihd", mean, v))
 
 
+def test_a_mean_over_many_nodes_keeps_its_digits() -> None:
+    v = 1 + torch.rand(10_001, 1, 8, generator=torch.Generator().manual_seed(0))
+    exact = v.double().mean(0)
+    mean = (UniformCoupling(len(v)) @ v)[0].double()
+    assert (mean - exact).abs().max() <= 2 * torch.finfo(torch.float32).eps * exact.max()
+
+
 def test_to_dense_warns_when_it_is_large() -> None:
     big = IdentityCoupling(8193)
     with pytest.warns(UserWarning, match="67,125,249 entries"):

@@ -52,7 +52,11 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
 
 
 def certified_conv(d: Draw) -> None:
-    construct(d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), **certified(d, channels=True))
+    num_layers = count(d, 2, 1, optional=True, none=True)
+    construct(
+        d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), num_layers=num_layers,
+        **certified(d, channels=True),
+    )  # fmt: skip
     called(d, needed=False)
 
 

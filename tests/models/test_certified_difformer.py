@@ -2,6 +2,7 @@
 
 import copy
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -232,6 +233,22 @@ def test_an_energy_trace_watches_its_layers() -> None:
     energies = model.energies(x, edges).tolist()
     assert [record.before for record in trace.records] == pytest.approx(energies[:-1], rel=1e-14)
     assert trace.energies == pytest.approx(energies[1:], rel=1e-14)
+
+
+@pytest.mark.parametrize("options", [{"heads": 5}, {"penalty": None, "constraint": None}, {"constraint": "sphere"}])
+def test_steps_of_a_layer_are_single_steps_one_after_the_other(options: dict[str, Any]) -> None:
+    x, edges, _ = nodes()
+    with seeded(0):
+        several, one = CertifiedConv(5, num_layers=4, **options).double(), CertifiedConv(5, **options).double()
+    one.load_state_dict(several.state_dict())
+    out, couplings = several(x, edges, None, BATCH, return_coupling=True)
+    state = source = one.update.constraint.project(one.by_head(x)).flatten(1)
+    for found in couplings:
+        state, coupling = one(state, edges, None, BATCH, source=source, return_coupling=True)
+        torch.testing.assert_close(found.to_dense(), coupling.to_dense())
+    torch.testing.assert_close(out, state)
+    assert certify(several, Data(x=x, edge_index=edges, batch=BATCH))
+    assert (several.energies(x, edges, None, BATCH).diff() <= 0).all()
 
 
 def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None) -> None:

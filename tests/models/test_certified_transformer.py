@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Batch, Data
 
-from diffusion_mp import CertifiedTransformer, Graph, certify
+from diffusion_mp import CertifiedTransformer, EnergyTrace, Graph, certify
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_synmol, load_tu
@@ -43,6 +43,19 @@ def falls(model: CertifiedTransformer, given: dict[str, Tensor]) -> None:
     energies = model.eval().energies(**given)
     assert len(energies) == len(model.blocks)
     assert bool((energies.diff(dim=1) <= 1e-5 * energies.abs().amax(1, keepdim=True)).all()), energies
+
+
+@torch.no_grad()
+def test_an_energy_trace_sees_every_step() -> None:
+    given = inputs()
+    model = CertifiedTransformer(FEATURES, 8, 2, edge_dim=RELATIONS, num_blocks=2, num_layers=3).eval()
+    with EnergyTrace(model) as trace:
+        model(**given)
+    assert [record.layer for record in trace.records] == 3 * ["blocks.0.step"] + 3 * ["blocks.1.step"]
+    energy, states = next(model._runs(edge_weight=None, batch=None, **given))
+    with EnergyTrace(model.blocks[0], energy) as trace:
+        model(**given)
+    assert trace.energies == pytest.approx([float(energy(state)) for state in states[1:]])
 
 
 @pytest.mark.parametrize("name", OPTIONS)
