@@ -286,7 +286,10 @@ def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings
         >>> bool(norm_bounds(torch.eye(4).unsqueeze(0)) >= 1)
         True
     """
-    return matrix.abs().amax(1) if matrix.dim() == 2 else _NormBounds.apply(matrix, squarings)
+    if matrix.dim() == 2:
+        return matrix.abs().amax(1)
+    # What traces or transforms sees the formula.
+    return (_NormBounds.apply if values_only() else _NormBounds.forward)(matrix, squarings)
 
 
 class _NormBounds(torch.autograd.Function):
@@ -294,8 +297,6 @@ class _NormBounds(torch.autograd.Function):
 
     Torch would go back through all squarings, which takes twice as many products and thrice as many calls.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> Float[Tensor, " R"]:
