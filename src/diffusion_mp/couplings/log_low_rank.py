@@ -8,13 +8,12 @@ from typing import NamedTuple, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric.utils import scatter
 
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
 from diffusion_mp.errors import check_flags, check_tensor, describe
-from diffusion_mp.graph.ops import graph_of
+from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders
 
@@ -116,13 +115,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _normalized(self, given: LogTerms) -> LogTerms:
         # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
-        weighed = given.log_key.detach().double() + given.heaviest
-        if self.ptr is None:
-            most = weighed.amax(0, keepdim=True) if len(weighed) else weighed
-        else:
-            graph = graph_of(self.ptr, torch.arange(self.num_nodes, device=self.device))
-            most = scatter(weighed, graph, dim_size=self.ptr.numel() - 1, reduce="max")[graph]
-        terms = given.around(most)
+        terms = given.around(max_rows(given.log_key.detach().double() + given.heaviest, self.ptr))
         log_sum = kernels.log_linear_logsumexp(terms.log_query, terms.log_key, terms.col_shift, self.ptr)
         return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 

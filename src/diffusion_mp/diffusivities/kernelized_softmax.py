@@ -17,6 +17,7 @@ from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels.noise import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
 
@@ -59,18 +60,9 @@ def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, gr
     along_q, along_k, half_k = attention_features(q, k, directions)
     half_q = -0.5 * q.to(along_q.dtype).square().sum(2, keepdim=True)
     floor = torch.full_like(half_q, math.log(eps))
-    largest_q, largest_k = along_q.amax(2, keepdim=True), largest(along_k.amax(2, keepdim=True), graph)
+    largest_q, largest_k = along_q.amax(2, keepdim=True), max_rows(along_k.amax(2, keepdim=True), graph.segments)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
     return log_query, torch.logaddexp(along_k + half_k - largest_k, floor), torch.zeros_like(half_k)
-
-
-def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H one"]:
-    """Return the maximum over the rows of each graph, at each of its rows; [1, H, 1] for a single graph."""
-    if graph.is_single:
-        return x.amax(0, keepdim=True) if len(x) else x
-    batch = graph.batch.to(x.device)[:, None, None].expand_as(x)
-    top = x.new_full((graph.num_graphs, *x.shape[1:]), -torch.inf)
-    return top.scatter_reduce(0, batch, x, "amax").gather(0, batch)
 
 
 def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = False) -> Tensor:

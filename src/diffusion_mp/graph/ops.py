@@ -115,6 +115,15 @@ def members(ptr: Tensor, num_nodes: Size, device: torch.device) -> tuple[Int[Ten
     return cached_by((ptr,), ("members", device), find) if values_only(captured=True) else find()
 
 
+def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
+    """The maximum over the rows of each row's graph: [1, ...] for one graph, [N, ...] for a batch."""
+    if ptr is None:
+        return x.amax(0, keepdim=True) if len(x) else x
+    member = members(ptr, x.size(0), x.device)[0].view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    top = x.new_full((ptr.numel() - 1, *x.shape[1:]), -torch.inf)
+    return top.scatter_reduce(0, member, x, "amax").gather(0, member)
+
+
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
     """How many nodes every graph of a ragged batch has; without boundaries there is one graph."""
     return [num_nodes] if ptr is None else ptr.diff().tolist()
