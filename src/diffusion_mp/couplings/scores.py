@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -27,16 +27,6 @@ _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "constant": torch.ones_like,
 }
 _INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
-
-
-class Options(NamedTuple):
-    """The options of `AnyScore.coupling`."""
-
-    measure: Literal["inner", "distance"]
-    unit: bool
-    normalize: bool
-    nonnegative: bool
-    centre: Tensor | None
 
 
 class AnyScore(ABC):
@@ -61,14 +51,10 @@ class AnyScore(ABC):
 
         ``unit`` divides every q_i and k_j by its norm first; for ``centre`` see `distance_features`.
         """
-        return self._coupling(q, k, ptr, Options(measure, unit, normalize, nonnegative, centre))
-
-    def _coupling(self, q: Tensor, k: Tensor, ptr: Tensor | None, options: Options) -> Coupling:
-        centre = options.centre
-        if options.unit:
+        if unit:
             (q, k), centre = unit_rows(q, k), q.new_zeros(1, 1, 1)  # they lie around the origin
-        pairs = self._pairs(*measured_from(q, k, ptr, centre, self.sharpness), ptr, options.nonnegative)
-        return row_normalized(pairs) if options.normalize else pairs
+        pairs = self._pairs(*measured_from(q, k, ptr, centre, self.sharpness), ptr, nonnegative)
+        return row_normalized(pairs) if normalize else pairs
 
     def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
         raise NotImplementedError
@@ -113,8 +99,11 @@ class Score(AnyScore):
         """The score of unit vectors that equals this one on vectors of norm r: a (r²s + c) = ar² (s + c/r²)."""
         return replace(self, scale=self.scale * radius**2, offset=self.offset / radius**2)
 
-    def _coupling(self, q: Tensor, k: Tensor, ptr: Tensor | None, options: Options) -> Coupling:
-        measure, unit, normalize, nonnegative, centre = options
+    def coupling(
+        self, q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], ptr: Tensor | None = None,
+        *, measure: Literal["inner", "distance"] = "distance", unit: bool = False, normalize: bool = False,
+        nonnegative: bool = True, centre: Tensor | None = None,
+    ) -> Coupling:  # fmt: skip
         if self.g == "constant":
             one = q.new_ones(q.size(0), q.size(1), 1)
             kind = LinearAttentionCoupling if normalize else LowRankCoupling
