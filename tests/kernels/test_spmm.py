@@ -67,10 +67,10 @@ def test_matrices_of_any_shape(rows, cols, count, heads, channels, generator):
 def test_nan_reaches_its_receivers_only(dtype, generator):
     pattern = _pattern(40, 90, "none", generator)
     v = torch.randn(40, 2, 3, generator=generator, dtype=dtype)
-    v[int(pattern.col[0]), 1, 2] = torch.nan
+    v[int(pattern.by_col.node[0]), 1, 2] = torch.nan
     out = spmm(pattern, torch.rand(90, 2, generator=generator, dtype=dtype), v)
     reached = torch.zeros(40, dtype=torch.bool)
-    reached[pattern.row[pattern.col == pattern.col[0]]] = True
+    reached[pattern.by_row.node[pattern.by_col.node == pattern.by_col.node[0]]] = True
     assert torch.equal(out.isnan().any(2).any(1), reached)
     assert not out[:, 0].isnan().any()
 

@@ -262,14 +262,6 @@ class Pattern:
         self.by_row, self.by_col = by_row, by_col
 
     @property
-    def row(self) -> Int[Tensor, " E"]:
-        return self.by_row.node
-
-    @property
-    def col(self) -> Int[Tensor, " E"]:
-        return self.by_col.node
-
-    @property
     def T(self) -> Pattern:
         """The pattern of the transpose."""
         return Pattern(self.by_col, self.by_row)
