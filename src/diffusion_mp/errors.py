@@ -328,16 +328,6 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
     return indices.long()
 
 
-def float_vector(value: object, name: str, device: torch.device) -> Tensor:
-    """Return a floating-point tensor on ``device``, from a tensor there, a list or an array."""
-    vector = as_tensor(value, name, "a floating-point tensor")
-    if not isinstance(value, Tensor):
-        vector = vector.to(device, torch.get_default_dtype())
-    check_tensor(vector, name, "of one dimension")
-    check_device(vector, name, device, "edge_index")
-    return vector
-
-
 def check_pairs(
     pairs: object, name: str, num_nodes: int, device: torch.device, shape: str = "[2, num_pairs] of int64"
 ) -> Tensor:

@@ -44,19 +44,21 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     """Weights [E], one per edge, on the device of the edges."""
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
-    _refuse_place(edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1))
-    weight = errors.float_vector(edge_weight, "edge_weight", edge_index.device)
+    weight = _placed(edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1))
+    if not isinstance(edge_weight, Tensor):
+        weight = weight.to(edge_index.device, torch.get_default_dtype())
+    errors.check_tensor(weight, "edge_weight", "of one dimension", edge_index.device, "edge_index")
     if weight.dim() != 1 or weight.numel() != edge_index.size(1):
         got = f"got {errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
         raise ValueError(f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); {got}")
     return weight
 
 
-def _refuse_place(value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None) -> None:
-    """Raise for a mask, or for a batch instead of weights: PyG's functions have other orders of arguments."""
+def _placed(value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None) -> Tensor:
+    """A tensor; raise for a mask, or a batch instead of weights: PyG's functions have other orders of arguments."""
     vector = errors.as_tensor(value, name, what)
     if vector.dim() != 1:
-        return
+        return vector
     # Types first: torch.export may not know yet whether there is an edge.
     if vector.dtype == torch.bool and vector.numel():
         raise TypeError(
@@ -68,12 +70,13 @@ def _refuse_place(value: object, name: str, what: str, num_nodes: int, num_edges
             f"{name} got {errors.describe(vector)}, an integer for every node, which looks like a batch. Pass it by "
             f"name, batch=…; weights are floating point, one for each of the {num_edges} edges."
         )
+    return vector
 
 
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
-    _refuse_place(batch, "batch", "a tensor [num_nodes] of integers", num_nodes)
-    member = errors.index_vector(batch, "batch", "[num_nodes]")  # a size in these words would be fixed by torch.compile
+    given = _placed(batch, "batch", "a tensor [num_nodes] of integers", num_nodes)
+    member = errors.index_vector(given, "batch", "[num_nodes]")  # a size in these words would be fixed by torch.compile
     if member.numel() != num_nodes:
         raise ValueError(f"batch must be [num_nodes] = [{num_nodes}]; got {errors.describe(member)}.")
     return member
