@@ -122,16 +122,14 @@ class TensorCache(Generic[T]):
         self._made = tuple(found)
         return new.value
 
-    def _can_keep(self, tensors: tuple[object, ...]) -> bool:
+    def _can_keep(self, tensors: tuple[Any, ...]) -> bool:
         """Whether these are tensors with values, none requires a gradient, and torch neither compiles nor traces."""
         if not values_only():
             return False
         numbers = 0
         for tensor in tensors:
             if tensor is not None:
-                if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, EdgeIndex):
-                    return False
-                if tensor.is_meta or tensor.requires_grad:
+                if type(tensor) not in (Tensor, EdgeIndex) or tensor.is_meta or tensor.requires_grad:
                     return False
                 numbers += tensor.numel()
         return 0 < numbers <= self.room
