@@ -226,11 +226,11 @@ def order_of_convergence(
     return float(slope)
 
 
-EnergyOfStep = Energy | Callable[[Coupling, Tensor], Energy]
+EnergyOfStep = Callable[[Coupling, Tensor], Energy]
 
 
 def assert_energy_descent(
-    layer_or_update: nn.Module, energy: EnergyOfStep | None = None,
+    layer_or_update: nn.Module, energy: Energy | EnergyOfStep | None = None,
     *, instances: int = 10, steps: int = 5, num_nodes: int = 12, channels: int = 4, seed: int = 0,
 ) -> None:  # fmt: skip
     """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double precision.
@@ -257,12 +257,13 @@ def assert_energy_descent(
     errors.check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
     width, generator = int(getattr(module, "in_channels", channels)), torch.Generator().manual_seed(seed)
+    of_step = (lambda coupling, x: energy) if isinstance(energy, Energy) else energy
     run = _run_update if isinstance(module, StateUpdate) else _run_layer
     rtol, atol = tolerance("energy", torch.float64)
     with torch.no_grad():
         for instance in range(instances):
             x = random_instance(num_nodes, width, generator, edges=False).x
-            step = run(module, energy, x, generator)
+            step = run(module, of_step, x, generator)
             for k in range(steps):
                 where = f"{type(module).__name__}, instance {instance}, step {k}"
                 moved, measured = step(x)
@@ -287,7 +288,7 @@ def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, g
     def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         coupling = own.coupling(x, normalize=True) if fixed is None else fixed  # type: ignore[union-attr]
         if energy is not None:
-            chosen = _chosen(energy, coupling, x)
+            chosen = energy(coupling, x)
         else:
             chosen = Energy(own) if own is not None else _quadratic(update, coupling, source)
         # Theorems on other updates than the explicit step are about the energy of the state alone.
@@ -302,7 +303,7 @@ def _run_layer(layer: nn.Module, energy: EnergyOfStep | None, start: Tensor, gen
 
     def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         moved, coupling = layer(x, graph, return_coupling=True)
-        chosen = _theory(layer, coupling, x) if energy is None else _chosen(energy, coupling, x)
+        chosen = _theory(layer, coupling, x) if energy is None else energy(coupling, x)
         return moved, lambda state: chosen(state, x)
 
     return step
@@ -336,10 +337,6 @@ def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = 
 def _covered(certificate: Certificate) -> Certificate:
     expect(bool(certificate), f"no energy is known to descend: {certificate}")
     return certificate
-
-
-def _chosen(energy: EnergyOfStep, coupling: Coupling, x: Tensor) -> Energy:
-    return energy if isinstance(energy, Energy) else energy(coupling, x)
 
 
 def _graph_coupling(x: Tensor, generator: torch.Generator) -> Coupling:
