@@ -59,8 +59,7 @@ class NeumannCoupling(Coupling):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
         symmetric = is_symmetric_stencil(strides, boundary)
         super().__init__(num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative)
-        self.alpha, self.strides, self.transposed = alpha, tuple(strides), transposed
-        self.boundary: Boundary = boundary
+        self.alpha, self.strides, self.boundary, self.transposed = alpha, tuple(strides), boundary, transposed
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         alpha = self.alpha.expand(-1, v.size(1))

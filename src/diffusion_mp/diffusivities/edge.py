@@ -56,8 +56,7 @@ class GATDiffusivity(Diffusivity):
         check_heads_divide(channels, heads)
         errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
         errors.check_number(negative_slope, "negative_slope")
-        self.heads, self.negative_slope, self.dropout = heads, negative_slope, dropout
-        self.self_loops: SelfLoops = self_loops
+        self.heads, self.negative_slope, self.dropout, self.self_loops = heads, negative_slope, dropout, self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.edge: Linear | None = None
@@ -162,8 +161,7 @@ class EdgeDiffusivity(Diffusivity):
         errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
         errors.check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
-        self.row_stochastic = row_stochastic
-        self.self_loops: SelfLoops = self_loops
+        self.row_stochastic, self.self_loops = row_stochastic, self_loops
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)

@@ -91,8 +91,7 @@ class NeumannDiffusivity(Diffusivity):
             if alpha >= budget:
                 raise ValueError(f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget.")
         self.heads, self.strides, self.initial_alpha, self.budget = heads, tuple(strides), float(alpha), budget
-        self.boundary: Boundary = boundary
-        self.symmetric = is_symmetric_stencil(strides, boundary)
+        self.boundary, self.symmetric = boundary, is_symmetric_stencil(strides, boundary)
         self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
         self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
         self.reset_parameters()
@@ -158,8 +157,7 @@ class AdjacencyDiffusivity(Diffusivity):
         check_choice(zero_degree, "zero_degree", ["zero", "error"])
         check_choice(degrees, "degrees", ["weighted", "count"])
         self.normalization, self.direction = normalization, direction
-        self.zero_degree, self.degrees = zero_degree, degrees
-        self.self_loops: SelfLoops = self_loops
+        self.zero_degree, self.degrees, self.self_loops = zero_degree, degrees, self_loops
         self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 

@@ -160,8 +160,7 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         super().__init__(channels, **options)
         check_counts(hops=hops)
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        self.hops, self.depends_on = hops, "edges"
-        self.self_loops: SelfLoops = self_loops
+        self.hops, self.self_loops, self.depends_on = hops, self_loops, "edges"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
