@@ -337,7 +337,7 @@ def check_pairs(
         listed = listed.to(device)
     check_integer_pairs(listed, name, shape)
     check_device(listed, name, device, "the coupling")
-    if listed.numel() and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling():
         check_range(listed, name, num_nodes)
     return listed.long()
 
@@ -354,8 +354,9 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
 
 def check_range(pairs: Tensor, name: str, num_nodes: int) -> None:
     """Raise unless every index lies in 0 … N − 1."""
-    if pairs.is_meta:
-        check_has_values(pairs, name)
+    if not pairs.numel():
+        return
+    check_has_values(pairs, name)
     low, high = (int(end) for end in pairs.aminmax())
     if low < 0 or high >= num_nodes:
         reach = f"it reaches from {low} to {high}"

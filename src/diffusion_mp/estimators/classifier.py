@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
-from diffusion_mp.errors import as_whole, check_choice, check_flags, check_positive, check_probability
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.spmm import matrix
@@ -214,10 +214,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def _check_options(self) -> None:
         """Validate options, in fit and not in the constructor, as scikit-learn requires."""
         for name in ("n_neighbors", "rounds", "hidden_channels", "max_iter"):
-            if as_whole(getattr(self, name), name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if not isinstance(self.verbose, (bool, np.bool_)) and as_whole(self.verbose, "verbose") < 0:
-            raise ValueError(f"verbose must be at least 0; got {self.verbose}.")
+            check_counts(**{name: as_whole(getattr(self, name), name)})
+        if not isinstance(self.verbose, (bool, np.bool_)):
+            check_counts(0, verbose=as_whole(self.verbose, "verbose"))
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
         check_flags(approximate=self.approximate)
         for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout"):

@@ -34,8 +34,7 @@ def as_num_nodes(num_nodes: object) -> int:
 def as_edge_index(edge_index: object) -> Tensor:
     """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
     edges: Any = errors.plain(edge_index)
-    if not isinstance(edges, Tensor):
-        errors.check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph")
+    errors.check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph")
     errors.check_integer_pairs(edges, "edge_index")
     return edges.long()
 

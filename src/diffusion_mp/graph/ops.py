@@ -42,7 +42,7 @@ def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Te
 
 def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
     """Bounds [N+1] of the entries of each node in a sorted [E]."""
-    _check(ordered, num_nodes)
+    check_range(ordered, "edge_index", num_nodes)
     ptr = torch.zeros(num_nodes + 1, dtype=_narrowest(ordered.numel(), num_nodes), device=ordered.device)
     torch.cumsum(torch.bincount(ordered, minlength=num_nodes), 0, dtype=ptr.dtype, out=ptr[1:])
     return ptr
@@ -55,17 +55,12 @@ def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype)
         return bounds(ordered, num_nodes).to(dtype), order.to(dtype), opposite[order].to(dtype)
     from scipy.sparse import csc_array  # a fifth of the time in which the library is imported
 
-    _check(node, num_nodes)
+    check_range(node, "edge_index", num_nodes)
     columns = torch.arange(node.numel() + 1, dtype=dtype)
     by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
     by_node = csc_array(tuple(by_edge), shape=(num_nodes, node.numel())).tocsr()
     ptr, order, other = (torch.from_numpy(part) for part in (by_node.indptr, by_node.indices, by_node.data))
     return ptr.to(dtype), order.to(dtype), other
-
-
-def _check(node: Tensor, num_nodes: int) -> None:
-    if node.numel():
-        check_range(node, "edge_index", num_nodes)
 
 
 def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
