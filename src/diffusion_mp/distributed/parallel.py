@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -48,48 +49,42 @@ def contact(group: ProcessGroup | None) -> Iterator[None]:
         ) from error
 
 
-class _AllReduce(torch.autograd.Function):
-    """Sum over ranks. The loss of every rank may depend on it, so its gradient is a sum over ranks too."""
+class _Collective(torch.autograd.Function):
+    """A collective and that of its gradient, ``back``: the losses of all ranks may depend on the result."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None
+
+
+def all_reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Return the sum of ``x`` over the ranks, on every rank; once differentiable."""
+
+    def summed(x: Tensor) -> Tensor:
         out = x.clone(memory_format=torch.contiguous_format)
         with contact(group):
             distributed.all_reduce(out, group=group)
         return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _AllReduce.apply(grad, ctx.group), None
+    return _Collective.apply(x, summed, summed)
 
 
-class _AllToAll(torch.autograd.Function):
-    """Exchange rows between all ranks; gradients go back the same way."""
+def all_to_all(x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
+    """Send the first ``sent[0]`` rows to rank 0, the next to rank 1, …; return ``received[r]`` rows of each rank r."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
+    def exchanged(sent: list[int], received: list[int], x: Tensor) -> Tensor:
         out = x.new_empty(sum(received), *x.shape[1:])
         with contact(group):
             distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
         return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _AllToAll.apply(grad, ctx.received, ctx.sent, ctx.group), None, None, None
-
-
-def all_reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return the sum of ``x`` over the ranks, on every rank; once differentiable."""
-    return _AllReduce.apply(x, group)
-
-
-def all_to_all(x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
-    """Send the first ``sent[0]`` rows to rank 0, the next to rank 1, …; return ``received[r]`` rows of each rank r."""
-    return _AllToAll.apply(x, sent, received, group)
+    return _Collective.apply(x, partial(exchanged, sent, received), partial(exchanged, received, sent))
 
 
 def all_merged(sums: Sums, group: ProcessGroup | None) -> Sums:
