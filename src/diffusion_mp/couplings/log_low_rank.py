@@ -99,9 +99,7 @@ class LogLowRankCoupling(PooledCoupling):
         self.log_query, self.log_key = log_query, log_key
         # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.
         self.col_shift = log_weight
-        self.row_shift: Tensor | None = None
-        if not normalize:
-            self.row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
+        self.row_shift = None if normalize else torch.full_like(log_weight, -math.log(log_weight.size(2)))
         self._terms: LogTerms | None = None
 
     @property
@@ -137,8 +135,7 @@ class LogLowRankCoupling(PooledCoupling):
     def block(self, rows: slice) -> PooledCoupling:
         terms = self.log_query[rows], self.log_key[rows], None, self.col_shift[rows]
         block = LogLowRankCoupling(*terms, normalize=self.row_stochastic)
-        if self.row_shift is not None:
-            block.row_shift = self.row_shift[rows]
+        block.row_shift = None if self.row_shift is None else self.row_shift[rows]
         return block
 
     def _transpose(self) -> Coupling:

@@ -38,9 +38,8 @@ class PartOf(BaseTransform):
         check_choice(degrees, "degrees", ["batch", "full"])
         graph = observed(data)
         self.arriving: Int[Tensor, " N"] = torch.bincount(graph.edges[1], minlength=graph.num_nodes)
-        self.full_degree: Float[Tensor, "N two"] | None = None
-        if degrees == "full":
-            self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
+        both = None if degrees == "batch" else torch.stack([graph.degree("in"), graph.degree("out")], 1)
+        self.full_degree: Float[Tensor, "N two"] | None = both
 
     def forward(self, data: Data) -> Data:
         """Add these attributes to the batch, of which PyG passes a shallow copy."""

@@ -59,11 +59,8 @@ class GATDiffusivity(Diffusivity):
         self.heads, self.negative_slope, self.dropout, self.self_loops = heads, negative_slope, dropout, self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
-        self.edge: Linear | None = None
-        self.att_edge: nn.Parameter | None = None
-        if edge_dim is not None:
-            self.edge = Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
-            self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
+        self.edge = None if edge_dim is None else Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
+        self.att_edge = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, channels // heads))
         self._draw()
 
     def _draw(self) -> None:
