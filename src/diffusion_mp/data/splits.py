@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask
 
 from diffusion_mp.errors import as_whole, check_kind, check_number, describe, index_vector
 
@@ -141,7 +142,4 @@ def _shuffled(y: object, generator: torch.Generator) -> tuple[Int[Tensor, " N"],
 
 def _masks(y: object, *parts: Int[Tensor, " _"]) -> Split:
     labels = _labels(y)
-    masks = torch.zeros(3, len(labels), dtype=torch.bool)
-    for mask, nodes in zip(masks, parts, strict=True):
-        mask[nodes] = True
-    return Split(*masks.to(labels.device))
+    return Split(*(index_to_mask(nodes, len(labels)).to(labels.device) for nodes in parts))
