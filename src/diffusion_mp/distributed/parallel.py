@@ -128,11 +128,8 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
         with contact(group), torch.no_grad():
             distributed.broadcast(tensor.detach(), group=group, group_src=0)
 
-    def summed(grad: Tensor) -> Tensor:
-        return all_reduce(grad.detach(), group)
-
     # Autograd runs in reverse order of the forward pass, which is the same on every rank, and so is the order of sums.
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(summed)
+            parameter.register_hook(lambda grad: all_reduce(grad.detach(), group))
     return model
