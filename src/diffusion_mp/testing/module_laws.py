@@ -92,15 +92,6 @@ def join(instances: Sequence[Instance]) -> Instance:
     return Instance(x, edges, torch.cat(weight) if weight else None, torch.tensor([0, *accumulate(sizes)]))
 
 
-def hub_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
-    """Return an instance in which every node sends to node 0, for a long sum."""
-    base = random_instance(num_nodes, channels, generator, edges=edges)
-    if base.edge_index is None:
-        return base
-    spokes = torch.stack([torch.arange(num_nodes), torch.zeros(num_nodes, dtype=torch.long)])
-    return replace(base, edge_index=torch.cat([base.edge_index, spokes], dim=1), edge_weight=None)
-
-
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -245,7 +236,10 @@ def _half_precision(case: ModuleCase[M]) -> None:
     """in bfloat16 sums over nodes are taken in float32"""
     brain = case.module().to(torch.bfloat16)
     reference = copy.deepcopy(brain).double()
-    instance = hub_instance(600, case.channels, case.generator(), edges=case.edges).to(torch.bfloat16)
+    instance = case.instance(600).to(torch.bfloat16)
+    if instance.edge_index is not None:  # every node sends to node 0, for a long sum
+        spokes = torch.stack([torch.arange(600), torch.zeros(600, dtype=torch.long)])
+        instance = replace(instance, edge_index=torch.cat([instance.edge_index, spokes], dim=1), edge_weight=None)
     got, expected = case.response(brain, instance), case.response(reference, instance.to(torch.float64))
     size = case.size(expected)
     expect_equal(got.dtype, torch.bfloat16, "the dtype of the result")
