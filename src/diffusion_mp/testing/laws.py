@@ -143,7 +143,8 @@ def run_laws(
 ) -> None:  # fmt: skip
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
-    left_out, names = dict(skip or {}), {law_name(law): law for law in laws}
+    left_out = dict(skip or {})
+    names = {getattr(law, "__name__", repr(law)).strip("_").replace("_", " "): law for law in laws}
     unknown = sorted(set(left_out) - set(names))
     if unknown:
         raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")
@@ -164,8 +165,3 @@ def run_laws(
     if skip is not None:
         sentences.append(f"A law that does not apply is left out with a reason: skip={{'{[*broken][-1]}': 'why'}}.")
     raise AssertionError("\n".join(sentences)) from next(iter(broken.values()))
-
-
-def law_name(law: Law[Case]) -> str:
-    """Return the name of a law's function, without the leading underscore, spaces for underscores."""
-    return getattr(law, "__name__", repr(law)).strip("_").replace("_", " ")
