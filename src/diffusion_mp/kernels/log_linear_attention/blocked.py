@@ -28,7 +28,7 @@ from torch import Tensor
 from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels.log_linear_attention.reference import LogLinearRows, Pooled, Receivers, Senders
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import at_once, even, stacks
+from diffusion_mp.kernels.segments import ON_GPU, even, stacks
 
 # Entries of one block of factors over all heads on the CPU: 2 MiB in float32, so that it stays in cache.
 BLOCK = 1 << 19
@@ -199,7 +199,7 @@ def _graphs(
     """Yield receivers, senders, results and gradients of stacked graphs, all [B, n, F]; padding sends nothing."""
     grads, given = grads or [], [] if receivers.row_shift is None else [receivers.row_shift]
     _, heads, features = senders.log_k.shape
-    height = at_once(BLOCK, senders.v) // (heads * senders.col_shift.size(2) * features)
+    height = (BLOCK if senders.v.is_cpu else ON_GPU * BLOCK) // (heads * senders.col_shift.size(2) * features)
     for mask, rows, views in stacks(ptr, height, results, [*senders, receivers.log_q, *grads, *given]):
         log_k, col_shift, v, log_q, *more = views
         by_rows, shifts = more[: len(grads)], more[len(grads) :]
@@ -211,8 +211,9 @@ def _graphs(
 
 def _blocks(log_features: Tensor, bound: Bound) -> list[slice]:
     graphs, nodes, features = log_features.shape
-    entries = at_once(BLOCK, log_features)
-    return even(nodes, max(1, entries // (graphs * bound.samples.size(2) * features)))
+    entries = BLOCK if log_features.is_cpu else ON_GPU * BLOCK
+    height = max(1, entries // (graphs * bound.samples.size(2) * features))
+    return [slice(0, nodes)] if nodes <= height else even(nodes, height)
 
 
 def _bounds(senders: Senders) -> list[Bound]:
