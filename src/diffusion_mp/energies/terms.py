@@ -278,6 +278,11 @@ class CouplingTerm(SharedTerm):
         half, damping = self.coupling.majorized(near, convex)
         return Majorant(half, damping, damping if convex else 0.0, vecdot(near.detach(), half.detach()))
 
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        if not self.coupling.whole:  # several processes have to take the same steps, also where one of them rounds
+            return None
+        return Mean(self.coupling.majorant(True).unsqueeze(2).to(z.dtype), z.new_zeros(1, 1, 1), self.coupling.matmul)
+
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"
 

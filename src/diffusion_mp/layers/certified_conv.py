@@ -21,8 +21,10 @@ from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Un
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
 from diffusion_mp.energies.terms import (
+    CouplingTerm,
     EnergyTerm,
     Majorant,
+    Mean,
     ScaledTerm,
     SharedTerm,
     SourceTerm,
@@ -227,6 +229,11 @@ class AttractionTerm(SharedTerm):
             return Majorant(torch.zeros_like(z), z.new_zeros(1, 1, 1))
         half, damping = map(partial(reduce, add), zip(*parts, strict=True))
         return Majorant(half, damping, damping if convex else 0.0, vecdot(near.detach(), half.detach()))
+
+    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+        if self.fixed is None or not self.quadratic:
+            return None
+        return ScaledTerm(self.layer.mu(), CouplingTerm(self.fixed)).weighted_mean(z)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         """Return W."""
