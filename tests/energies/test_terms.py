@@ -108,6 +108,20 @@ def test_a_term_is_bounded_by_its_majorant(name: str) -> None:
     check_energy_term(TERMS[name](graph), z, graph)
 
 
+@pytest.mark.parametrize("name", TERMS)
+def test_a_weighted_mean_is_the_half_gradient(name: str) -> None:
+    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    term = TERMS[name](graph)
+    if (mean := term.weighted_mean(z)) is None:
+        return
+    half, damping, *_ = term.majorant(z, graph, True)
+    moved = mean.damping * z - (0 if mean.pull is None else mean.scale * mean.pull(z))
+    torch.testing.assert_close(moved - mean.constant, half)
+    torch.testing.assert_close(mean.damping.expand_as(damping), damping)
+    if term.quadratic and mean.pull is not None:
+        torch.testing.assert_close((moved * z).sum(), term.value(z, graph))
+
+
 @pytest.mark.parametrize("name", ["source", "graph", "one symmetric matrix", "attention to neighbours"])
 def test_a_smaller_bound_is_found_out(name: str) -> None:
     graph, z = pairs_of_nodes(), random(NODES, 1, CHANNELS)
