@@ -216,6 +216,8 @@ class AttractionTerm(SharedTerm):
 
     def __init__(self, layer: CertifiedConv, fixed: Coupling | None) -> None:
         self.layer, self.fixed, self.quadratic = layer, fixed, layer.attention is None
+        self.mu, self.lam = layer.mu(), None if layer.lam is None else layer.lam()
+        self.projection = layer.projection
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.layer.joint(self.fixed, graph)(z)
@@ -233,7 +235,7 @@ class AttractionTerm(SharedTerm):
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         if self.fixed is None or not self.quadratic:
             return None
-        return ScaledTerm(self.layer.mu(), CouplingTerm(self.fixed)).weighted_mean(z)
+        return ScaledTerm(self.mu, CouplingTerm(self.fixed)).weighted_mean(z)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         """Return W."""
@@ -244,20 +246,20 @@ class AttractionTerm(SharedTerm):
 
     def weighted(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[tuple[Tensor, Coupling]]:
         """Return μ and A, and λ and the coupling of all pairs."""
-        layer = self.layer
-        found = [] if self.fixed is None else [(layer.mu(), self.fixed)]
-        if layer.attention is not None and layer.lam is not None:
-            seen, projection = z, layer.projection
-            if projection is not None:
-                with without_autocast(z):
-                    seen = torch.einsum("hdc,nc->nhd", projection, z.squeeze(1).to(projection))
-            pairs, lam = layer.attention(seen.flatten(1), graph), layer.lam()
-            if graph.segments is None:
-                lam = lam / max(graph.total_nodes, 1)
-            else:
-                pairs = averaged(pairs)
-            found.append((lam, pairs if projection is None else ProjectedCoupling(pairs, projection)))
-        return found
+        found = [] if self.fixed is None else [(self.mu, self.fixed)]
+        attention, lam, projection = self.layer.attention, self.lam, self.projection
+        if attention is None or lam is None:
+            return found
+        seen = z
+        if projection is not None:
+            with without_autocast(z):
+                seen = torch.einsum("hdc,nc->nhd", projection, z.squeeze(1).to(projection))
+        pairs = attention(seen.flatten(1), graph)
+        if graph.segments is None:
+            lam = lam / max(graph.total_nodes, 1)
+        else:
+            pairs = averaged(pairs)
+        return [*found, (lam, pairs if projection is None else ProjectedCoupling(pairs, projection))]
 
 
 class PairAttraction(Diffusivity):
