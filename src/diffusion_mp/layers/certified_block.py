@@ -355,7 +355,7 @@ class CertifiedBlock(GraphLayer):
     ) -> Float[Tensor, " states"]:  # fmt: skip
         """Return F before the first step and after every step, in float64; at rest of Z⁰ and the limit.
 
-        ``inputs`` are further ones of :meth:`forward`, such as ``edge_attr``.
+        x is H, and ``inputs`` are those of :meth:`made`, such as ``edge_attr``.
         """
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, inputs.get("edge_attr"))
         energy, states = self.energy(x, graph, **inputs), self.states(x, graph, **inputs)

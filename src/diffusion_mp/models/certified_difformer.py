@@ -84,8 +84,12 @@ class CertifiedDIFFormer(GraphModel):
 
     @property
     def num_layers(self) -> int | None:
-        """K."""
+        """K, which may be set."""
         return self.conv.num_layers
+
+    @num_layers.setter
+    def num_layers(self, num_layers: int | None) -> None:
+        self.conv.num_layers = num_layers
 
     def energy(
         self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None

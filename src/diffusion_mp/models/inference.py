@@ -20,7 +20,7 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.certified_block import TermModule
+from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.models.base import Edges
 from diffusion_mp.progress import progress_bar, show_progress
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -80,7 +80,7 @@ class Blocks:
     def take_over(self, module: nn.Module) -> None:
         """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
         for name, child in module.named_children():
-            if isinstance(child, TermModule):
+            if isinstance(child, CertifiedBlock) and child.terms:
                 raise NotImplementedError(
                     "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
                 )

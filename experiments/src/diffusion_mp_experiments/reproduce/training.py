@@ -202,10 +202,9 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
         result["test"] = value("test")
     result["states"] = {name: [round(each, 6) for each in found] for name, found in states.items() if found}
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-        conv, steps = trained.conv, trained.num_layers
-        conv.num_layers = steps or STEPS  # of a network at rest, the first
+        steps, trained.num_layers = trained.num_layers, trained.num_layers or STEPS  # of a network at rest, the first
         result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
-        conv.num_layers = steps
+        trained.num_layers = steps
     result["ablated"] = {}
     for ablation in () if hasattr(trained, "fit") else ABLATIONS:  # the scores of a predictor are fixed
         module.model = model = deepcopy(trained)
