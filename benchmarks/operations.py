@@ -187,7 +187,7 @@ def torch_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """PyG's product of a sparse matrix, which is torch's."""
     p = graph.pattern
     size, values = (graph.num_nodes, graph.num_nodes), weight[p.by_row.order, 0]
-    matrix = torch.sparse_csr_tensor(p.by_row.ptr, p.col[p.by_row.order], values, size=size, check_invariants=False)
+    matrix = torch.sparse_csr_tensor(p.by_row.ptr, p.by_row.other, values, size=size, check_invariants=False)
     return pyg_spmm(matrix, v.squeeze(1))
 
 
