@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
-from diffusion_mp.graph.ops import graph_of, mean_rows
+from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.precision import unit_vectors
 from diffusion_mp.kernels.spmm import sddmm
 
@@ -33,7 +33,7 @@ def fill_blocks(pairs: Float[Tensor, "H R C"], ptr: Tensor | None, fill: float) 
     """Numbers of all pairs, with ``fill`` where their nodes lie in different graphs."""
     if ptr is None:
         return pairs
-    member = graph_of(ptr, torch.arange(pairs.size(1), device=pairs.device))
+    member, _ = members(ptr, pairs.size(1), pairs.device)
     return pairs.masked_fill(member[:, None] != member[None, :], fill)
 
 

@@ -177,11 +177,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return weights / weights.mean()
 
     def _spreading(self, mu: float) -> CertifiedConv:
-        return (
-            CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu, num_layers=None)
-            .double()
-            .requires_grad_(False)
-        )
+        conv = CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu, num_layers=None)
+        return conv.double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         width, classes = int(self.hidden_channels), len(self.classes_)

@@ -296,8 +296,7 @@ class CertifiedBlock(GraphLayer):
         state = self.update.constraint.project(wide.unflatten(1, (self.heads, -1)))
         yield state.flatten(1).to(first.dtype)
         h = state.flatten(1) if source is None else source.to(wide.dtype)
-        weight = cast("Positive", self.update.source_weight)()
-        pull = ScaledTerm(weight, SourceTerm(h.unflatten(1, (self.heads, -1))))
+        pull = ScaledTerm(self.beta(), SourceTerm(h.unflatten(1, (self.heads, -1))))
         terms = [*self.made(h, graph, **inputs), pull]
         at_rest = self.num_layers is None
         step = partial(self.limit, terms=terms, graph=graph) if at_rest else self.update.descent(state, terms, graph)

@@ -135,15 +135,14 @@ class CertifiedConv(CertifiedBlock):
         self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
     ) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
-        fixed = self._fixed(source, graph, beside)
-        return self.joint(fixed, graph, source=self.by_head(source), beta=self.beta())
+        return self.joint(self._fixed(source, graph, beside), graph, self.by_head(source))
 
-    def joint(self, fixed: Coupling | None, graph: Graph, **source: Any) -> JointEnergy:
-        """Return the energy of all pairs and the graph, and that of a source."""
+    def joint(self, fixed: Coupling | None, graph: Graph, source: Tensor | None = None) -> JointEnergy:
+        """Return the energy of all pairs and the graph, and of a source by head if there is one."""
         penalty = None if self.attention is None else self.attention.penalty
         terms: dict[str, Any] = {"lam": 1.0 if self.lam is None else self.lam(), "graph_term": fixed, "mu": self.mu()}
         terms |= {"constraint": self.update.constraint, "projection": self.projection, "ptr": graph.segments}
-        return JointEnergy(penalty, **terms, mean=True, **source)
+        return JointEnergy(penalty, **terms, mean=True, source=source, beta=self.beta())
 
     @torch.no_grad()
     def certificate(  # type: ignore[override]
@@ -160,12 +159,13 @@ class CertifiedConv(CertifiedBlock):
         state = self.update.constraint.project(self.by_head(x))
         given = state.flatten(1) if source is None else source
         (term,) = cast("list[AttractionTerm]", self.made(given, graph, beside))
-        certificate = certify_step(self.energy(given, graph, beside), term.attention(state, graph)[0], state)
+        (coupling,), h = term.attention(state, graph), self.by_head(given)
+        certificate = certify_step(self.joint(term.fixed, graph, h), coupling, state)
         if not certificate or self.num_layers is None:
             return certificate
         _, first, *others = self.states(source, graph, start=x, beside=beside)
         step = CertifiedStep(float(self.beta()), constraint=self.update.constraint)
-        expected = step(state, *term.attention(state, graph), source=self.by_head(given)).flatten(1)
+        expected = step(state, coupling, source=h).flatten(1)
         last, out = [first, *others][-1], cast("Tensor", self.forward(x, graph, source=source, beside=beside))
         # A subclass may compute something else than these states.
         if _close(first, expected) and (_close(out, last) or not bool(last.isfinite().all())):
