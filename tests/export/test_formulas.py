@@ -62,8 +62,10 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             (Receivers(q, given), Senders(k, draw(N, H, 2), v), ptr) for given in (None, draw(N, H, 3)[..., :2])
         ],
         "log_linear_entries": [(torch.stack([source, target]), q, k)],
-        "pairwise_attention": [(q, k, v, ptr, score) for score in ("exp", "sigmoid")],
-        "pairwise_logsumexp": [(q, k, ptr, "exp", True), (q, k, ptr, "sigmoid", False)],
+        "pairwise_attention": [
+            *((q, k, v, ptr, score, True, False) for score in ("exp", "sigmoid")),
+            (q, k, v[..., :0], ptr, "sigmoid", False, True),
+        ],
         "pairwise_product": [
             (q, k, v, Weighting(shift, None, ptr, "exp")),
             (q, k, v, Weighting(shift, few[..., 0], ptr, "sigmoid", False)),

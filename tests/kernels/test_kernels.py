@@ -64,8 +64,11 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
         "linear_attention": [(q, k, v, ptr, 1.0, 0.5, True)],
         "log_linear_attention": [(q, shifts, k, a, v, ptr) for shifts in (None, b)],
         "log_linear_pool": [(k, a, v)],
-        "pairwise_attention": [(q, k, v, ptr, score) for score in SCORES],
-        "pairwise_logsumexp": [(q, k, ptr, "exp", ptr is None)],
+        "pairwise_attention": [
+            *((q, k, v, ptr, score, True, False) for score in SCORES),
+            (q, k, v, ptr, "exp", ptr is None, True),
+            (q, k, v[..., :0].detach(), ptr, "exp", ptr is None, True),
+        ],
         "pairwise_product": [(q, k, v, row, col, ptr, "exp", ptr is not None)],
         "pairwise_backward": [
             (*plain, col.detach(), ptr, "sigmoid", ptr is None),
@@ -88,7 +91,7 @@ ON_GPU = [
 ]  # fmt: skip
 OPERATIONS = [
     *ON_GPU, "linear_product", "linear_attention_backward", "log_linear_attention",
-    "log_linear_pool", "log_linear_read", "pairwise_logsumexp", "pairwise_backward", "spmm",
+    "log_linear_pool", "log_linear_read", "pairwise_backward", "spmm",
     "sddmm", "row_sums", "at_rows", "edge_softmax",
 ]  # fmt: skip
 

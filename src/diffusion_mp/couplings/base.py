@@ -203,6 +203,10 @@ class Coupling(ABC):
         dtype = dtype or torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
+    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H D"]) -> tuple[Tensor, Tensor]:
+        """Return S v and Sᵀ w, for values by head, and share what the two have in common."""
+        return self.matmul(v), self.T.matmul(w)
+
     def degree(self) -> Float[Tensor, "N heads"]:
         """Row sums d_i = Σ_j s_ij, by one product with ones."""
         return self._product(self._ones().unsqueeze(2)).squeeze(2)

@@ -19,7 +19,7 @@ from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels import sparse_flow
-from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
+from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product, pairwise_rows
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.sparse_flow import RowTerms, sparse_flow_potentials, sparse_flow_product
 
@@ -88,10 +88,19 @@ class PairwiseCoupling(Coupling):
             return pairwise_attention(*pairs, self.ptr, score=self.score).view_as(v)
         return pairwise_product(*pairs, *self.shifts, self.ptr, score=self.score, loops=self.loops).view_as(v)
 
+    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H D"]) -> tuple[Tensor, Tensor]:
+        if not (self.row_stochastic and self.loops and self.heads == v.size(1) and self._shifts is None):
+            return super().both(v, w)
+        found, log_sums = pairwise_rows(self.query, self.key, v, self.ptr, score=self.score)
+        return found, self._turned(-log_sums, torch.zeros_like(log_sums)).matmul(w)
+
     def _transpose(self) -> Coupling:
+        return self._turned(*self.shifts)
+
+    def _turned(self, row: Tensor, column: Tensor) -> Coupling:
+        """Return the transpose, given the shifts of S."""
         transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops)
-        transposed.normalize = self.normalize
-        transposed._shifts = self.shifts[1], self.shifts[0]
+        transposed.normalize, transposed._shifts = self.normalize, (column, row)
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:

@@ -193,8 +193,7 @@ class AttentionTerm(SharedTerm):
         with without_autocast(z):
             q, k = self._ends(z, graph)
             attention = self._attention(q, k, graph)
-            received = attention.matmul(k)
-            back = attention.T.matmul(torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2))
+            received, back = attention.both(k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2))
             column = back[:, :, -1:]
             at_query, at_key = q - received, column * k - back[:, :, :-1]
             if self.prior is not None:  # a node without neighbours has no row

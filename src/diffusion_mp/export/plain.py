@@ -190,7 +190,7 @@ def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | N
     return torch.einsum("im,ihd->mhd" if inverse else "mi,ihd->mhd", basis, v)
 
 
-BATCHED = (pairwise._attention, pairwise._logsumexp, pairwise._product, sparse_flow._potentials, sparse_flow._product)
+BATCHED = (pairwise._attention, pairwise._product, sparse_flow._potentials, sparse_flow._product)
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),

@@ -337,7 +337,8 @@ class Operation(Generic[T]):
             formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function, or
                 operation, that returns their gradients. Its parameters are named after what it needs: arguments,
                 ``out`` (or a field of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved.
-                A result whose gradient no formula uses is not differentiable. See also :func:`once_differentiable`.
+                A result whose gradient no formula uses is not differentiable, and a missing gradient is ``None`` for a
+                parameter with that default, else zeros. See also :func:`once_differentiable`.
         """
         signature = self._signature
         flat, results, self._formulas = list(signature.flat), signature.results, []
@@ -353,8 +354,11 @@ class Operation(Generic[T]):
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # a refusal asks for no gradient
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
-        # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
-        self._materialize = len(self._grads) - len(self._without_grad) > 1
+        # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results,
+        # unless a formula takes ``None`` for them.
+        plain = [formula for formula in formulas.values() if not isinstance(formula, Operation)]
+        missing = any(at.default is None for formula in plain for at in inspect.signature(formula).parameters.values())
+        self._materialize = len(self._grads) - len(self._without_grad) > 1 and not missing
 
         def function(**methods: Callable[..., Any]) -> type[torch.autograd.Function]:
             static = {name: staticmethod(method) for name, method in methods.items()}

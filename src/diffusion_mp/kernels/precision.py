@@ -13,8 +13,6 @@ from diffusion_mp.graph.cache import values_only
 ALREADY = (torch.float32, torch.float64)
 #: Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
 LEAST, MOST = 1e-10, 1e10
-#: Norms beyond which, or below whose inverse, a vector is scaled by a power of two, and that power.
-SCALES = {torch.float32: (2.0**32, 2.0**80), torch.float64: (2.0**256, 2.0**640)}
 
 
 def lies_in(x: Tensor, least: float, most: float) -> bool:
@@ -59,20 +57,20 @@ def exp_(x: Tensor, most: float = math.inf) -> Tensor:
 
 
 def scaled_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return x times a power of two for every vector along the last axis, the norms of these, and the powers.
+    """Return x with vectors along the last axis rescaled, the norms of these, and what they were multiplied by.
 
-    They are one, or ``None``, unless the squares of a vector would over- or underflow. A zero vector has the norm ∞.
+    That is ``None`` where no square over- or underflows; else the largest entries are ±1. A zero vector has the norm ∞.
     """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    if lies_in(norm, LEAST, MOST):  # nearly always
+    if lies_in(norm, LEAST, MOST):  # nearly always on the CPU
         return x, norm, None
-    far, power = SCALES[x.dtype]
-    short = norm.detach() < 1 / far
-    scale = torch.where(norm.detach() > far, 1 / power, torch.where(short, power, torch.ones_like(norm)))
+    if not x.size(-1):
+        return x, norm + math.inf, None
+    largest = torch.linalg.vector_norm(x.detach(), math.inf, dim=-1, keepdim=True)
+    scale = largest.clamp(min=torch.finfo(x.dtype).tiny).reciprocal()
     x = x * scale
     square = x.square().sum(-1, keepdim=True)
-    zero = square == 0
-    return x, torch.where(zero, torch.inf, torch.where(zero, 1.0, square).sqrt()), scale
+    return x, square.masked_fill(square == 0, math.inf).sqrt(), scale
 
 
 def unit_vectors(x: Tensor) -> Tensor:
@@ -101,4 +99,5 @@ def inverse_root(degree: Tensor) -> Tensor:
 
 def reciprocal(degree: Tensor) -> Tensor:
     """Return 1/d in at least float32, and 0 where d is 0, in the gradient too: a row without senders stays zero."""
-    return quotient(degree.new_ones(()), degree)
+    degree = degree.to(torch.promote_types(degree.dtype, torch.float32))
+    return degree.masked_fill(degree.detach().abs() < torch.finfo(degree.dtype).tiny, torch.inf).reciprocal()

@@ -265,8 +265,9 @@ def _gradients(case: CouplingCase) -> None:
     """gradients of product, degree, entries and Dirichlet energy are those of the dense matrix"""
     v = case.values().requires_grad_()
     views = _views(case, case.coupling, case.dense, v)
-    turned = ("S.T @ v", case.coupling.T @ v, dense_product(case.dense.transpose(1, 2), v))
-    _expect_gradients(case, [*((f"S {question}", got, expected) for question, _, got, expected in views), turned], v)
+    turned = dense_product(case.dense.transpose(1, 2), v)
+    routes = [("S.T @ v", case.coupling.T @ v, turned), ("S.both(v, v)[1]", case.coupling.both(v, v)[1], turned)]
+    _expect_gradients(case, [*((f"S {question}", got, expected) for question, _, got, expected in views), *routes], v)
 
 
 def _pooled_by_blocks(case: CouplingCase) -> None:

@@ -8,33 +8,26 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, once_differentiable, operation, requested
+from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, once_differentiable, operation, requested
 from diffusion_mp.kernels.pairwise import fused, scores, tiled
 from diffusion_mp.kernels.pairwise.scores import SCORES, PairwiseRows, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating
 
-__all__ = ["SCORES", "log_score", "pairwise_attention", "pairwise_logsumexp", "pairwise_product"]
+__all__ = ["SCORES", "log_score", "pairwise_attention", "pairwise_logsumexp", "pairwise_product", "pairwise_rows"]
 
 FAMILY = "pairwise"
 declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
 
 
-def _empty_lse(q: Tensor) -> Tensor:
-    return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-
-
 @declare(
     "pairwise_attention", reference=scores.pairwise_attention, cpu=tiled.attention, triton=on_gpu("attention"),
     dtype="v", small=scores.attention_of_one_graph,
 )  # fmt: skip
-def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> PairwiseRows:
-    return PairwiseRows(empty_like(v), _empty_lse(q))
-
-
-@declare("pairwise_logsumexp", reference=scores.pairwise_logsumexp, cpu=tiled.logsumexp, triton=on_gpu("logsumexp"))
-def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    return _empty_lse(q)
+def _attention(
+    q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+) -> PairwiseRows:
+    return PairwiseRows(empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)))
 
 
 @declare("pairwise_product", reference=scores.pairwise_product, cpu=tiled.product, triton=on_gpu("product"), dtype="v")
@@ -50,20 +43,14 @@ def _backward(
 
 
 def _of_attention(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, out: Tensor, lse: Tensor,
-    backend: str,
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, out: Tensor, lse: Tensor,
+    backend: str, grad_out: Tensor | None = None, grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    # With p_ij = f_ij exp(−lse_i), Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
-    return _backward(grad_out, _inner(grad_out, out), q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
-
-
-def _of_logsumexp(
-    grad: Tensor, q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool, out: Tensor, backend: str
-) -> tuple[Tensor, ...]:
-    # p is the derivative of lse by log f; there are no values. A row without a pair, −∞, has zero gradient.
-    nothing = q.new_empty(*q.shape[:2], 0)
-    weighting = Weighting(-out.masked_fill(out == -torch.inf, 0.0), None, ptr, score, loops)
-    return _backward(nothing, -grad, q, k, nothing, weighting, backend=backend)[:2]
+    # With p_ij = f_ij exp(−lse_i), the derivative of lse by log f, Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
+    grad = torch.zeros_like(out) if grad_out is None else grad_out
+    delta = _inner(grad, out) if grad_lse is None else _inner(grad, out) - grad_lse
+    lse = lse if loops else lse.masked_fill(lse == -torch.inf, 0.0)  # a row without a pair has zero gradient
+    return _backward(grad, delta, q, k, v, Weighting(-lse, None, ptr, score, loops), backend=backend)
 
 
 def _of_product(
@@ -80,7 +67,6 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 _attention.derivatives({"q k v": _of_attention})
-_logsumexp.derivatives({"q k": _of_logsumexp})
 _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
 
 
@@ -119,7 +105,22 @@ def pairwise_attention(
         named = requested(FAMILY, backend)
         if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
             return fused.attention(q, k, v, once=_gradient)
-    return _attention(q, k, v, ptr, score, backend=backend).out
+    return _attention(q, k, v, ptr, score, True, False, backend=backend).out
+
+
+def pairwise_rows(
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
+    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
+) -> PairwiseRows:  # fmt: skip
+    """Return the result of :func:`pairwise_attention` and the ``lse`` of :func:`pairwise_logsumexp` in one pass.
+
+    Examples:
+        >>> rows = pairwise_rows(q, k, torch.rand(6, 2, 4))
+        >>> torch.allclose(rows.lse, pairwise_logsumexp(q, k))
+        True
+    """
+    check_choice(score, "score", SCORES)
+    return _attention(q, k, v, ptr, score, loops, True, backend=backend)
 
 
 def pairwise_logsumexp(
@@ -134,8 +135,7 @@ def pairwise_logsumexp(
         >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
         True
     """
-    check_choice(score, "score", SCORES)
-    return _logsumexp(q, k, ptr, score, loops, backend=backend)
+    return pairwise_rows(q, k, q.new_empty(*q.shape[:2], 0), ptr, score=score, loops=loops, backend=backend).lse
 
 
 def pairwise_product(

@@ -52,7 +52,7 @@ class Weighting(NamedTuple):
 
 
 class PairwiseRows(NamedTuple):
-    """Σ_j p_ij v_j [N, H, D], and log Σ_j f(q_i·k_j) [N, H], empty where the derivative does not need it."""
+    """Σ_j p_ij v_j [N, H, D], and log Σ_j f(q_i·k_j) [N, H], which is right only where it is asked for."""
 
     out: Tensor
     lse: Tensor
@@ -74,10 +74,13 @@ def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
     return s if loops else s.masked_fill(torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf)
 
 
-def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows:
+def pairwise_attention(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
-    weights = ((log_scores(q[rows], k[rows], score).softmax(2), v[rows]) for rows in slices(ptr, q.size(0)))
-    return PairwiseRows(torch.cat([torch.einsum("hij,jhd->ihd", *of) for of in weights]), q.new_empty(0))
+    logs = [(log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))]
+    out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs]) if v.size(2) else v
+    return PairwiseRows(out, torch.cat([s.logsumexp(2).t() for s, _ in logs]))
 
 
 class _Sigmoid(torch.autograd.Function):
@@ -108,9 +111,11 @@ def few_pairs(q: Tensor) -> bool:
     return q.is_cpu and q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
 
 
-def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows | None:
-    """Return the rows of a small graph, or ``None``, in as few calls as possible."""
-    if not few_pairs(q):
+def attention_of_one_graph(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+) -> PairwiseRows | None:
+    """Return the rows of a small graph in as few calls as possible, or ``None``, also where sums are asked for."""
+    if log_sums or not few_pairs(q):
         return None
     one = q.size(1) == 1  # torch differentiates products of matrices in their own layout
     q, k, values = (x.squeeze(1) if one else x.transpose(0, 1) for x in (q, k, v))
@@ -119,10 +124,6 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, 
     out, *total = (x.unsqueeze(1) if one else x.transpose(0, 1) for x in parts)
     out = (out / total[0] if total else out).contiguous()
     return PairwiseRows(out, out)
-
-
-def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    return torch.cat([log_scores(q[rows], k[rows], score, loops).logsumexp(2).t() for rows in slices(ptr, q.size(0))])
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:

@@ -59,7 +59,9 @@ class _Weights(Buffers):
         return tile
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> PairwiseRows:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
     weights = _Weights(q, score, loops)
@@ -99,10 +101,6 @@ def _attended(
 def _near(lse: Tensor) -> bool:
     """Whether all rows sum to between e^−FAR and e^FAR."""
     return not lse.numel() or float(torch.linalg.vector_norm(lse, math.inf)) < FAR
-
-
-def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:

@@ -150,7 +150,9 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
     return runs, (runs.number * q.size(1),), options
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> PairwiseRows:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -160,10 +162,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
         sizes = (q.size(1), q.size(2), v.size(2))
         _attention[grid](q, k, v, *runs.bounds, out, lse, *strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
     return PairwiseRows(out, lse)
-
-
-def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
