@@ -19,7 +19,14 @@ from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels import sparse_flow
-from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product, pairwise_rows
+from diffusion_mp.kernels.pairwise import (
+    SCORES,
+    log_score,
+    pairwise_attention,
+    pairwise_logsumexp,
+    pairwise_product,
+    pairwise_rows,
+)
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.sparse_flow import RowTerms, sparse_flow_potentials, sparse_flow_product
 

@@ -14,6 +14,7 @@ from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity, o
 from diffusion_mp.errors import as_size, check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
+from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import sparse_flow_edges
 from diffusion_mp.kernels.spmm import sddmm
@@ -124,9 +125,8 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         lam = torch.full((1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
         if graph.is_single:
             return lam / max(1, graph.num_nodes)
-        # Gathered twice: torch.compile does not support differences of a tensor with a data-dependent length.
-        bounds, batch = graph.ptr.to(lam.device), graph.batch.to(lam.device)
-        size = (bounds[batch + 1] - bounds[batch]).unsqueeze(1).to(lam)
+        member, count = members(graph.ptr, graph.num_nodes, lam.device)
+        size = count.to(lam)[member].unsqueeze(1)
         if self.lam_scale == "batch_max" and graph.num_nodes:
             size = size.amax().expand_as(size)
         return lam / size

@@ -69,7 +69,7 @@ class MatrixTerm(SharedTerm):
         self.forward, self.matrix, self.hops = coupling, matrix, hops
         # Tracing, entries cannot be examined: without a promise, both products are taken.
         symmetric = symmetric or matrix is None or matrix.dim() == 2
-        mutual = symmetric and (coupling.symmetric if values_only() else coupling.T is coupling)
+        mutual = symmetric and (coupling.symmetric if values_only(captured=True) else coupling.T is coupling)
         self.backward = None if mutual else coupling.T
         reach = self._reach(coupling) if mutual else (self._reach(coupling) + self._reach(coupling.T)) / 2
         if norms is None and matrix is not None:
@@ -107,7 +107,7 @@ class MatrixTerm(SharedTerm):
         return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
-        return Mean(self.degree.to(z.dtype), z.new_zeros(1, 1, 1), self._received)
+        return Mean(self.degree.to(z.dtype), None, self._received)
 
 
 class AttentionTerm(SharedTerm):
@@ -144,8 +144,9 @@ class AttentionTerm(SharedTerm):
             if matrix.dim() != 3 or matrix.shape != query.shape:
                 raise ValueError(f"{name} must be {shape}, like query; got {errors.describe(matrix)}.")
         check_weight(gamma, "gamma", allow_zero=False)
-        self.query, self.key, self.gamma, self.prior = query, key, gamma, prior
-        self.norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
+        self.query, self.key, self.gamma, self.prior, self.half = query, key, gamma, prior, gamma / 2
+        norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
+        self.squares = norms[0].square(), norms[1].square()
 
     def _ends(self, z: Float[Tensor, "N one C"], graph: Graph) -> tuple[Tensor, Tensor]:
         """Return q and k [N, H, D], both without the mean of k, on which no difference depends."""
@@ -156,16 +157,16 @@ class AttentionTerm(SharedTerm):
 
     def _logits(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
         away = at_rows(graph.csr, q.flatten(1)) - at_rows(graph.csc, k.flatten(1))
-        return -self.gamma / 2 * away.unflatten(1, q.shape[1:]).square().sum(2)
+        return -(self.half * away.unflatten(1, q.shape[1:]).square().sum(2))
 
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
         if self.prior is not None:
             edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
             weight = edge_softmax(edges.csr, self._logits(q, k, edges), prior)
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
-        ones = q.new_ones(*q.shape[:2], 1)
-        shift = -self.gamma / 2 * k.square().sum(2, keepdim=True)
-        return PairwiseCoupling(torch.cat([self.gamma * q, ones], 2), torch.cat([k, shift], 2), graph.segments)
+        minus = q.new_full((*q.shape[:2], 1), -1.0)
+        shift = self.half * k.square().sum(2, keepdim=True)
+        return PairwiseCoupling(torch.cat([self.gamma * q, minus], 2), torch.cat([k, shift], 2), graph.segments)
 
     def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
         """Return Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
@@ -178,7 +179,7 @@ class AttentionTerm(SharedTerm):
             return torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
         sizes = q.new_tensor(graph_sizes(graph.segments, graph.num_nodes), dtype=torch.float64)
-        shared = self.gamma / 2 * q.square().sum() + q.size(1) * torch.xlogy(sizes, sizes).sum()
+        shared = self.half * q.square().sum() + q.size(1) * torch.xlogy(sizes, sizes).sum()
         return -coupling.shifts[0].sum() - shared
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -200,7 +201,7 @@ class AttentionTerm(SharedTerm):
                 at_query = attention.degree().unsqueeze(2) * q - received
             half = torch.einsum("hdc,nhd->nc", self.query.to(z.dtype), at_query)
             half = half + torch.einsum("hdc,nhd->nc", self.key.to(z.dtype), at_key)
-            by_query, by_key = (norm.to(z.dtype).square() for norm in self.norms)
+            by_query, by_key = (square.to(z.dtype) for square in self.squares)
             bound = (by_query + column.squeeze(2) * by_key).sum(1)[:, None, None]
             return majorant_of(half.unsqueeze(1), bound, convex)
 
@@ -256,8 +257,7 @@ class MLPTerm(EnergyTerm):
         return -self._pull(z)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
-        nothing = z.new_zeros(1, 1, 1)
-        return Mean(nothing, nothing, self._pull)
+        return Mean(z.new_zeros(1, 1, 1), None, self._pull)
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)
@@ -288,7 +288,7 @@ def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings
     if matrix.dim() == 2:
         return matrix.abs().amax(1)
     # What traces or transforms sees the formula.
-    return (_NormBounds.apply if values_only() else _NormBounds.forward)(matrix, squarings)
+    return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(matrix, squarings)
 
 
 class _NormBounds(torch.autograd.Function):
@@ -299,11 +299,11 @@ class _NormBounds(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> Float[Tensor, " R"]:
-        largest = matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
-        sizes = torch.stack([size for size, _ in _powers(matrix / largest[:, None, None], squarings)])
-        shares = 0.5 ** torch.arange(1, squarings + 2, dtype=matrix.dtype, device=matrix.device)
+        bound = largest = matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
+        for number, (size, _) in enumerate(_powers(matrix / largest[:, None, None], squarings)):
+            bound = bound if size is None else bound * size ** 0.5 ** (number + 1)
         # The rounding of a product of C terms may lower the bound.
-        return largest * (shares @ sizes.log()).exp() * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps)
+        return bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -322,11 +322,13 @@ class _NormBounds(torch.autograd.Function):
         return (grad * (bound / largest) / trace)[:, None, None] * direction, None
 
 
-def _powers(matrix: Float[Tensor, "R D C"], squarings: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the Frobenius norm of S = BᵀB or BBᵀ, and S divided by it; then those of the squares of the latter."""
+def _powers(matrix: Float[Tensor, "R D C"], squarings: int) -> Iterator[tuple[Tensor | None, Tensor]]:
+    """Yield S = BᵀB or BBᵀ and its squares; every third, and the last, is divided by its Frobenius norm, which comes
+    with it. Between, norms fall to C⁻⁴ at least, far above the smallest number."""
     gram = matrix.mT @ matrix if matrix.size(1) >= matrix.size(2) else matrix @ matrix.mT
     for number in range(squarings + 1):
-        gram = gram @ gram if number else gram
-        size = torch.linalg.matrix_norm(gram).clamp(min=torch.finfo(matrix.dtype).tiny)
-        gram = gram / size[:, None, None]
+        gram, size = gram @ gram if number else gram, None
+        if number % 3 == 0 or number == squarings:
+            size = torch.linalg.matrix_norm(gram).clamp(min=torch.finfo(matrix.dtype).tiny)
+            gram = gram / size[:, None, None]
         yield size, gram

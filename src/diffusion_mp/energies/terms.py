@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
@@ -27,16 +29,20 @@ Weight = float | Tensor | Callable[[], Tensor]
 
 
 class Majorant(NamedTuple):
-    """V(z′) ≤ V(z) + 2⟨half_gradient, z′ − z⟩ + Σ (damping + slack) ‖z′ − z‖², for a term V at a state z [N, H, D].
+    """V(z′) ≤ V(z) + 2⟨half_gradient, z′ − z⟩ + Σ curvature ‖z′ − z‖², for a term V at a state z [N, H, D].
 
-    A step divides by the sum of the ``damping`` [N, H, 1] of all terms: half of the curvature, or all of it, without
-    ``slack``, where the constraint is not convex. ``share`` [N, H] adds up to at most V(z), a scale for rounding.
+    A step divides by the sum of the ``damping`` [N, H, 1] of all terms, the curvature or, where ``halved``, half of it,
+    which is enough for a convex constraint. ``share`` [N, H] adds up to at most V(z), a scale for rounding.
     """
 
     half_gradient: Tensor
     damping: Tensor
-    slack: Tensor | float = 0.0
+    halved: bool = False
     share: Tensor | float = 0.0
+
+    @property
+    def curvature(self) -> Tensor:
+        return 2 * self.damping if self.halved else self.damping
 
 
 class Mean(NamedTuple):
@@ -47,9 +53,16 @@ class Mean(NamedTuple):
     """
 
     damping: Tensor
-    constant: Tensor
+    constant: Tensor | None = None
     pull: Callable[[Tensor], Tensor] | None = None
     scale: float | Tensor = 1.0
+
+
+def damping_and_constant(means: Sequence[Mean]) -> tuple[Tensor, Tensor]:
+    """Return the sums of p and of c."""
+    damping = reduce(add, [mean.damping for mean in means])
+    constants = [mean.constant for mean in means if mean.constant is not None]
+    return damping, reduce(add, constants) if constants else torch.zeros_like(damping)
 
 
 class EnergyTerm(ABC):
@@ -106,9 +119,8 @@ class EnergyTerm(ABC):
         """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
         if self.quadratic:
             return self.value(z, graph)
-        half, damping, slack, _ = self.majorant(at.double(), graph, True)
-        away = z.double() - at.double()
-        return self.value(at, graph) + (2 * half * away + (damping + slack) * away.square()).sum()
+        majorant, away = self.majorant(at.double(), graph, True), z.double() - at.double()
+        return self.value(at, graph) + (2 * majorant.half_gradient * away + majorant.curvature * away.square()).sum()
 
     def __mul__(self, weight: Weight) -> ScaledTerm:
         return ScaledTerm(weight, self)
@@ -128,7 +140,7 @@ def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> 
 
 
 def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float = 0.0) -> Majorant:
-    return Majorant(half, bound, bound, share) if convex else Majorant(half, 2 * bound, 0.0, share)
+    return Majorant(half, bound if convex else 2 * bound, convex, share)
 
 
 def affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
@@ -148,8 +160,7 @@ class SharedTerm(EnergyTerm):
         return self.majorant(z, graph, True).half_gradient
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
-        _, damping, slack, _ = self.majorant(z, graph, True)
-        return (damping + slack) / 2
+        return self.majorant(z, graph, True).curvature / 2
 
 
 class ScaledTerm(SharedTerm):
@@ -180,8 +191,8 @@ class ScaledTerm(SharedTerm):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         weight = self.factor() if callable(self.factor) else self.factor
-        half, damping, slack, share = self.term.majorant(z, graph, convex)
-        return Majorant(weight * half, weight * damping, weight * slack, weight * share)
+        half, damping, halved, share = self.term.majorant(z, graph, convex)
+        return Majorant(weight * half, weight * damping, halved, weight * share)
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.weight * self.term.surrogate(z, at, graph)
@@ -193,7 +204,8 @@ class ScaledTerm(SharedTerm):
         found, weight = self.term.weighted_mean(z), self.weight
         if found is None:
             return None
-        return Mean(weight * found.damping, weight * found.constant, found.pull, weight * found.scale)
+        constant = None if found.constant is None else weight * found.constant
+        return Mean(weight * found.damping, constant, found.pull, weight * found.scale)
 
     def __repr__(self) -> str:
         return f"{float(self.weight):g} * {self.term!r}"
@@ -276,12 +288,12 @@ class CouplingTerm(SharedTerm):
             centre = mean_rows(z, self.coupling.ptr)
         near = z if centre is None else z - centre
         half, damping = self.coupling.majorized(near, convex)
-        return Majorant(half, damping, damping if convex else 0.0, vecdot(near.detach(), half.detach()))
+        return Majorant(half, damping, convex, vecdot(near.detach(), half.detach()))
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         if not self.coupling.whole:  # several processes have to take the same steps, also where one of them rounds
             return None
-        return Mean(self.coupling.majorant(True).unsqueeze(2).to(z.dtype), z.new_zeros(1, 1, 1), self.coupling.matmul)
+        return Mean(self.coupling.majorant(True).unsqueeze(2).to(z.dtype), None, self.coupling.matmul)
 
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
-from operator import add, sub
+from operator import sub
 from typing import Any, Literal, cast
 
 import torch
@@ -20,7 +20,7 @@ from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm, affine
+from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm, affine, damping_and_constant
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.layers.diffusion_conv import GraphLayer
@@ -122,7 +122,7 @@ class WeightedGraph(TermModule):
             sender, receiver = (source.index_select(0, end) for end in graph.edges)
             ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
             gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
-            mutual = values_only() and coupling.symmetric  # as the gate itself
+            mutual = values_only(captured=True) and coupling.symmetric  # as the gate itself
             coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
         matrices = None if self.matrix is None else self.matrices()
         norms = None if matrices is None else matrices.new_ones(self.relations)
@@ -169,7 +169,7 @@ class RowAttention(TermModule):
         if graph.num_nodes != graph.total_nodes:
             known = f"{graph.num_nodes} of {graph.total_nodes}"
             raise NotImplementedError(f"RowAttention needs all nodes of the graph, not {known}. Use one process.")
-        query, key = (contracting(matrix, norm_bounds) for matrix in (self.query, self.key))
+        query, key = contracting(torch.cat([self.query, self.key]), norm_bounds).chunk(2)
         ones, prior = query.new_ones(self.heads), None
         if self.neighbours:
             prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
@@ -311,7 +311,7 @@ class CertifiedBlock(GraphLayer):
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         if isinstance(self.update.constraint, Unconstrained) and all(term.quadratic for term in terms):
             means = [term.weighted_mean(state) or affine(term, state, graph) for term in terms]
-            damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean in means), strict=True))
+            damping, constant = damping_and_constant(means)
             root = damping.rsqrt()  # scales to a unit diagonal
             pulls = [(mean.pull, root * mean.scale) for mean in means if mean.pull is not None]
 

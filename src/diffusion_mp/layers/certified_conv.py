@@ -235,7 +235,7 @@ class AttractionTerm(SharedTerm):
         if not parts:
             return Majorant(torch.zeros_like(z), z.new_zeros(1, 1, 1))
         half, damping = map(partial(reduce, add), zip(*parts, strict=True))
-        return Majorant(half, damping, damping if convex else 0.0, vecdot(near.detach(), half.detach()))
+        return Majorant(half, damping, convex, vecdot(near.detach(), half.detach()))
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         if self.fixed is None or not self.quadratic:

@@ -14,10 +14,11 @@ from torch.linalg import vecdot
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import check_metric
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, damping_and_constant
 from diffusion_mp.errors import check_positive, check_tensor
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels.precision import reciprocal
 from diffusion_mp.updates.base import Positive, State, StateUpdate
 
@@ -100,13 +101,14 @@ class CertifiedStep(StateUpdate):
         """Return Proj_C(x − g / p), with g the half gradients and p the damping of all terms (Theorem T11)."""
         wide, convex = x.to(torch.promote_types(x.dtype, torch.float32)), self.constraint.convex
         parts = [term.majorant(wide, graph, convex) for term in terms]
-        rough, total, slack, cost = map(partial(reduce, add), zip(*parts, strict=True))
+        halves, dampings, _, shares = zip(*parts, strict=True)
+        rough, total, cost = reduce(add, halves), reduce(add, dampings), reduce(add, shares)
         shrink = -reciprocal(total)
         lost = LEAST_SHARE[wide.dtype] * total.detach() * _squares(wide)
         if _resolved(cost - lost.squeeze(2), graph.segments):
             return self.constraint.project(wide + rough * shrink, wide).to(x.dtype)
-        move = rough * shrink
-        best = move if isinstance(slack, float) else move * (total * reciprocal(total + slack))
+        move, slack = rough * shrink, [part.damping for part in parts if part.halved]
+        best = move * (total * reciprocal(reduce(add, slack, total))) if slack else move
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
 
     def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
@@ -121,7 +123,7 @@ class CertifiedStep(StateUpdate):
         )
         if not known:
             return partial(self.descend, terms=terms, graph=graph)
-        damping, constant = (reduce(add, parts) for parts in zip(*(mean[:2] for mean, _ in means), strict=True))
+        damping, constant = damping_and_constant([mean for mean, _ in means])
         inverse, ptr = reciprocal(damping), graph.segments
         base, factors = constant * inverse, [inverse * mean.scale for _, mean in (*known, *further)]
         own = reduce(add, [mean.damping for _, mean in known]) - LEAST_SHARE[x.dtype] * damping
@@ -163,8 +165,9 @@ def _resolved(margin: Tensor, ptr: Tensor | None) -> bool:
     if not values_only() or margin.is_meta:
         return True
     if ptr is None:
-        return bool(margin.sum() >= 0)  # false where both overflow, and nothing is known
-    return bool((torch.segment_reduce(margin.sum(1), "sum", offsets=ptr.to(margin.device)) >= 0).all())
+        return (margin.sum() if margin.dim() else margin).item() >= 0  # not where both overflow: nothing is known
+    member, count = members(ptr, margin.size(0), margin.device)
+    return bool((margin.new_zeros(count.size(0)).index_add(0, member, margin.sum(1)) >= 0).all())
 
 
 def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> Tensor:

@@ -264,7 +264,14 @@ def _outer(x: Factor, y: Tensor, nodes: int) -> Summed | Paired:
     """Return Σ_i x_i y_iᵀ, unsummed for nodes so few that all pairs are fewer steps than products with the sum."""
     samples, features, channels = x.samples.size(2), x.features.size(2), y.size(2)
     few = x.features.size(1) == nodes and nodes * (samples + features + channels) <= 2 * samples * features * channels
-    return Paired(x, y) if few else Summed(torch.bmm(x.product.transpose(1, 2), y))
+    return Paired(x, y) if few else Summed(_summed(x.product, y))
+
+
+def _summed(x: Tensor, y: Tensor) -> Tensor:
+    """Return Σ_i x_i y_iᵀ; on a GPU long sums matrix by matrix, since cuBLAS does not divide those of a batch."""
+    if x.is_cpu or x.size(1) < 1024 * x.size(0):
+        return torch.bmm(x.transpose(1, 2), y)
+    return torch.stack([torch.mm(left.t(), right) for left, right in zip(x, y, strict=True)])
 
 
 def _add(total: Sums, more: Sums) -> Sums:
@@ -284,7 +291,7 @@ def _pool(senders: Senders, bound: Bound) -> Sums:
     parts = []
     for b in _blocks(senders.log_k, bound):
         factor, v = _sending(senders, b, bound), senders.v[:, b]
-        counts = torch.bmm(factor.samples.transpose(1, 2), factor.features)
+        counts = _summed(factor.samples, factor.features)
         parts.append(Sums(_outer(factor, v, senders.v.size(1)), counts))
     return reduce(_add, parts)
 
@@ -313,7 +320,7 @@ def _read_backward(
         else:
             through = (grad.log_sum[:, b, bound.chosen] - by_samples).mul_(bound.total).mul_(factor.samples)  # x t
             by_features.addcmul_(torch.bmm(through, sums.counts), factor.features)
-            by_counts = torch.bmm(through.transpose(1, 2), factor.features)
+            by_counts = _summed(through, factor.features)
         parts.append(Sums(_outer(factor, g, receivers.log_q.size(1)), by_counts))
         _write(by_log_q, b, by_features, bound)
     return reduce(_add, parts)
