@@ -288,7 +288,7 @@ def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings
     if matrix.dim() == 2:
         return matrix.abs().amax(1)
     # What traces or transforms sees the formula.
-    return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(matrix, squarings)
+    return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(matrix, squarings)[0]
 
 
 class _NormBounds(torch.autograd.Function):
@@ -298,25 +298,32 @@ class _NormBounds(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> Float[Tensor, " R"]:
+    def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> tuple[Tensor, ...]:
+        """Return t, and the powers of S for the gradient."""
         bound = largest = matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
-        for number, (size, _) in enumerate(_powers(matrix / largest[:, None, None], squarings)):
+        sizes, powers = zip(*_powers(matrix / largest[:, None, None], squarings), strict=True)
+        for number, size in enumerate(sizes):
             bound = bound if size is None else bound * size ** 0.5 ** (number + 1)
         # The rounding of a product of C terms may lower the bound.
-        return bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps)
+        return (bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps), *powers)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
-        ctx.squarings = inputs[1]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(inputs[0], *output)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Float[Tensor, " R"]) -> tuple[Tensor, None]:
-        matrix, bound = ctx.saved_tensors
+    def backward(ctx: Any, grad: Float[Tensor, " R"] | None, *_: None) -> tuple[Tensor | None, None]:
+        if grad is None:
+            return None, None
+        matrix, bound, *powers = ctx.saved_tensors
         tiny = torch.finfo(matrix.dtype).tiny
         largest = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
         scaled = matrix / largest[:, None, None]
-        chain = reduce(torch.matmul, (power for _, power in _powers(scaled, ctx.squarings)))
+        if torch.is_grad_enabled():  # for second derivatives
+            powers = [power for _, power in _powers(scaled, len(powers) - 1)]
+        chain = reduce(torch.matmul, powers)
         direction = scaled @ chain if matrix.size(1) >= matrix.size(2) else chain @ scaled
         trace = (direction * scaled).sum((1, 2)).clamp(min=tiny)  # the scale of the powers is divided away
         return (grad * (bound / largest) / trace)[:, None, None] * direction, None

@@ -166,7 +166,8 @@ def entries_at(pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int
 def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
     """Whether a_ij = a_ji for all pairs and heads of weights [E, H], up to rounding; O(E log E)."""
     with torch.no_grad():
-        forth, back = (entries_at(p, edge_index, weight, num_nodes) for p in (edge_index, edge_index.flip(0)))
+        both = torch.cat([edge_index, edge_index.flip(0)], 1)
+        forth, back = entries_at(both, edge_index, weight, num_nodes).chunk(2)
         scale = float(forth.abs().max()) if len(forth) else 0.0
         return math.isfinite(scale) and torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * scale)
 
