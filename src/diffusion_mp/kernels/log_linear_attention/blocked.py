@@ -260,18 +260,20 @@ def _joined(parts: list[Sums]) -> Tensor:
     return torch.cat(found, 1)
 
 
-def _outer(x: Factor, y: Tensor, nodes: int) -> Summed | Paired:
-    """Return Σ_i x_i y_iᵀ, unsummed for nodes so few that all pairs are fewer steps than products with the sum."""
+def _sums(x: Factor, y: Tensor, weights: Tensor, nodes: int) -> Sums:
+    """Return Σ_i x_i y_iᵀ, unsummed for nodes so few that all pairs are fewer steps, and Σ_i of weights and features.
+
+    On a GPU long sums go matrix by matrix, since cuBLAS does not divide those of a batch among its processors.
+    """
     samples, features, channels = x.samples.size(2), x.features.size(2), y.size(2)
+    product = torch.bmm if y.is_cpu or y.size(1) < 1024 * y.size(0) else _one_by_one
     few = x.features.size(1) == nodes and nodes * (samples + features + channels) <= 2 * samples * features * channels
-    return Paired(x, y) if few else Summed(_summed(x.product, y))
+    values = Paired(x, y) if few else Summed(product(x.product.transpose(1, 2), y))
+    return Sums(values, product(weights.transpose(1, 2), x.features))
 
 
-def _summed(x: Tensor, y: Tensor) -> Tensor:
-    """Return Σ_i x_i y_iᵀ; on a GPU long sums matrix by matrix, since cuBLAS does not divide those of a batch."""
-    if x.is_cpu or x.size(1) < 1024 * x.size(0):
-        return torch.bmm(x.transpose(1, 2), y)
-    return torch.stack([torch.mm(left.t(), right) for left, right in zip(x, y, strict=True)])
+def _one_by_one(x: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([torch.mm(left, right) for left, right in zip(x, y, strict=True)])
 
 
 def _add(total: Sums, more: Sums) -> Sums:
@@ -291,8 +293,7 @@ def _pool(senders: Senders, bound: Bound) -> Sums:
     parts = []
     for b in _blocks(senders.log_k, bound):
         factor, v = _sending(senders, b, bound), senders.v[:, b]
-        counts = _summed(factor.samples, factor.features)
-        parts.append(Sums(_outer(factor, v, senders.v.size(1)), counts))
+        parts.append(_sums(factor, v, factor.samples, senders.v.size(1)))
     return reduce(_add, parts)
 
 
@@ -316,12 +317,11 @@ def _read_backward(
         by_samples, by_features = sums.values.exponents(factor, g)
         if log_sum is None:
             by_row_shift[:, b, bound.chosen] = by_samples
-            by_counts = torch.zeros_like(sums.counts)
+            through = torch.zeros_like(by_samples)
         else:
             through = (grad.log_sum[:, b, bound.chosen] - by_samples).mul_(bound.total).mul_(factor.samples)  # x t
             by_features.addcmul_(torch.bmm(through, sums.counts), factor.features)
-            by_counts = _summed(through, factor.features)
-        parts.append(Sums(_outer(factor, g, receivers.log_q.size(1)), by_counts))
+        parts.append(_sums(factor, g, through, receivers.log_q.size(1)))
         _write(by_log_q, b, by_features, bound)
     return reduce(_add, parts)
 
