@@ -205,6 +205,18 @@ def test_generated_code_agrees(with_graph: bool) -> None:
         torch.testing.assert_close(compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol)
 
 
+@pytest.mark.slow
+def test_batches_of_any_size_without_fullgraph() -> None:
+    """Torch then ends its graph where the number of graphs is read, which must not be within a block."""
+    module = built(lambda: dm.CertifiedTransformer(8, 8, 3, num_blocks=2, edge_dim=2))
+    compiled = torch.compile(module, dynamic=True)
+    for num_nodes in (12, 19):
+        x, edge_index, batch = instance(num_nodes)
+        edge_index = edge_index[:, batch[edge_index[0]] == batch[edge_index[1]]]
+        edge_attr = torch.eye(2)[torch.arange(edge_index.size(1)) % 2]
+        assert_same(module, compiled, x, edge_index, batch=batch, edge_attr=edge_attr)
+
+
 @pytest.mark.parametrize("build", [
     dm.SimpleDiffusivity,
     pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),

@@ -249,6 +249,9 @@ class GraphModel(KnowsPyGNames, Resettable, ABC):
             errors.check_flags(return_coupling=return_coupling)
         self._check_features(x)
         graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
+        if torch.compiler.is_dynamo_compiling():
+            # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
+            _ = graph.segments
         couplings: list[Coupling] = []
         collect = self.edge_mask.listening(graph, couplings.append if return_coupling else discard)
         logits = self.propagate(x, graph, collect, **inputs)
