@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from diffusion_mp.kernels import pairwise
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.neumann import neighbours
-from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product, pairwise_rows
+from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials, sparse_flow_product
 from diffusion_mp.testing import tolerance
 
@@ -62,13 +63,14 @@ def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 def rows_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Both results of one pass, each with a gradient."""
-    out, lse = pairwise_rows(q, k, v, **options)
+    out, lse = pairwise.pairwise_rows(q, k, v, **options)
     return out + lse.unsqueeze(2).to(v.dtype)
 
 
 PAIRWISE: dict[str, Callable[..., Tensor]] = {
     "attention": pairwise_attention, "rows": rows_of, "product": by_shifts,
-    "product-no-loops": partial(by_shifts, loops=False), "logsumexp": lse_of, "logsumexp-no-loops": partial(lse_of, loops=False),
+    "product-no-loops": partial(by_shifts, loops=False), "logsumexp": lse_of,
+    "logsumexp-no-loops": partial(lse_of, loops=False),
 }  # fmt: skip
 
 #: Functions of q, k, v, ptr and backend.

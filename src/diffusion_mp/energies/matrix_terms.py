@@ -303,7 +303,7 @@ class _NormBounds(torch.autograd.Function):
         bound = largest = matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
         sizes, powers = zip(*_powers(matrix / largest[:, None, None], squarings), strict=True)
         for number, size in enumerate(sizes):
-            bound = bound if size is None else bound * size ** 0.5 ** (number + 1)
+            bound = bound if size is None else bound * size.pow(0.5 ** (number + 1))
         # The rounding of a product of C terms may lower the bound.
         return (bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps), *powers)
 
