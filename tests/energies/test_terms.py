@@ -352,6 +352,20 @@ def test_a_certificate_needs_terms_that_bound_themselves() -> None:
     assert "not finite" in str(term_flaw(term, z, graph))
 
 
+@pytest.mark.parametrize("attention", [False, True])
+def test_autocast_leaves_a_block_in_single_precision(attention: bool) -> None:
+    """In half precision a bound on norms may be too small, and a step may go up."""
+    terms = [WeightedGraph(CHANNELS), TiedMLP(CHANNELS, 8), *([RowAttention(CHANNELS)] if attention else [])]
+    block, graph = CertifiedBlock(CHANNELS, terms), a_graph()
+    x, found = random(NODES, CHANNELS).float().requires_grad_(), []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out, energies = block(x, graph), block.energies(x, graph)
+        found.append([out, energies, *torch.autograd.grad(out.square().sum(), [x, *block.parameters()])])
+    for got, expected in zip(*found, strict=True):
+        assert torch.equal(got, expected)
+
+
 def test_a_block_knows_its_energies_and_its_certificate() -> None:
     block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS, edge_dim=RELATIONS), TiedMLP(CHANNELS, 3)], 4).double()
     graph, x = a_graph(), random(NODES, CHANNELS)
@@ -491,6 +505,6 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
     lambda graph: JointEnergy(terms=[1.0]),
     lambda graph: WeightedGraph(4, edge_dim=2)(torch.zeros(NODES, 4), graph),
 ])  # fmt: skip
-def test_bad_terms_are_refused_with_a_sentence(bad: object) -> None:
+def test_bad_terms_are_refused_with_a_sentence(bad: object, no_typecheck: None) -> None:
     with pytest.raises((TypeError, ValueError), match=r"(must|need)"):
         bad(a_graph())

@@ -203,7 +203,7 @@ class Coupling(ABC):
         dtype = dtype or torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
-    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H D"]) -> tuple[Tensor, Tensor]:
+    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         """Return S v and Sᵀ w, for values by head, and share what the two have in common."""
         return self.matmul(v), self.T.matmul(w)
 

@@ -95,7 +95,7 @@ class PairwiseCoupling(Coupling):
             return pairwise_attention(*pairs, self.ptr, score=self.score).view_as(v)
         return pairwise_product(*pairs, *self.shifts, self.ptr, score=self.score, loops=self.loops).view_as(v)
 
-    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H D"]) -> tuple[Tensor, Tensor]:
+    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         if not (self.row_stochastic and self.loops and self.heads == v.size(1) and self._shifts is None):
             return super().both(v, w)
         found, log_sums = pairwise_rows(self.query, self.key, v, self.ptr, score=self.score)

@@ -287,8 +287,9 @@ def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings
     """
     if matrix.dim() == 2:
         return matrix.abs().amax(1)
-    # What traces or transforms sees the formula.
-    return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(matrix, squarings)[0]
+    with without_autocast(matrix):
+        # What traces or transforms sees the formula.
+        return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(matrix, squarings)[0]
 
 
 class _NormBounds(torch.autograd.Function):

@@ -23,6 +23,7 @@ from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, Matri
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm, affine, damping_and_constant
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
+from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
@@ -218,7 +219,10 @@ class BlockStep(nn.Module):
         return self.updates[0]
 
     def forward(self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator) -> Float[Tensor, "N H D"]:
-        return step(x)
+        if not torch._C._is_any_autocast_enabled():
+            return step(x)
+        with without_autocast(x):
+            return step(x)
 
 
 class CertifiedBlock(GraphLayer):
@@ -338,7 +342,8 @@ class CertifiedBlock(GraphLayer):
 
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
-        return [*(module(source, graph, edge_attr) for module in self.terms), *self.fixed]
+        with without_autocast(source):  # bounds on norms have to hold
+            return [*(module(source, graph, edge_attr) for module in self.terms), *self.fixed]
 
     def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
         """Return F, a function of states [N, channels]."""
