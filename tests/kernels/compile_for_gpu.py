@@ -45,7 +45,7 @@ def main(dtype: torch.dtype, width: int) -> None:
         out = linear.forward(q, k, v, terms._replace(own=0.0))
         linear.backward(v, q, k, v, out, terms)
     for score in ("sigmoid", "exp"):
-        pairwise.attention(q, k, v, None, score)
+        pairwise.attention(q, k, v, None, score, True, True)
         pairwise.product(q, k, v, Weighting(row, row, ptr, score))
         pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
     if width <= flow.WIDEST:
