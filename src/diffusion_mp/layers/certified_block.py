@@ -219,8 +219,6 @@ class BlockStep(nn.Module):
         return self.updates[0]
 
     def forward(self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator) -> Float[Tensor, "N H D"]:
-        if not torch._C._is_any_autocast_enabled():
-            return step(x)
         with without_autocast(x):
             return step(x)
 

@@ -53,7 +53,9 @@ class Resumable(Callback):
         self._ended = False
         self._random_state: State | None = None
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: State) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer | None, pl_module: pl.LightningModule | None, checkpoint: State
+    ) -> None:
         """Add the random states; Lightning calls this after everything else is in the checkpoint."""
         checkpoint["random_state"] = random_state()
 
