@@ -11,8 +11,9 @@ from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
-from diffusion_mp.updates import CertifiedStep
-from diffusion_mp.updates.certified_step import _rounded
+from diffusion_mp.layers.certified_block import CertifiedBlock, WeightedGraph
+from diffusion_mp.updates import CertifiedStep, certified_step
+from diffusion_mp.updates.certified_step import _lasting_share, _rounded
 
 PTR = torch.tensor([0, 4, 4, 5, 11])
 PENALTIES = {name: get_penalty(name) for name in ("simple", "sigmoid", "gaussian", "quadratic")}
@@ -240,3 +241,41 @@ def test_a_row_is_not_rounded_farther_past_the_minimum_than_the_step_stops_short
     assert (moved - x).item() == rounded
     near = torch.tensor([[[1e6]], [[1e6 + 0.0625]]])  # to the nearest, both would change places, and F would double
     assert torch.equal(CertifiedStep(1.0)(near, 2.0 * PAIR.to(torch.float32), source=near), near)
+
+
+@pytest.mark.parametrize("constraint", [None, "nonnegative", "ball"])
+def test_the_first_state_bounds_how_small_the_energies_of_later_ones_become(constraint: str | None) -> None:
+    """From the projected source on, F keeps a share of Σ p_i‖z_i‖², which decides how much rounding can matter."""
+    shown = 0
+    for number in range(300):
+        torch.manual_seed(number)
+        weight = torch.rand(7, 7, dtype=torch.float64).mul(3).exp()
+        weight = weight + weight.T
+        pulled = weight.sum(1, keepdim=True)
+        laplacian = torch.diag(pulled.squeeze()) - weight
+        mass = torch.randn(7, 1, dtype=torch.float64).add(3).exp()
+        source = 10 ** (2 * torch.rand(())) + torch.randn(7, 4, dtype=torch.float64)
+        z = PROJECT[constraint](source)
+        first = (z * (laplacian @ z)).sum() / ((mass + pulled) * z.square()).sum()
+        least = float(first * 10 ** (-3 * torch.rand(())))
+        if first < _lasting_share(least, pulled, mass):
+            continue
+        shown += 1
+        for _ in range(100):
+            z = PROJECT[constraint](z + (mass * (source - z) - laplacian @ z) / (mass + pulled))
+            energy = (mass * (z - source).square()).sum() + (z * (laplacian @ z)).sum()
+            assert energy >= least * ((mass + pulled) * z.square()).sum()
+    assert shown > 30
+
+
+@pytest.mark.parametrize(("offset", "start", "checks"), [(0.0, None, 1), (1e3, None, 17), (0.0, 0.0, 16)])
+def test_steps_from_a_source_are_checked_for_rounding_once(
+    offset: float, start: float | None, checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, look = [], certified_step._resolved
+    monkeypatch.setattr(certified_step, "_resolved", lambda *args: asked.append(1) or look(*args))
+    monkeypatch.setattr(CertifiedStep, "descend", lambda self, x, *others, **named: x)  # asks, too
+    block = CertifiedBlock(4, [WeightedGraph(4, normalization="sym", matrix="identity")], 16, constraint=None)
+    source = random(30, 4).float() + offset
+    list(block.states(source, undirected(30), start=None if start is None else source + start))
+    assert len(asked) == checks

@@ -111,8 +111,14 @@ class CertifiedStep(StateUpdate):
         best = move * (total * reciprocal(reduce(add, slack, total))) if slack else move
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
 
-    def descent(self, x: State, terms: Sequence[EnergyTerm], graph: Graph) -> Callable[[State], State]:
-        """Return :meth:`descend` from x on, with what does not depend on the state computed once."""
+    def descent(
+        self, x: State, terms: Sequence[EnergyTerm], graph: Graph, *, from_source: bool = False
+    ) -> Callable[[State], State]:
+        """Return :meth:`descend` from x on, with what does not depend on the state computed once.
+
+        With ``from_source``, x is the projection of the source, and every step starts where the one before it ended, so
+        that the first may show for all of them that rounding does not matter (`_lasting_share`).
+        """
         means = []
         for term in terms if self.constraint.convex else ():
             if (mean := term.weighted_mean(x)) is None:
@@ -126,15 +132,30 @@ class CertifiedStep(StateUpdate):
         damping, constant = damping_and_constant([mean for mean, _ in means])
         inverse, ptr = reciprocal(damping), graph.segments
         base, factors = constant * inverse, [inverse * mean.scale for _, mean in (*known, *further)]
-        own = reduce(add, [mean.damping for _, mean in known]) - LEAST_SHARE[x.dtype] * damping
-        own = own.detach().expand(*x.shape[:2], 1).contiguous()
         scales = [torch.as_tensor(mean.scale, dtype=x.dtype).detach() for _, mean in known]
+        damping, pulled = damping.detach(), reduce(add, [mean.damping for _, mean in known]).detach()
+        least, shape = LEAST_SHARE[x.dtype], (*x.shape[:2], 1)
+        once = (pulled - least * damping).expand(shape).contiguous()
+        always: Tensor | None = None
+        if from_source and all(mean.pull is None or quadratic for mean, quadratic in means):
+            share = _lasting_share(least, pulled, damping - pulled)
+            always = (pulled - share * damping).expand(shape).contiguous()
+        settled = False
 
         def step(x: State) -> State:
-            received, state = [pull(x) for pull, _ in known], x.detach()
-            shares = [scale * _inner(state, v.detach(), ptr) for v, scale in zip(received, scales, strict=True)]
-            if not _resolved(reduce(sub, shares, _inner(own, _squares(state), ptr)), ptr):
-                return self.descend(x, terms, graph)
+            nonlocal always, settled
+            received = [pull(x) for pull, _ in known]
+            if not settled:
+                state = x.detach()
+                squares = _squares(state)
+                shares = [scale * _inner(state, v.detach(), ptr) for v, scale in zip(received, scales, strict=True)]
+
+                def resolved(own: Tensor) -> bool:
+                    return _resolved(reduce(sub, shares, _inner(own, squares, ptr)), ptr)
+
+                settled, always = always is not None and resolved(always), None
+                if not settled and not resolved(once):
+                    return self.descend(x, terms, graph)
             received += [pull(x) for pull, _ in further]
             # Not `addcmul`, whose backward pass multiplies by a constant of one first.
             moved = reduce(Tensor.add_, [v * factor for v, factor in zip(received, factors, strict=True)])
@@ -144,6 +165,18 @@ class CertifiedStep(StateUpdate):
 
     def extra_repr(self) -> str:
         return ("" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, ") + f"constraint={self.constraint}"
+
+
+def _lasting_share(least: float, pulled: Tensor, sources: Tensor) -> Tensor:
+    """Return which share of Σ p_i‖x_i‖² shows at x = Proj_C(H) that F has the share ``least`` in all later states.
+
+    Let F(z) = Σ m_i‖z_i − h_i‖² + V(z) for z in C with V(z) = ⟨z, L z⟩, L ⪯ 2 diag(q), p = m + q and κ = max 2 q_i/m_i.
+    As C is convex, F(z) ≥ F(x) − V(x) + ‖z − x‖²_M + V(z). So F(z) ≤ F(x) has ‖z − x‖²_M ≤ V(x), and with
+    V(x) ≤ (1 + κ)(‖z − x‖²_M + V(z)) both F(z) ≥ V(x)/(1 + κ) and Σ p_i‖z_i‖² ≤ 2 Σ p_i‖x_i‖² + (2 + κ) V(x).
+    """
+    ratio = 2 * (pulled / sources).amax()
+    room = 1 / (1 + ratio) - least * (2 + ratio)
+    return torch.where(room > 0, 2 * least / room, torch.inf)
 
 
 def _squares(x: State) -> Float[Tensor, "N H one"]:
