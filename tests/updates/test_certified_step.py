@@ -279,3 +279,4 @@ def test_steps_from_a_source_are_checked_for_rounding_once(
     source = random(30, 4).float() + offset
     list(block.states(source, undirected(30), start=None if start is None else source + start))
     assert len(asked) == checks
+    assert block(source[:0], torch.empty(2, 0, dtype=torch.long)).shape == (0, 4)
