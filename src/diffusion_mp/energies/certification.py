@@ -220,7 +220,7 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     """
     errors.check_kind(energy, "energy", JointEnergy, "a JointEnergy")
     errors.check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")
-    energy._check(x, "x")
+    energy._check(x)
     if coupling is not None:
         errors.check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
         errors.check_device(x, "x", coupling.device, "the coupling")
