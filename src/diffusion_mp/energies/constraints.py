@@ -105,9 +105,7 @@ class _Round(Constraint):
 
 @dataclass(frozen=True)
 class Ball(_Round):
-    """Rows within a ball.
-
-    ‖x‖ ≤ radius; the projection clips norms.
+    """Rows within a ball, ‖x‖ ≤ radius; the projection clips norms.
 
     Examples:
         >>> bool((Ball(1.0).project(10 * x).norm(dim=1) <= 1 + 1e-6).all())
@@ -127,9 +125,7 @@ class Ball(_Round):
 
 @dataclass(frozen=True)
 class Sphere(_Round):
-    """Rows on a sphere.
-
-    ‖x‖ = radius; the projection is RMSNorm without a gain (for radius √D). Not convex.
+    """Rows on a sphere, ‖x‖ = radius; the projection is RMSNorm without a gain (for radius √D). Not convex.
 
     A row of zeros, equally far from all of the sphere, is projected to the direction of ``start``, or to the first axis
     if that is zero too.

@@ -89,9 +89,7 @@ def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
 
 
 class FunctionPenalty(Saved, Penalty):
-    r"""The penalty of any weight that falls with distance.
-
-    δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.
+    r"""The penalty δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.
 
     Usable wherever a `Penalty` is, in O(N²) (`DistanceCoupling`). At construction and in certificates `flaw` checks f
     at some hundred points. Without ``delta`` an energy takes 48 evaluations of f per pair, by Gauss–Legendre quadrature

@@ -180,9 +180,7 @@ class EnergyBounds:
 
 
 def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
-    """Return how fast the energy falls in a step, at least and at most.
-
-    Return the rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
+    """Return the rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
 
     For τ ≤ 1/λ₁ these are (1 − τλ₁)² and (1 − τμ)², μ the smallest *non-zero* eigenvalue of Δ = D̄ − S (Proposition 4
     of TfD, Wu, Wipf & Yan, 2025; their Eq. 9 takes the smallest one, always 0). Both terms of E depend on the

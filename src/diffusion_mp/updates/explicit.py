@@ -92,9 +92,7 @@ class ExplicitEuler(LaplacianUpdate):
 
 
 def teleport(alpha: float) -> ExplicitEuler:
-    """Return the step of APPNP, which gives back a part of the start.
-
-    x′ = (1 − α) S x + α h, the step of APPNP: step size 1 − α, with source weight and leak α/(1 − α), 0 ≤ α < 1.
+    """Return the step of APPNP, x′ = (1 − α) S x + α h: size 1 − α, source weight and leak α/(1 − α), 0 ≤ α < 1.
 
     The leak keeps the states of a deep stack apart, which a source alone does not (D22 in docs/errata.md). The limit of
     these steps is `teleport_limit`.
