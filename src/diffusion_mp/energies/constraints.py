@@ -91,16 +91,14 @@ class _Round(Constraint):
         check_positive(self.radius, "radius")
         object.__setattr__(self, "diameter", (2**0.5 if self.orthant else 2.0) * self.radius)
 
-    def _excess(self, x: Tensor) -> tuple[Tensor, float]:
-        """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision.
-
-        A row with an entry below zero that has to be nonnegative counts as infinitely long.
-        """
+    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+        """Return whether rows are at most as long as the radius, or in a set that is not convex as long."""
         check_tensor(x, "x", "[..., channels]")
         norm = torch.linalg.vector_norm(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         if self.orthant:
             norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)
-        return norm / self.radius - 1, max(1e-6, 4 * torch.finfo(x.dtype).eps)
+        excess = norm / self.radius - 1
+        return ((excess if self.convex else excess.abs()) <= max(1e-6, 4 * torch.finfo(x.dtype).eps)).all()
 
 
 @dataclass(frozen=True)
@@ -117,10 +115,6 @@ class Ball(_Round):
         if lies_in(norm, -1.0, self.radius):
             return y
         return torch.where(norm > self.radius, self.radius * unit_vectors(y), y)
-
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
-        excess, rounding = self._excess(x)
-        return (excess <= rounding).all()
 
 
 @dataclass(frozen=True)
@@ -147,10 +141,6 @@ class Sphere(_Round):
                 nothing = y.detach().abs().amax(-1, keepdim=True).to(wide) < least
                 y = torch.where(nothing, other, y)
         return self.radius * unit_vectors(y)
-
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
-        excess, rounding = self._excess(x)
-        return (excess.abs() <= rounding).all()
 
 
 @dataclass(frozen=True)
