@@ -62,15 +62,12 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
-    """Return I − D̄^-½ Ω D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
-    n, one = coupling.num_nodes, np.ones((coupling.num_nodes, 1))
-    if n <= DENSE_NODES:
-        s = _dense(coupling, head, one)
-        scale = s.sum(1, keepdims=True) ** -0.5
-        return scale * _differences(s, one) * scale.T
-    product = coupling.as_linear_operator(head)
-    scale = (product @ one) ** -0.5
-    return _operator(n, lambda v: v - scale * (product @ (scale * v)), rounding=EPS)
+    """Return D̄^-½ (D̄ − Ω) D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
+    matrix = laplacian(coupling, head, "conservative")
+    scale = coupling.exact_degree(torch.float64)[:, head, None].detach().cpu().numpy() ** -0.5
+    if isinstance(matrix, np.ndarray):
+        return scale * matrix * scale.T
+    return _operator(len(scale), lambda v: scale * (matrix @ (scale * v)), rounding=EPS)
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
