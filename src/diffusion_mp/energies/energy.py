@@ -14,7 +14,7 @@ from torch import Tensor
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import Metric, State, by_head, check_heads, check_metric, large_distance
+from diffusion_mp.energies.pairs import Metric, State, by_head, check_heads, check_metric, edge_distance, large_distance
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm, tangents
@@ -164,9 +164,7 @@ class Energy:
     def _edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the entries [E, H] of the sparse coupling and the squared distances of their nodes."""
         coupling = cast(SparseCoupling, self.coupling)  # checked at construction
-        source, target = coupling.graph.edges
-        values = by_head(x).double()
-        return coupling.weight.double(), (values[target] - values[source]).square().sum(2)
+        return coupling.weight.double(), edge_distance(x, coupling.graph)
 
     @torch.no_grad()
     def _large_distance(self, x: Tensor) -> float:

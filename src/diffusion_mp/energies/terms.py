@@ -174,8 +174,7 @@ class ScaledTerm(SharedTerm):
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
         if not isinstance(term, EnergyTerm):
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-        scalar = isinstance(weight, Tensor) and not weight.dim() and weight.is_floating_point()
-        if not (scalar or callable(weight)):
+        if not callable(weight):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
 
