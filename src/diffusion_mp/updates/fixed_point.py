@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -14,7 +13,7 @@ from diffusion_mp import errors
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.progress import solving
-from diffusion_mp.updates.linear_solve import InverseApply, Operator
+from diffusion_mp.updates.linear_solve import Operator, differentiated
 
 
 def _all_rows(x: Tensor) -> Tensor:
@@ -93,9 +92,6 @@ def fixed_point(
     with torch.no_grad():
         if energy is not None and memory and rises(energy):
             solution = limit(exact, start, what, memory=0)
-    residual = exact(solution) - solution if torch.is_grad_enabled() else solution
-    if not residual.requires_grad:
-        return solution.to(x0.dtype)
 
     def inverse_transposed(grad: Tensor) -> Tensor:
         """Return (I − Jᵀ)⁻¹ grad."""
@@ -109,8 +105,7 @@ def fixed_point(
 
         return limit(pull, grad, f"the gradient of {what}")
 
-    correction = cast("Callable[..., Tensor]", InverseApply.apply)
-    return (solution + correction(residual, inverse_transposed)).to(x0.dtype)
+    return differentiated(solution, lambda z: exact(z) - z, inverse_transposed).to(x0.dtype)
 
 
 @torch.no_grad()
