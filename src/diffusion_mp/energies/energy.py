@@ -23,9 +23,7 @@ from diffusion_mp.graph.checks import as_ptr, check_ptr
 
 
 class Energy:
-    r"""The energy of a diffusion step.
-
-    E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in a form that descends.
+    r"""The energy E(Z, k) = ‖Z − Z_k‖² + λ P(Z) of a step of TfD (Wu, Wipf & Yan, 2025), in a form that descends.
 
     P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) for a
     ``coupling`` S (Eq. 8). The paper's proofs write λ tr ZᵀΔZ, where λ is twice this one.

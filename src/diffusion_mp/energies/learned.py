@@ -22,9 +22,7 @@ NODES, WEIGHTS = (numbers.tolist() for numbers in np.polynomial.legendre.leggaus
 
 
 class MixturePenalty(Saved, Penalty):
-    r"""A learned penalty, that of a mixture of Gaussians.
-
-    f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} with learned c_m, σ_m > 0, and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}).
+    r"""A learned penalty, f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}) for c, σ > 0.
 
     f is completely monotone (Bernstein, 1928) and positive definite, so δ is concave and increasing and certificates
     hold throughout training (Theorem T5 of docs/certified.md). The parameters are log c and log σ, clamped to ±40 and
