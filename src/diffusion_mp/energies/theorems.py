@@ -48,15 +48,13 @@ class Certificate:
         return self.holds
 
     def __str__(self) -> str:
-        return "\n".join([self._sentence(), *(f"  {name}: {layer}" for name, layer in self.layers.items())])
-
-    def _sentence(self) -> str:
         what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
-        if not self.holds:
-            return f"{self.theorem} does not cover {what}: {self.reason}"
-        bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
-        proved = f"{self.energy} does not rise" if self.energy else bound
-        return f"{self.theorem} covers {what}: {proved}. {self.reason}"
+        sentence = f"{self.theorem} does not cover {what}: {self.reason}"
+        if self.holds:
+            bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+            proved = f"{self.energy} does not rise" if self.energy else bound
+            sentence = f"{self.theorem} covers {what}: {proved}. {self.reason}"
+        return "\n".join([sentence, *(f"  {name}: {layer}" for name, layer in self.layers.items())])
 
     @classmethod
     def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:

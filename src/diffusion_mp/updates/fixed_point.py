@@ -77,20 +77,18 @@ def fixed_point(
             raise ValueError(f"step(z) must be like z, {errors.describe(z)}; got {errors.describe(image)}.")
         return image.to(z.dtype)
 
-    def rises(energy: Callable[[Tensor], Tensor]) -> bool:
-        before, after = energy(start), energy(solution)
-        for value in (before, after):
-            if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
-                raise TypeError(f"energy(z) must be one number; got {errors.describe(value)}.")
-        return not bool(after <= before)
-
     def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
         with without_autocast(begin):  # for the products of the acceleration, and in backward()
             return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
 
     solution = limit(exact, start, what)
-    with torch.no_grad():
-        if energy is not None and memory and rises(energy):
+    if energy is not None and memory:
+        with torch.no_grad():
+            before, after = energy(start), energy(solution)
+        for value in (before, after):
+            if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
+                raise TypeError(f"energy(z) must be one number; got {errors.describe(value)}.")
+        if not bool(after <= before):
             solution = limit(exact, start, what, memory=0)
 
     def inverse_transposed(grad: Tensor) -> Tensor:
