@@ -109,9 +109,7 @@ class MatrixTerm(SharedTerm):
 
 
 class AttentionTerm(SharedTerm):
-    r"""Softmax attention with queries and keys, as a term of an energy.
-
-    E(Z) = −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2), whose slopes are softmax (Theorem T9).
+    r"""Softmax attention, the slopes of −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2) (Theorem T9).
 
     With ω = softmax_j(log b_ij − γ s_ij / 2) row-normalised, c_j = Σ_i ω_ij its column sums, q = Q z and k = K z,
 
