@@ -205,7 +205,7 @@ class ScaledTerm(SharedTerm):
         return Mean(weight * found.damping, constant, found.pull, weight * found.scale)
 
     def __repr__(self) -> str:
-        return f"{float(self.weight):g} * {self.term!r}"
+        return f"{torch.as_tensor(self.weight, dtype=torch.float64).item():g} * {self.term!r}"  # float() warns
 
 
 class SourceTerm(SharedTerm):
