@@ -508,3 +508,13 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
 def test_bad_terms_are_refused_with_a_sentence(bad: object, no_typecheck: None) -> None:
     with pytest.raises((TypeError, ValueError), match=r"(must|need)"):
         bad(a_graph())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_term_with_a_learned_weight_is_shown_without_a_warning() -> None:
+    torch.set_warn_always(True)
+    try:
+        learned = ScaledTerm(nn.Parameter(torch.tensor(0.1)), PairTerm(get_penalty("simple")))
+        assert repr(0.5 * learned) == "0.5 * 0.1 * SimplePenalty()"
+    finally:
+        torch.set_warn_always(False)

@@ -90,7 +90,17 @@ def certify(
         if x.size(1) % heads:
             raise ValueError(f"x must have channels that {heads} heads divide; got {errors.describe(x)}.")
         x = x.unflatten(1, (heads, -1))
-    return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
+    flaw = penalty_flaw(penalty)
+    if flaw is None and (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is not None:
+        flaw = (
+            f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
+            f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}."
+        )
+    if flaw is not None:
+        return Certificate.refused("Theorem 7", tau, flaw)
+    omega = penalty.coupling(x.double(), ptr)
+    # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition 6).
+    return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
 
 
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
@@ -187,22 +197,6 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     return None
 
 
-def _certify_penalty(
-    penalty: Penalty, x: Tensor, tau: float, leak: float, ptr: Tensor | None, normalize: bool
-) -> Certificate:
-    """Apply Theorem 7, or without normalisation Theorem 1 to Ω, which majorises the energy (Proposition 6)."""
-    flaw = penalty_flaw(penalty)
-    if flaw is None and (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is not None:
-        flaw = (
-            f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
-            f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}."
-        )
-    if flaw is not None:
-        return Certificate.refused("Theorem 7", tau, flaw)
-    omega = penalty.coupling(x.double(), ptr)
-    return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
-
-
 @torch.no_grad()
 def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Certificate:
     """Certify that a `CertifiedStep` from ``x`` with the energy's β, source, metric and constraint does not raise it.
@@ -220,7 +214,7 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     """
     errors.check_kind(energy, "energy", JointEnergy, "a JointEnergy")
     errors.check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")
-    energy._check(x, "x")
+    energy._check(x)
     if coupling is not None:
         errors.check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
         errors.check_device(x, "x", coupling.device, "the coupling")

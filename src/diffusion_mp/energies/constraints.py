@@ -91,23 +91,19 @@ class _Round(Constraint):
         check_positive(self.radius, "radius")
         object.__setattr__(self, "diameter", (2**0.5 if self.orthant else 2.0) * self.radius)
 
-    def _excess(self, x: Tensor) -> tuple[Tensor, float]:
-        """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision.
-
-        A row with an entry below zero that has to be nonnegative counts as infinitely long.
-        """
+    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+        """Return whether rows are at most as long as the radius, or in a set that is not convex as long."""
         check_tensor(x, "x", "[..., channels]")
         norm = torch.linalg.vector_norm(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         if self.orthant:
             norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)
-        return norm / self.radius - 1, max(1e-6, 4 * torch.finfo(x.dtype).eps)
+        excess = norm / self.radius - 1
+        return ((excess if self.convex else excess.abs()) <= max(1e-6, 4 * torch.finfo(x.dtype).eps)).all()
 
 
 @dataclass(frozen=True)
 class Ball(_Round):
-    """Rows within a ball.
-
-    ‖x‖ ≤ radius; the projection clips norms.
+    """Rows within a ball, ‖x‖ ≤ radius; the projection clips norms.
 
     Examples:
         >>> bool((Ball(1.0).project(10 * x).norm(dim=1) <= 1 + 1e-6).all())
@@ -120,16 +116,10 @@ class Ball(_Round):
             return y
         return torch.where(norm > self.radius, self.radius * unit_vectors(y), y)
 
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
-        excess, rounding = self._excess(x)
-        return (excess <= rounding).all()
-
 
 @dataclass(frozen=True)
 class Sphere(_Round):
-    """Rows on a sphere.
-
-    ‖x‖ = radius; the projection is RMSNorm without a gain (for radius √D). Not convex.
+    """Rows on a sphere, ‖x‖ = radius; the projection is RMSNorm without a gain (for radius √D). Not convex.
 
     A row of zeros, equally far from all of the sphere, is projected to the direction of ``start``, or to the first axis
     if that is zero too.
@@ -151,10 +141,6 @@ class Sphere(_Round):
                 nothing = y.detach().abs().amax(-1, keepdim=True).to(wide) < least
                 y = torch.where(nothing, other, y)
         return self.radius * unit_vectors(y)
-
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
-        excess, rounding = self._excess(x)
-        return (excess.abs() <= rounding).all()
 
 
 @dataclass(frozen=True)

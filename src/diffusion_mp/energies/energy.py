@@ -14,7 +14,7 @@ from torch import Tensor
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import Metric, State, by_head, check_heads, check_metric, large_distance
+from diffusion_mp.energies.pairs import Metric, State, by_head, check_heads, check_metric, edge_distance, large_distance
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm, tangents
@@ -23,9 +23,7 @@ from diffusion_mp.graph.checks import as_ptr, check_ptr
 
 
 class Energy:
-    r"""The energy of a diffusion step.
-
-    E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in a form that descends.
+    r"""The energy E(Z, k) = ‖Z − Z_k‖² + λ P(Z) of a step of TfD (Wu, Wipf & Yan, 2025), in a form that descends.
 
     P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) for a
     ``coupling`` S (Eq. 8). The paper's proofs write λ tr ZᵀΔZ, where λ is twice this one.
@@ -106,7 +104,6 @@ class Energy:
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
         """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x."""
         self._check(x, x_prev)
-        check_heads(at, "at")
         _check_like(x, by_head, at=at)
         return self._assemble(x, x_prev, self._majorant(x, at))
 
@@ -165,9 +162,7 @@ class Energy:
     def _edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the entries [E, H] of the sparse coupling and the squared distances of their nodes."""
         coupling = cast(SparseCoupling, self.coupling)  # checked at construction
-        source, target = coupling.graph.edges
-        values = by_head(x).double()
-        return coupling.weight.double(), (values[target] - values[source]).square().sum(2)
+        return coupling.weight.double(), edge_distance(x, coupling.graph)
 
     @torch.no_grad()
     def _large_distance(self, x: Tensor) -> float:
@@ -184,15 +179,9 @@ class Energy:
         metric = self.metric if self.metric.dim() == 2 else self.metric.unsqueeze(1)
         return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
 
-    def _check(self, x: Tensor, x_prev: Tensor | None, name: str = "x") -> None:
-        check_heads(x, name)
-        if x_prev is not None:
-            check_heads(x_prev, "x_prev")
-        if self.ptr is not None:
-            check_ptr(x.size(0), self.ptr)
+    def _check(self, x: Tensor, x_prev: Tensor | None) -> None:
+        _check_state(self, x)
         _check_like(x, x_prev=x_prev, source=self.source)
-        if self.metric is not None:
-            check_metric(self.metric, x)
         for what, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
             if coupling is None:
                 continue
@@ -254,10 +243,13 @@ class JointEnergy:
             errors.check_tensor(projection, "projection", shape)
             if projection.dim() != 3:
                 raise ValueError(f"projection must be {shape}; got {errors.describe(projection)}.")
-        self.penalty = None if penalty is None else get_penalty(penalty)
         self.lam, self.mu, self.beta = lam, mu, beta
         self.graph_term, self.source, self.metric = graph_term, source, metric
         self.constraint, self.projection = get_constraint(constraint, radius), projection
+        self.penalty = None if penalty is None else get_penalty(penalty)
+        self.pairs: PairTerm | None = None  #: The term of all pairs, without λ.
+        if self.penalty is not None:
+            self.pairs = PairTerm(self.penalty, projection, mean=mean, constraint=self.constraint)
         ptr = ptr if graph is None else graph.segments
         self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
         if self.ptr is not None:
@@ -266,13 +258,6 @@ class JointEnergy:
         for term in terms:
             errors.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
         self.further = tuple(terms)
-
-    @property
-    def pairs(self) -> PairTerm | None:
-        """The term of all pairs, without λ."""
-        if self.penalty is None:
-            return None
-        return PairTerm(self.penalty, self.projection, mean=self.mean, constraint=self.constraint)
 
     @property
     def terms(self) -> list[EnergyTerm]:
@@ -289,7 +274,7 @@ class JointEnergy:
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return F(x). ``x_prev`` is ignored; it is accepted so that the signature is that of `Energy`."""
-        self._check(x, "x")
+        self._check(x)
         if self.pairs is not None and self.constraint.diameter**2 > self.pairs.penalty.domain[1]:  # F is ∞ otherwise
             seen = self.pairs.seen
             warn_beyond_domain(self.pairs.penalty, self, x, lambda: large_distance(seen(by_head(x)), self.ptr))
@@ -297,8 +282,7 @@ class JointEnergy:
 
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
         """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""
-        self._check(x, "x")
-        check_heads(at, "at")
+        self._check(x)
         _check_like(x, by_head, at=at)
         z, start, graph = by_head(x), by_head(at), self.graph(x)
         return self._confined(x, (term.surrogate(z, start, graph) for term in self.terms))
@@ -317,19 +301,15 @@ class JointEnergy:
         terms += map(repr, self.further)
         return f"JointEnergy({', '.join([*terms, f'constraint={self.constraint}', *given])})"
 
-    def _check(self, x: Tensor, name: str) -> None:
-        check_heads(x, name)
-        if self.ptr is not None:
-            check_ptr(x.size(0), self.ptr)
+    def _check(self, x: Tensor) -> None:
+        _check_state(self, x)
         _check_like(x, by_head, source=self.source)
-        if self.metric is not None:
-            check_metric(self.metric, x)
         if self.projection is None:
             return
         errors.check_device(self.projection, "projection", x.device, "the state")
         if by_head(x).size(1) != 1 or x.size(-1) != self.projection.size(2):
             raise ValueError(
-                f"{name} must have one head and the {self.projection.size(2)} channels that the projection reads; got "
+                f"x must have one head and the {self.projection.size(2)} channels that the projection reads; got "
                 f"{errors.describe(x)}."
             )
 
@@ -341,11 +321,21 @@ def _check_terms(source: State | None, metric: Tensor | None) -> None:
         errors.check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
 
 
+def _check_state(energy: Energy | JointEnergy, x: Tensor) -> None:
+    """Raise unless ``x`` is a state of the graphs, and with a node for every entry of the metric, of an energy."""
+    check_heads(x)
+    if energy.ptr is not None:
+        check_ptr(x.size(0), energy.ptr)
+    if energy.metric is not None:
+        check_metric(energy.metric, x)
+
+
 def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **others: Tensor | None) -> None:
-    """Raise unless the tensors, in this layout, have the shape of the state ``x``, and its device."""
+    """Raise unless the other states, in this layout, have the shape of the state ``x``, and its device."""
     for name, other in others.items():
         if other is None:
             continue
+        check_heads(other, name)
         if layout(other).shape != layout(x).shape:
             raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {errors.describe(other)}.")
         errors.check_device(other, name, x.device, "the state")

@@ -22,9 +22,7 @@ NODES, WEIGHTS = (numbers.tolist() for numbers in np.polynomial.legendre.leggaus
 
 
 class MixturePenalty(Saved, Penalty):
-    r"""A learned penalty, that of a mixture of Gaussians.
-
-    f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} with learned c_m, σ_m > 0, and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}).
+    r"""A learned penalty, f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}) for c, σ > 0.
 
     f is completely monotone (Bernstein, 1928) and positive definite, so δ is concave and increasing and certificates
     hold throughout training (Theorem T5 of docs/certified.md). The parameters are log c and log σ, clamped to ±40 and
@@ -89,9 +87,7 @@ def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
 
 
 class FunctionPenalty(Saved, Penalty):
-    r"""The penalty of any weight that falls with distance.
-
-    δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.
+    r"""The penalty δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.
 
     Usable wherever a `Penalty` is, in O(N²) (`DistanceCoupling`). At construction and in certificates `flaw` checks f
     at some hundred points. Without ``delta`` an energy takes 48 evaluations of f per pair, by Gauss–Legendre quadrature

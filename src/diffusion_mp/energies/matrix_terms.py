@@ -25,9 +25,7 @@ from diffusion_mp.kernels.spmm import at_rows, edge_softmax
 
 
 class MatrixTerm(SharedTerm):
-    r"""Matrices between neighbours, one per relation, as a term of an energy.
-
-    G(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩, neighbours that interact by matrices (Theorem T8).
+    r"""Matrices between neighbours, one per relation: G(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩ (Theorem T8).
 
     k_i = ½ Σ_r ‖B_r‖₂ ((|A_r|^h 1)_i + (|A_rᵀ|^h 1)_i), so that 0 ⪯ G ⪯ 2 diag(k): weights of any sign, matrices and
     graphs that need not be symmetric, of which G sees the symmetric part (B_r along an edge, B_rᵀ against it).
@@ -111,9 +109,7 @@ class MatrixTerm(SharedTerm):
 
 
 class AttentionTerm(SharedTerm):
-    r"""Softmax attention with queries and keys, as a term of an energy.
-
-    E(Z) = −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2), whose slopes are softmax (Theorem T9).
+    r"""Softmax attention, the slopes of −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2) (Theorem T9).
 
     With ω = softmax_j(log b_ij − γ s_ij / 2) row-normalised, c_j = Σ_i ω_ij its column sums, q = Q z and k = K z,
 

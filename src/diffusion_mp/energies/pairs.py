@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.graph.ops import graph_sizes
 
@@ -112,6 +113,13 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
             tile = functools.partial(_tile_sum, function, start, stop)
             total = total + checkpoint(tile, block, use_reentrant=False, preserve_rng_state=False)
     return total
+
+
+def edge_distance(x: State, graph: Graph) -> Float[Tensor, "E H"]:
+    """Return ‖x_i − x_j‖² of the ends of every edge, by head."""
+    source, target = graph.edges
+    values = by_head(x).double()
+    return (values[target] - values[source]).square().sum(2)
 
 
 @torch.no_grad()

@@ -128,9 +128,7 @@ class Penalty(Described, ABC):
 
 @dataclass(frozen=True)
 class QuadraticPenalty(Penalty):
-    """The penalty of uniform attention.
-
-    δ(z²) = z², f = 1: the penalty of Theorem 1, uniform attention over all pairs. ``total`` is O(N d).
+    """The penalty of uniform attention over all pairs, δ(z²) = z² and f = 1 (Theorem 1). ``total`` is O(N d).
 
     Examples:
         >>> QuadraticPenalty().f(torch.tensor([0.0, 9.0]))
@@ -154,9 +152,7 @@ class QuadraticPenalty(Penalty):
 
 @dataclass(frozen=True)
 class SimplePenalty(Penalty):
-    """The penalty of DIFFormer-s.
-
-    δ(z²) = 2z² − z⁴/4, f = 2 − z²/2: DIFFormer-s (TfD, Eq. 18; f = 1 + x_iᵀx_j for unit vectors).
+    """The penalty of DIFFormer-s, δ(z²) = 2z² − z⁴/4, f = 2 − z²/2 (TfD, Eq. 18; 1 + x_iᵀx_j for unit vectors).
 
     Valid for z² ∈ [0, 4], that is within a unit ball (the paper prints [0, 2], the range of z). δ is a polynomial in
     inner products, so ``total`` is exact in O(N d²) and Ω has low rank.
@@ -185,9 +181,7 @@ class SimplePenalty(Penalty):
 
 @dataclass(frozen=True)
 class SigmoidPenalty(Penalty):
-    """The penalty of DIFFormer-a.
-
-    δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20).
+    """The penalty of DIFFormer-a, δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}) (TfD, Eq. 20).
 
     Examples:
         >>> SigmoidPenalty().total(x).shape  # the sum over all pairs
@@ -204,12 +198,10 @@ class SigmoidPenalty(Penalty):
 
 @dataclass(frozen=True)
 class SoftmaxPenalty(Penalty):
-    """The penalty of softmax attention.
+    """The penalty of softmax attention (TfD, Eq. 21), f = exp(x_iᵀx_j/√d) for unit vectors.
 
-    δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}: softmax attention (TfD, Eq. 21).
-
-    f = exp(x_iᵀx_j/√d) for unit vectors. (The paper prints e^{1 − z²/2} e^{1/√d}, a different function.) ``dim`` is d,
-    the channels per head.
+    δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}. (The paper prints e^{1 − z²/2} e^{1/√d}, a
+    different function.) ``dim`` is d, the channels per head.
 
     Examples:
         >>> bool(SoftmaxPenalty(dim=4).f(torch.zeros(1)) > 1)
@@ -233,9 +225,7 @@ class SoftmaxPenalty(Penalty):
 
 @dataclass(frozen=True)
 class GaussianPenalty(Penalty):
-    """The penalty of Gaussian attention.
-
-    δ(z²) = 2σ² (1 − e^{−z²/(2σ²)}), f = e^{−z²/(2σ²)}: the Gaussian kernel of TfD's Figure 3; σ is ``bandwidth``.
+    """The penalty of the Gaussian kernel f = e^{−z²/(2σ²)} (TfD, Figure 3), δ(z²) = 2σ² (1 − f); σ is ``bandwidth``.
 
     Examples:
         >>> GaussianPenalty(bandwidth=0.5).f(torch.zeros(1))

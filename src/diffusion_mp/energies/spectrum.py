@@ -54,23 +54,24 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
     metric = None if coupling.symmetric else coupling.metric  # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
     root = np.ones((n, 1)) if metric is None else metric[:, head, None].sqrt().cpu().numpy()
     if n <= DENSE_NODES:
-        s = _dense(coupling, head, root)
-        return np.eye(n) - s if form == "residual" else _differences(s, root)
+        s: Array = root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
+        s = (s + s.T) / 2  # exactly symmetric
+        if form == "residual":
+            return np.eye(n) - s
+        np.fill_diagonal(s, 0.0)  # s_ii would cancel, which costs digits
+        return np.diag((s @ root / root)[:, 0]) - s
     product = coupling.as_linear_operator(head)
     diagonal = product @ np.ones((n, 1)) if form == "conservative" else np.ones((1, 1))
     return _operator(n, lambda v: diagonal * v - root * (product @ (v / root)), rounding=EPS * float(diagonal.max()))
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
-    """Return I − D̄^-½ Ω D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
-    n, one = coupling.num_nodes, np.ones((coupling.num_nodes, 1))
-    if n <= DENSE_NODES:
-        s = _dense(coupling, head, one)
-        scale = s.sum(1, keepdims=True) ** -0.5
-        return scale * _differences(s, one) * scale.T
-    product = coupling.as_linear_operator(head)
-    scale = (product @ one) ** -0.5
-    return _operator(n, lambda v: v - scale * (product @ (scale * v)), rounding=EPS)
+    """Return D̄^-½ (D̄ − Ω) D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
+    matrix = laplacian(coupling, head, "conservative")
+    scale = coupling.exact_degree(torch.float64)[:, head, None].detach().cpu().numpy() ** -0.5
+    if isinstance(matrix, np.ndarray):
+        return scale * matrix * scale.T
+    return _operator(len(scale), lambda v: scale * (matrix @ (scale * v)), rounding=EPS)
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
@@ -82,8 +83,14 @@ def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) ->
         return 0.0
     if isinstance(matrix, np.ndarray):
         return float(np.linalg.eigvalsh(matrix)[-1])
-    value = _lanczos(matrix, rtol)
-    return value + rtol * abs(value) + matrix.rounding
+    from scipy.sparse.linalg import eigsh
+
+    start = np.random.default_rng(0).standard_normal(matrix.shape[0])  # fixed, and not by the global generator
+    if not (matrix @ start).any():  # the zero matrix, which ARPACK refuses
+        return float(matrix.rounding)
+    basis = min(matrix.shape[0], 80)
+    (value,) = eigsh(matrix, k=1, which="LA", tol=rtol, v0=start, ncv=basis, return_eigenvectors=False)
+    return float(value + rtol * abs(value) + matrix.rounding)
 
 
 def extreme_eigenvalues(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> tuple[float, float]:
@@ -180,9 +187,7 @@ class EnergyBounds:
 
 
 def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
-    """Return how fast the energy falls in a step, at least and at most.
-
-    Return the rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
+    """Return the rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
 
     For τ ≤ 1/λ₁ these are (1 − τλ₁)² and (1 − τμ)², μ the smallest *non-zero* eigenvalue of Δ = D̄ − S (Proposition 4
     of TfD, Wu, Wipf & Yan, 2025; their Eq. 9 takes the smallest one, always 0). Both terms of E depend on the
@@ -211,18 +216,6 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
     return EnergyBounds(lower, max(squares), smallest_nonzero=smallest, largest=largest)
 
 
-def _dense(coupling: Coupling, head: int, root: Array) -> Array:
-    """Return diag(r) S diag(1/r) of one head, r the root [N, 1] of the metric of S, exactly symmetric."""
-    s: Array = root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
-    return (s + s.T) / 2
-
-
-def _differences(s: Array, root: Array) -> Array:
-    """Return diag(r) (D̄ − S) diag(1/r) without the diagonal of S, whose cancellation would cost digits."""
-    s = s - np.diag(np.diag(s))
-    return np.diag((s @ root / root)[:, 0]) - s
-
-
 def _components(coupling: Coupling, head: int) -> Array:
     """Return the connected component of every node: of a graph whose entries are not listed, the same for all."""
     from scipy.sparse import csr_array
@@ -230,7 +223,7 @@ def _components(coupling: Coupling, head: int) -> Array:
 
     n = coupling.num_nodes
     if n <= DENSE_NODES:
-        entries = _dense(coupling, head, np.ones((n, 1))) > 0
+        entries = (coupling.to_dense()[head] > 0).cpu().numpy()
     elif isinstance(coupling, SparseCoupling):
         positive = coupling.graph.edges[:, coupling.weight[:, head] > 0].cpu().numpy()
         entries = csr_array((np.ones(positive.shape[1]), tuple(positive)), shape=(n, n))
@@ -246,15 +239,3 @@ def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) ->
     operator = LinearOperator((n, n), lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply, dtype=np.float64)
     operator.rounding = rounding
     return operator
-
-
-def _lanczos(operator: LinearOperator, rtol: float) -> float:
-    """Return the largest eigenvalue, from a fixed start vector that does not use the global generator."""
-    from scipy.sparse.linalg import eigsh
-
-    start = np.random.default_rng(0).standard_normal(operator.shape[0])
-    if not (operator @ start).any():  # the zero matrix, which ARPACK refuses
-        return 0.0
-    basis = min(operator.shape[0], 80)
-    (value,) = eigsh(operator, k=1, which="LA", tol=rtol, v0=start, ncv=basis, return_eigenvectors=False)
-    return float(value)

@@ -164,9 +164,7 @@ class SharedTerm(EnergyTerm):
 
 
 class ScaledTerm(SharedTerm):
-    """A term times a weight, which may be learned.
-
-    c V for a term V and a weight c ≥ 0, which may be learned.
+    """A term V times a weight c ≥ 0, which may be learned.
 
     Examples:
         >>> ScaledTerm(0.5, SourceTerm(x)).value(torch.zeros(6, 1, 4), graph).shape
@@ -176,8 +174,7 @@ class ScaledTerm(SharedTerm):
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
         if not isinstance(term, EnergyTerm):
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-        scalar = isinstance(weight, Tensor) and not weight.dim() and weight.is_floating_point()
-        if not (scalar or callable(weight)):
+        if not callable(weight):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
 
@@ -208,13 +205,11 @@ class ScaledTerm(SharedTerm):
         return Mean(weight * found.damping, constant, found.pull, weight * found.scale)
 
     def __repr__(self) -> str:
-        return f"{float(self.weight):g} * {self.term!r}"
+        return f"{torch.as_tensor(self.weight, dtype=torch.float64).item():g} * {self.term!r}"  # float() warns
 
 
 class SourceTerm(SharedTerm):
-    """The distance from a source, as a term of an energy.
-
-    ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖². Its own curvature is its damping under any constraint.
+    """The distance from a source, ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖², damped by its curvature under any constraint.
 
     Args:
         source, metric: H, [N, C] or [N, H, D], and m [N] or [N, H], by default ones.
@@ -258,9 +253,7 @@ class SourceTerm(SharedTerm):
 
 
 class CouplingTerm(SharedTerm):
-    """A graph that pulls neighbours together, as a term of an energy.
-
-    ½ Σ_ij s_ij ‖z_i − z_j‖² of a symmetric and nonnegative coupling S, such as the adjacency (Theorem T1).
+    """The pull ½ Σ_ij s_ij ‖z_i − z_j‖² of a symmetric and nonnegative coupling S, as the adjacency is (Theorem T1).
 
     Args:
         coupling: S.
@@ -300,9 +293,7 @@ class CouplingTerm(SharedTerm):
 
 
 class PairTerm(SharedTerm):
-    """A penalty of all pairs of nodes, as a term of an energy.
-
-    ½ Σ_ij δ(‖z_i − z_j‖²) over all pairs of nodes of the same graph (Theorem T1); see `JointEnergy`.
+    """A penalty of all pairs of nodes of the same graph, ½ Σ_ij δ(‖z_i − z_j‖²) (Theorem T1); see `JointEnergy`.
 
     Args:
         penalty: δ.

@@ -48,15 +48,13 @@ class Certificate:
         return self.holds
 
     def __str__(self) -> str:
-        return "\n".join([self._sentence(), *(f"  {name}: {layer}" for name, layer in self.layers.items())])
-
-    def _sentence(self) -> str:
         what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
-        if not self.holds:
-            return f"{self.theorem} does not cover {what}: {self.reason}"
-        bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
-        proved = f"{self.energy} does not rise" if self.energy else bound
-        return f"{self.theorem} covers {what}: {proved}. {self.reason}"
+        sentence = f"{self.theorem} does not cover {what}: {self.reason}"
+        if self.holds:
+            bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+            proved = f"{self.energy} does not rise" if self.energy else bound
+            sentence = f"{self.theorem} covers {what}: {proved}. {self.reason}"
+        return "\n".join([sentence, *(f"  {name}: {layer}" for name, layer in self.layers.items())])
 
     @classmethod
     def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:
@@ -173,16 +171,14 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
     if tau > 1:
         reason = "above τ = 1 a step may leave the convex hull of the state, and no later degree is known."
         return replace(Certificate.refused(name, tau, reason), tau_max=1.0)
-    degree, stiffness, limit = math.inf, 0.0, penalty.reach(x.dtype)
+    beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
+    if beyond is not None:
+        reason = f"a pair is at squared distance {beyond:.6g}, beyond the domain of {penalty!r}."
+        return Certificate.refused(name, tau, reason)
+    degree, stiffness = math.inf, 0.0
     for part in parts:
         wide = part.double()
-        across = 4 * (wide - wide.mean(0)).square().sum(1).max()
-        if not across <= limit:  # the bound of D leaves the domain; D itself may not
-            beyond = find_distance_above(limit, part)
-            if beyond is not None:
-                reason = f"a pair is at squared distance {beyond:.6g}, beyond the domain of {penalty!r}."
-                return Certificate.refused(name, tau, reason)
-            across = across.new_tensor(penalty.domain[1])
+        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(max=penalty.domain[1])  # as D is
         nearest, farthest = penalty.f(torch.stack([across.new_zeros(()), across])).tolist()
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))

@@ -177,6 +177,11 @@ class LaplacianUpdate(StateUpdate):
         rate = self.diagonal(coupling) + self.leak
         return (rate.to(x.dtype) if isinstance(rate, Tensor) else rate) * x
 
+    def velocity(self, x: State, coupling: Coupling, values: State, source: State | None) -> Tensor:
+        """Return S v − (d + κ)x + βh, at which the state changes."""
+        change = coupling.matmul(values) - self.decay(x, coupling)
+        return change if source is None or self.beta == 0.0 else torch.add(change, source, alpha=self.beta)
+
     def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
         """Return the map u ↦ (Δ + shift)u for u [N, H, D] of ``dtype``."""
         diagonal = self.exact_diagonal(coupling, dtype) + shift

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies.pairs import find_distance_above
+from diffusion_mp.energies.pairs import edge_distance, find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
-from diffusion_mp.graph.ops import graph_of, graph_sizes
+from diffusion_mp.graph.ops import graph_of, graph_sizes, mean_rows
 from diffusion_mp.updates.base import Form, LaplacianUpdate, Positive, State
 
 
@@ -69,12 +69,9 @@ class ExplicitEuler(LaplacianUpdate):
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """Return (1 − τ(d + κ))·x + τ S v + τβh, in as few passes over memory as possible."""
         values = self.validate(x, coupling, values, source)
-        moved = coupling.matmul(values)
         if not isinstance(self.tau, float):
-            change = moved - self.decay(x, coupling)
-            if self.beta != 0.0 and source is not None:
-                change = torch.add(change, source, alpha=self.beta)
-            return x + self.step_size * change
+            return x + self.step_size * self.velocity(x, coupling, values, source)
+        moved = coupling.matmul(values)
         keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
         if isinstance(keep, Tensor):
             moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)
@@ -92,9 +89,7 @@ class ExplicitEuler(LaplacianUpdate):
 
 
 def teleport(alpha: float) -> ExplicitEuler:
-    """Return the step of APPNP, which gives back a part of the start.
-
-    x′ = (1 − α) S x + α h, the step of APPNP: step size 1 − α, with source weight and leak α/(1 − α), 0 ≤ α < 1.
+    """Return the step of APPNP, x′ = (1 − α) S x + α h: size 1 − α, source weight and leak α/(1 − α), 0 ≤ α < 1.
 
     The leak keeps the states of a deep stack apart, which a source alone does not (D22 in docs/errata.md). The limit of
     these steps is `teleport_limit`.
@@ -165,10 +160,7 @@ class MomentumStep(LaplacianUpdate):
     def advance(self, x: State, previous: State, coupling: Coupling, source: State | None = None) -> State:
         """Return z⁺ for z = ``x`` and z₋ = ``previous``; a state at rest has z₋ = z."""
         self.validate(x, coupling, previous, source)
-        slope = self.decay(x, coupling) - coupling.matmul(x)
-        if source is not None and self.beta != 0.0:
-            slope = slope - self.beta * source
-        return x - self.tau * slope + self.momentum * (x - previous)
+        return x + self.tau * self.velocity(x, coupling, x, source) + self.momentum * (x - previous)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, momentum={self.momentum:g}, steps={self.steps}, {super().extra_repr()}"
@@ -287,10 +279,10 @@ class Backtracking(LaplacianUpdate):
             return self.penalty(x)
         if isinstance(self.penalty, QuadraticPenalty):
             if self.form == "conservative":  # constants cost nothing; taking them out avoids cancellation
-                x = torch.cat([x[:0], *(part - part.mean(0) for part in _graphs(x, coupling))])
+                x = x - mean_rows(x, coupling.ptr)
             return _sum(x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling)
         if isinstance(coupling, SparseCoupling):
-            cost = self.penalty.delta(_edge_distances(x, coupling))
+            cost = self.penalty.delta(edge_distance(x, coupling.graph))
             weight = coupling.graph.edge_weight
             return _sum_edges(cost if weight is None else weight.unsqueeze(1) * cost, coupling)
         return _each(self.penalty.total, x, coupling)
@@ -302,7 +294,7 @@ class Backtracking(LaplacianUpdate):
             return x.new_zeros(())
         if not isinstance(coupling, SparseCoupling):
             return _each(lambda part: x.new_tensor(find_distance_above(limit, part) or 0.0), x, coupling)
-        distances = _edge_distances(x, coupling)
+        distances = edge_distance(x, coupling.graph)
         return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
 
     def extra_repr(self) -> str:
@@ -319,11 +311,6 @@ def first_minimum(p: np.ndarray) -> float | None:
         return None
     tau = real.min()
     return float(tau - slope(tau) / slope.deriv()(tau))  # a Newton step: eigenvalues are only as exact as the largest
-
-
-def _edge_distances(x: Float[Tensor, "N H D"], coupling: SparseCoupling) -> Float[Tensor, "E H"]:
-    sender, receiver = coupling.graph.edges
-    return (x[sender] - x[receiver]).double().square().sum(-1)
 
 
 def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:

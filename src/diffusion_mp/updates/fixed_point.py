@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -14,7 +13,7 @@ from diffusion_mp import errors
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.progress import solving
-from diffusion_mp.updates.linear_solve import InverseApply, Operator
+from diffusion_mp.updates.linear_solve import Operator, differentiated
 
 
 def _all_rows(x: Tensor) -> Tensor:
@@ -78,24 +77,19 @@ def fixed_point(
             raise ValueError(f"step(z) must be like z, {errors.describe(z)}; got {errors.describe(image)}.")
         return image.to(z.dtype)
 
-    def rises(energy: Callable[[Tensor], Tensor]) -> bool:
-        before, after = energy(start), energy(solution)
-        for value in (before, after):
-            if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
-                raise TypeError(f"energy(z) must be one number; got {errors.describe(value)}.")
-        return not bool(after <= before)
-
     def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
         with without_autocast(begin):  # for the products of the acceleration, and in backward()
             return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
 
     solution = limit(exact, start, what)
-    with torch.no_grad():
-        if energy is not None and memory and rises(energy):
+    if energy is not None and memory:
+        with torch.no_grad():
+            before, after = energy(start), energy(solution)
+        for value in (before, after):
+            if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
+                raise TypeError(f"energy(z) must be one number; got {errors.describe(value)}.")
+        if not bool(after <= before):
             solution = limit(exact, start, what, memory=0)
-    residual = exact(solution) - solution if torch.is_grad_enabled() else solution
-    if not residual.requires_grad:
-        return solution.to(x0.dtype)
 
     def inverse_transposed(grad: Tensor) -> Tensor:
         """Return (I − Jᵀ)⁻¹ grad."""
@@ -109,8 +103,7 @@ def fixed_point(
 
         return limit(pull, grad, f"the gradient of {what}")
 
-    correction = cast("Callable[..., Tensor]", InverseApply.apply)
-    return (solution + correction(residual, inverse_transposed)).to(x0.dtype)
+    return differentiated(solution, lambda z: exact(z) - z, inverse_transposed).to(x0.dtype)
 
 
 @torch.no_grad()

@@ -120,7 +120,7 @@ def low_rank_heat(
     def graphs(diagonal: Tensor, left: Tensor, right: Tensor, v: Tensor) -> Tensor:
         nodes, features = right.shape[-2:]
         if nodes <= features:
-            return _exponential(t * (left @ right.mT - diagonal * identity_like(left @ right.mT))) @ v
+            return _exponential(t * (left @ right.mT - torch.diag_embed(diagonal.squeeze(-1)))) @ v
         left, right = rebased(left, right)
         core = right.mT @ left
         eye, zero = identity_like(core), torch.zeros_like(core)

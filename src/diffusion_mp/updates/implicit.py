@@ -199,9 +199,7 @@ class Equilibrium(SolvedUpdate):
 
 
 def teleport_limit(alpha: float) -> Equilibrium:
-    """Return where infinitely many steps of APPNP end.
-
-    x* = α (I − (1 − α) S)⁻¹ h, the limit of `teleport` (PPNP; Klicpera et al. 2019, Eq. 3), for 0 < α < 1.
+    """Return the limit of `teleport`, x* = α (I − (1 − α) S)⁻¹ h (PPNP; Klicpera et al. 2019, Eq. 3), for 0 < α < 1.
 
     Examples:
         >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape

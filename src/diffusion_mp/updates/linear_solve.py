@@ -121,6 +121,15 @@ class InverseApply(torch.autograd.Function):
         return guard(ctx.adjoint(grad.detach()), grad, *ctx.saved_tensors), None
 
 
+def differentiated(solution: Tensor, equation: Operator, adjoint: Operator) -> Tensor:
+    """Return x̂ with the gradient of x̂ + A⁻¹ ``equation(x̂)``, by one solution with Aᵀ in the backward pass."""
+    residual = equation(solution) if torch.is_grad_enabled() else solution
+    if not residual.requires_grad:
+        return solution
+    correction: Callable[..., Tensor] = InverseApply.apply
+    return solution + correction(residual, adjoint)
+
+
 def solve(
     operator: Operator, b: Float[Tensor, "N H D"],
     *, metric: Float[Tensor, "N heads"] | None = None, preconditioner: Operator | None = None, **options: Any,
@@ -147,14 +156,7 @@ def solve(
         improve = None if preconditioner is None else turned(preconditioner)
         return conjugate_gradients(turned(operator), rhs, metric=1.0 / metric, preconditioner=improve, **options)
 
-    solution = inverse(b.detach())
-    if not torch.is_grad_enabled():
-        return solution
-    residual = b - operator(solution)
-    if not residual.requires_grad:
-        return solution
-    correction: Callable[..., Tensor] = InverseApply.apply
-    return solution + correction(residual, adjoint)
+    return differentiated(inverse(b.detach()), lambda x: b - operator(x), adjoint)
 
 
 class LowRankInverse:
