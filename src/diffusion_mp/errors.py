@@ -89,24 +89,22 @@ def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
 
 
-def _check_real(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number; got {describe(value)}.")
-
-
 def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
-    _check_real(value, name)
-    finite = torch.compiler.is_compiling() or math.isfinite(value)  # it may be a symbol there
-    if not finite or value < 0 or (value == 0 and not allow_zero):
-        raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
+
+    def fits(number: float) -> bool:
+        finite = torch.compiler.is_compiling() or math.isfinite(number)  # it may be a symbol there
+        return finite and (number >= 0 if allow_zero else number > 0)
+
+    check_number(value, name, fits, f"be finite and {'>= 0' if allow_zero else '> 0'}")
 
 
 def check_number(
     value: float, name: str, fits: Callable[[float], bool] = math.isfinite, wanted: str = "be a finite number"
 ) -> None:
     """Raise unless ``value`` is a number that ``fits``, as ``wanted`` says."""
-    _check_real(value, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number; got {describe(value)}.")
     if not fits(value):
         raise ValueError(f"{name} must {wanted}; got {value}.")
 
