@@ -182,10 +182,7 @@ def check_share(value: float, name: str, what: str) -> None:
 
 
 def check_tensor(value: object, name: str, shape: str, device: torch.device | None = None, other: str = "") -> None:
-    """Raise unless ``value`` is a dense floating-point tensor, on ``device`` if given, that of ``other``.
-
-    ``shape`` describes the expected shape.
-    """
+    """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.{_part_of_data(value, name)}")
     if value.layout != torch.strided:

@@ -24,9 +24,7 @@ _PART = 1 << 12  # rows that are searched for at a time
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False) -> Int64[Tensor, "2 E"]:
-    """Join every row to its nearest.
-
-    Return the edges [2, E], {(i, j): j is among the k nearest of i, or i among those of j}, sorted by i and j.
+    """Return sorted edges (i, j) [2, E] such that j is among the k nearest rows of i, or i among those of j.
 
     Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
     first. With "cosine", rows at an angle of 90° or more are not joined.
