@@ -101,9 +101,7 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
         least = float(entries.min())
         raise ValueError(f"coupling must be non-negative on a logarithmic scale; its least entry is {least:.3g}.")
     ax = axis(ax)
-    from matplotlib.colors import LogNorm
-
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
-    ax.imshow(shown, cmap="viridis", norm=LogNorm(vmin=threshold, vmax=1.0), interpolation="nearest")
+    ax.imshow(shown, cmap="viridis", norm="log", vmin=threshold, vmax=1.0, interpolation="nearest")
     ax.set(xlabel="sender j", ylabel="receiver i")
     return ax
