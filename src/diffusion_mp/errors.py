@@ -155,6 +155,13 @@ def check_seed(seed: int, name: str = "seed") -> None:
         raise ValueError(f"{name} must fit into 64 bits; got {seed}.")
 
 
+def check_index(value: int, name: str, size: int) -> None:
+    """Raise unless ``value`` is an integer in 0 … ``size`` − 1."""
+    check_seed(value, name)
+    if not 0 <= value < size:
+        raise ValueError(f"{name} must lie in [0, {size - 1}]; got {value}.")
+
+
 def check_generator(generator: object) -> None:
     what = "a torch.Generator, such as torch.Generator().manual_seed(0), or None"
     check_kind(generator, "generator", (torch.Generator, type(None)), what)

@@ -62,7 +62,7 @@ def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[
     """
     check_coupling_kind(coupling)
     errors.check_counts(top=top)
-    errors.check_number(node, "node", lambda i: 0 <= i < coupling.num_nodes, f"lie in [0, {coupling.num_nodes - 1}]")
+    errors.check_index(node, "node", coupling.num_nodes)
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
