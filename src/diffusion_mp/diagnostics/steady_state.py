@@ -113,8 +113,7 @@ def smoothing_floor(
     errors.check_positive(leak, "leak", allow_zero=True)
     for name, state in (("x", x), ("source", source)):
         check_heads(state, name)
-        errors.check_values(by_head(state), coupling.num_nodes, coupling.heads, name)
-        errors.check_device(state, name, coupling.device, "the coupling")
+        coupling.check(by_head(state), name)
     z, h = by_head(x).double(), by_head(source).double()
     if z.shape != h.shape:
         raise ValueError(f"source must have the shape {list(x.shape)} of the state x; got {errors.describe(source)}.")
