@@ -89,24 +89,22 @@ def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
 
 
-def _check_real(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number; got {describe(value)}.")
-
-
 def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
-    _check_real(value, name)
-    finite = torch.compiler.is_compiling() or math.isfinite(value)  # it may be a symbol there
-    if not finite or value < 0 or (value == 0 and not allow_zero):
-        raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
+
+    def fits(number: float) -> bool:
+        finite = torch.compiler.is_compiling() or math.isfinite(number)  # it may be a symbol there
+        return finite and (number >= 0 if allow_zero else number > 0)
+
+    check_number(value, name, fits, f"be finite and {'>= 0' if allow_zero else '> 0'}")
 
 
 def check_number(
     value: float, name: str, fits: Callable[[float], bool] = math.isfinite, wanted: str = "be a finite number"
 ) -> None:
     """Raise unless ``value`` is a number that ``fits``, as ``wanted`` says."""
-    _check_real(value, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number; got {describe(value)}.")
     if not fits(value):
         raise ValueError(f"{name} must {wanted}; got {value}.")
 
@@ -157,6 +155,13 @@ def check_seed(seed: int, name: str = "seed") -> None:
         raise ValueError(f"{name} must fit into 64 bits; got {seed}.")
 
 
+def check_index(value: int, name: str, size: int) -> None:
+    """Raise unless ``value`` is an integer in 0 … ``size`` − 1."""
+    check_seed(value, name)
+    if not 0 <= value < size:
+        raise ValueError(f"{name} must lie in [0, {size - 1}]; got {value}.")
+
+
 def check_generator(generator: object) -> None:
     what = "a torch.Generator, such as torch.Generator().manual_seed(0), or None"
     check_kind(generator, "generator", (torch.Generator, type(None)), what)
@@ -184,10 +189,7 @@ def check_share(value: float, name: str, what: str) -> None:
 
 
 def check_tensor(value: object, name: str, shape: str, device: torch.device | None = None, other: str = "") -> None:
-    """Raise unless ``value`` is a dense floating-point tensor, on ``device`` if given, that of ``other``.
-
-    ``shape`` describes the expected shape.
-    """
+    """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.{_part_of_data(value, name)}")
     if value.layout != torch.strided:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diagnostics import EnergyTrace, posterior_variance
-from diffusion_mp.diagnostics.hooks import axis
+from diffusion_mp.diagnostics.hooks import axis, hooked
 from diffusion_mp.layers import CertifiedBlock, WeightedGraph
 from diffusion_mp.modules import evaluating
 
@@ -63,7 +62,7 @@ def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[
     """
     check_coupling_kind(coupling)
     errors.check_counts(top=top)
-    errors.check_number(node, "node", lambda i: 0 <= i < coupling.num_nodes, f"lie in [0, {coupling.num_nodes - 1}]")
+    errors.check_index(node, "node", coupling.num_nodes)
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
@@ -124,27 +123,25 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
     Examples:
         >>> values, shares = eigenvalues(CertifiedTransformer(4, 16, 3), x, edge_index)
     """
-    found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-    for block in model.modules():
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, block in model.named_modules():
         for term in block.terms if isinstance(block, CertifiedBlock) else ():
             if isinstance(term, WeightedGraph):
                 matrices = term.matrices()
                 full = matrices if matrices.dim() == 3 else matrices.diag_embed()
-                found[block] = torch.linalg.eigh((full + full.mT) / 2)
+                found[name] = torch.linalg.eigh((full + full.mT) / 2)
     if not found:
         raise ValueError(f"model must have a CertifiedBlock with a WeightedGraph; {type(model).__name__} has none.")
-    shares: dict[nn.Module, Tensor] = {}
+    shares: dict[str, Tensor] = {}
 
-    def look(block: nn.Module, _: Any, state: Tensor) -> None:
-        along = ((state - state.mean(0)) @ found[block][1]).square().sum(1).flatten()
-        shares[block] = along / along.sum() / len(found)
+    def look(name: str, x: Tensor, graph: object, state: Tensor) -> None:
+        along = ((state - state.mean(0)) @ found[name][1]).square().sum(1).flatten()
+        shares[name] = along / along.sum() / len(found)
 
-    with ExitStack() as stack, evaluating(model):
-        for block in found:
-            stack.callback(block.register_forward_hook(look).remove)
+    with hooked({name: model.get_submodule(name) for name in found}, look), evaluating(model):
         model(*inputs, **named)
     values = torch.cat([values.flatten() for values, _ in found.values()])
-    return values.cpu(), torch.cat([shares[block] for block in found]).cpu()
+    return values.cpu(), torch.cat([shares[name] for name in found]).cpu()
 
 
 @torch.no_grad()

@@ -116,6 +116,7 @@ def test_curves(tmp_path, ax):
 
 test_refusals = refuses(
     (lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 6), ValueError, r"node must lie in \[0, 5\]"),
+    (lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 1.0), TypeError, "node must be an integer; got 1.0"),
     (lambda: plot.neighbours(X, 1), TypeError, "coupling"),
     (lambda: plot.attention(X, X[:3], NODE % 3), ValueError, "without must have 6 rows"),
     (lambda: plot.spectrum(nn.Linear(2, 2)), ValueError, "model must have a CertifiedBlock .* Linear has none"),

@@ -335,11 +335,9 @@ class Coupling(ABC):
         """One head as a SciPy operator (float64, N×N), for example for ``scipy.sparse.linalg.eigsh``."""
         from scipy.sparse.linalg import LinearOperator
 
-        errors.check_kind(head, "head", int, "an integer")
+        errors.check_index(head, "head", self.heads)
         if self.device.type == "meta":
             raise ValueError(f"the coupling must have values; got {self!r} on the meta device, where there are none.")
-        if not 0 <= head < self.heads:
-            raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
 
         def apply(turned: bool, x: np.ndarray) -> np.ndarray:
             coupling = self.T if turned else self

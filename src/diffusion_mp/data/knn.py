@@ -24,9 +24,7 @@ _PART = 1 << 12  # rows that are searched for at a time
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False) -> Int64[Tensor, "2 E"]:
-    """Join every row to its nearest.
-
-    Return the edges [2, E], {(i, j): j is among the k nearest of i, or i among those of j}, sorted by i and j.
+    """Return sorted edges (i, j) [2, E] such that j is among the k nearest rows of i, or i among those of j.
 
     Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
     first. With "cosine", rows at an angle of 90° or more are not joined.
@@ -42,7 +40,7 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: b
         tensor([[0, 1, 2, 3],
                 [1, 0, 3, 2]])
     """
-    return _edges(x, *_options(k, metric, approximate), sharpness=1.0, name="x")[0]
+    return KNNGraph(k, metric, approximate=approximate)._joined(x, "x")[0]
 
 
 class KNNGraph(BaseTransform):
@@ -66,18 +64,34 @@ class KNNGraph(BaseTransform):
         self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False, sharpness: float = 8.0,
         *, approximate: bool = False,
     ) -> None:  # fmt: skip
-        errors.check_flags(weighted=weighted)
+        k = errors.as_whole(k, "k")
+        errors.check_counts(k=k)
+        errors.check_choice(metric, "metric", get_args(Metric))
+        errors.check_flags(weighted=weighted, approximate=approximate)
         errors.check_positive(sharpness, "sharpness")
-        self.k, self.metric, self.approximate = _options(k, metric, approximate)
+        self.k, self.metric, self.approximate = k, metric, approximate
         self.weighted, self.sharpness = weighted, sharpness
 
     def forward(self, data: Any) -> Data:
         """Set the edges of data, of which PyG passes a shallow copy."""
         errors.check_kind(data, "data", Data, "a torch_geometric Data")
-        data.edge_index, weights = _edges(data.x, self.k, self.metric, self.approximate, self.sharpness, name="data.x")
+        data.edge_index, weights = self._joined(data.x, "data.x")
         if self.weighted:
             data.edge_weight = weights
         return data
+
+    def _joined(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        errors.check_state(x, name)
+        if not x.size(1):
+            raise ValueError(f"{name} must have a channel at least; got {errors.describe(x)}.")
+        if self.k >= len(x):
+            raise ValueError(f"k must be below the number of nodes, {len(x)}; got {self.k}.")
+        errors.check_finite(x, name)
+        rows = x.detach().cpu().double().numpy()
+        edges, weights, _ = joined(rows, self.k, self.metric, self.approximate, self.sharpness)
+        if len(weights):
+            weights = weights / weights.mean()
+        return edges.to(x.device), weights.to(x)
 
     def __repr__(self) -> str:
         weighted = f", weighted=True, sharpness={self.sharpness}" if self.weighted else ""
@@ -209,25 +223,3 @@ def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpnes
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
     values = np.exp(-np.minimum(sharpness * exponent, 30))  # clipped: an outlier has small, equal, nonzero weights
     return scipy.sparse.csr_array((values, (row, column)), shape=(len(reach), len(other)))
-
-
-def _options(k: int, metric: Metric, approximate: bool) -> tuple[int, Metric, bool]:
-    k = errors.as_whole(k, "k")
-    errors.check_flags(approximate=approximate)
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}.")
-    errors.check_choice(metric, "metric", get_args(Metric))
-    return k, metric, approximate
-
-
-def _edges(x: Tensor, k: int, metric: Metric, approximate: bool, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
-    errors.check_state(x, name)
-    if not x.size(1):
-        raise ValueError(f"{name} must have a channel at least; got {errors.describe(x)}.")
-    if k >= len(x):
-        raise ValueError(f"k must be below the number of nodes, {len(x)}; got {k}.")
-    errors.check_finite(x, name)
-    edges, weights, _ = joined(x.detach().cpu().double().numpy(), k, metric, approximate, sharpness)
-    if len(weights):
-        weights = weights / weights.mean()
-    return edges.to(x.device), weights.to(x)

@@ -220,7 +220,7 @@ class Cut:
         self._loops = np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
         self._looped = edges[0, self._loops].astype(self._local.dtype)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            chunks = (edges[:, first : first + CHUNK] for first in range(0, edges.shape[1], CHUNK))
+            chunks = (edges[:, first : first + CHUNK] for first in range(0, max(edges.shape[1], 1), CHUNK))
             self._chunks = list(pool.map(self._by_part, chunks))
 
     def _by_part(self, chunk: Integer[np.ndarray, "two e"]) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
@@ -241,12 +241,10 @@ class Cut:
         return len(self._own)
 
     def __getitem__(self, k: int) -> Part:
-        own, none = self._own[k], self._local[:0]
-        offsets = (order[k].astype(np.int64) + chunk * CHUNK for chunk, (order, _, _) in enumerate(self._chunks))
-        e_id = np.concatenate([none.astype(np.int64), *offsets])
-        source = np.concatenate([none, *(source[k] for _, source, _ in self._chunks)])
-        target = np.concatenate([none, *(target[k] for _, _, target in self._chunks)])
-        context = np.unique(source[self._part[source] != k]) if self._halo else none
+        own, (orders, *ends) = self._own[k], zip(*self._chunks, strict=True)
+        e_id = np.concatenate([order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)])
+        source, target = (np.concatenate([nodes[k] for nodes in end]) for end in ends)
+        context = np.unique(source[self._part[source] != k]) if self._halo else own[:0]
         loop = np.isin(self._looped, context)
         if loop.any():
             e_id = np.concatenate([e_id, self._loops[loop]])

@@ -60,9 +60,9 @@ class RandomPartitionLoader(DataLoader[Data]):
         clusters = None if clusters is None else _numbered(clusters, size)
 
         # Partials, not closures: the loader must be picklable for spawned processes.
-        cut = partial(_cut, edges, size, (clusters, needed), halo)
         count = partial(_num_parts, num_parts, batch_size, size, None if needed is None else int(needed.sum()))
-        sampler = PartSampler(cut, count, seed, num_replicas, rank)
+        draw = partial(random_partition, size, clusters=clusters, needed=needed)
+        sampler = PartSampler(count, draw, partial(Cut, edges, halo=halo), seed, num_replicas, rank)
         # Without a generator, DataLoader draws the seed of its workers from the global state.
         options = {"generator": torch.Generator()} | options
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
@@ -80,17 +80,14 @@ class RandomPartitionLoader(DataLoader[Data]):
             self.__dict__["generator"] = torch.Generator().set_state(torch.from_numpy(state["generator"]))
 
 
-def _cut(
-    edges: Tensor, size: int, grouping: tuple[Tensor | None, ...], halo: bool, count: int, generator: torch.Generator
-) -> Cut:
-    return Cut(edges, random_partition(size, count, generator, *grouping), count, halo=halo)
-
-
 class PartSampler(DistributedSampler[Part]):
     """Sampler of this process's share of an epoch's parts; Lightning starts processes after it has been constructed."""
 
-    def __init__(self, cut: Callable[..., Cut], count: Callable[[int], int], seed: int, *share: int | None) -> None:
-        self._cut, self._count, self._given = cut, count, share
+    def __init__(
+        self, count: Callable[[int], int], draw: Callable[[int, torch.Generator], Tensor],
+        cut: Callable[[Tensor, int], Cut], seed: int, *share: int | None,
+    ) -> None:  # fmt: skip
+        self._count, self._draw, self._cut, self._given = count, draw, cut, share
         seed = as_whole(seed, "seed")
         replicas, rank = self._share()
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
@@ -115,7 +112,8 @@ class PartSampler(DistributedSampler[Part]):
         count = self._count(self.num_replicas)
         random = Random(f"partition/{self.seed}/{self.epoch}")  # the same on all processes, distinct by epoch
         self.epoch += 1
-        parts = self._cut(count, torch.Generator().manual_seed(int(random.random() * 2**32)))
+        generator = torch.Generator().manual_seed(int(random.random() * 2**32))
+        parts = self._cut(self._draw(count, generator), count)
         for k in range(self.rank, count, self.num_replicas):
             yield parts[k]
 

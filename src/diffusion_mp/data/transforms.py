@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -23,6 +24,7 @@ from diffusion_mp.graph.graph import SelfLoops
 _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
 
 
+@dataclass(eq=False)
 class AddLaplacianPE(BaseTransform):
     """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
 
@@ -36,9 +38,10 @@ class AddLaplacianPE(BaseTransform):
         torch.Size([6, 2])
     """
 
-    def __init__(self, k: int) -> None:
-        check_counts(k=k)
-        self.k = k
+    k: int
+
+    def __post_init__(self) -> None:
+        check_counts(k=self.k)
 
     def forward(self, data: Data) -> Data:
         """Add the three attributes to `data`, of which PyG passes a shallow copy."""
@@ -61,9 +64,6 @@ class AddLaplacianPE(BaseTransform):
         data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
         return data
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(k={self.k})"
-
 
 def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
@@ -77,6 +77,7 @@ def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray,
     return value[order], vector[:, order]
 
 
+@dataclass(eq=False)
 class ToDiffusionGraph(BaseTransform):
     """Add ``data.graph``, a validated `Graph`, for ``model(data.x, data.graph)``.
 
@@ -88,9 +89,10 @@ class ToDiffusionGraph(BaseTransform):
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
     """
 
-    def __init__(self, self_loops: SelfLoops | None = None) -> None:
-        check_choice(self_loops, "self_loops", [*get_args(SelfLoops), None])
-        self.self_loops = self_loops
+    self_loops: SelfLoops | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.self_loops, "self_loops", [*get_args(SelfLoops), None])
 
     def forward(self, data: Any) -> Data:
         """Add the graph to data, of which PyG passes a shallow copy, or to the batch of a list of data."""
@@ -102,9 +104,6 @@ class ToDiffusionGraph(BaseTransform):
         if self.self_loops is not None:
             graph.with_self_loops(self.self_loops).prepare()
         return data
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(self_loops={self.self_loops!r})"
 
 
 def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tuple[Tensor, ...]:

@@ -26,9 +26,7 @@ def axis(ax: Any = None) -> Any:
 
 
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
-    r"""Measure how rough sequences are.
-
-    𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence (Zhang & Zhou, Eq. 6), in float32 or more.
+    """Return 𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence, in float32 or more (Zhang & Zhou, Eq. 6).
 
     Examples:
         >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences

@@ -23,12 +23,11 @@ def lipschitz(
     f: Callable[[Tensor], Tensor], x: Tensor,
     *, tol: float = 1e-4, max_iter: int = 1000, generator: torch.Generator | None = None,
 ) -> float:  # fmt: skip
-    r"""Return how much a function stretches small changes of its input.
+    r"""Return how much a function stretches small changes of its input: ‖J‖₂, with J the Jacobian of f at x.
 
-    ‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Zhang & Zhou, Eq. 8.
-
-    A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction, with two backward passes
-    per iteration: Jᵀw, and Jv as the derivative of Jᵀw with respect to w.
+    This largest singular value, the local Lipschitz constant of Zhang & Zhou, Eq. 8, is found from below by Lanczos
+    bidiagonalisation (Golub & Kahan, 1965) from a random direction. An iteration takes two backward passes: Jᵀw, and Jv
+    as the derivative of Jᵀw with respect to w.
 
     Args:
         f, x: a function of one tensor, twice differentiable, in evaluation mode, and a point.
@@ -140,14 +139,13 @@ def perturbation_bound(
     model: nn.Module, site: nn.Module,
     *inputs: Any, diffusion: PDEDiffusion1d | None = None, points: int = 5, tol: float = 1e-4, **named: Any,
 ) -> Perturbation:  # fmt: skip
-    r"""Measure what a diffusion does to the output of a network, and what is estimated of it.
+    r"""Measure what a diffusion does to the output of a network, ‖F⁽ʲ⁾(X) − F(X)‖, and its first-order estimates.
 
-    ‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
-
-    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there,
-    ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over ``points`` of the segment.
-    For symmetric boundaries and the explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with
-    𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z)) is half of it (P3 in docs/errata.md).
+    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not (Zhang & Zhou, Theorem 4.7, corrected). With T the model behind
+    it and Z the state there, ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over
+    ``points`` of the segment. For symmetric boundaries and the explicit step without LayerNorm,
+    ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z))
+    is half of it (P3 in docs/errata.md).
 
     Args:
         model, inputs, named: a module whose output is a tensor, run in evaluation mode, and its inputs.

@@ -22,9 +22,7 @@ from diffusion_mp.modules import evaluating
 
 @dataclass(frozen=True)
 class Commutator:
-    """The result of `commutator`.
-
-    Norms over the tokens of all sequences.
+    """The result of `commutator`: norms over the tokens of all sequences.
 
     Attributes:
         exact: `‖[S, A](X)‖` = ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
@@ -57,11 +55,10 @@ def commutator(
     diffusion: PDEDiffusion1d, attention: Callable[..., Any], x: Float[Tensor, "B L C"],
     mask: Bool[Tensor, "B L"] | None = None,
 ) -> Commutator:  # fmt: skip
-    r"""Measure how much the order of diffusion and attention matters.
+    r"""Measure how much the order of diffusion and attention matters, ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
 
-    ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12) and ‖S(A_X(X)) − A_X(S(X))‖, with the routing frozen at X.
-
-    For one head without projections A_X(Y) = A(X) Y, and the second (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖.
+    Also with the routing frozen at X, ‖S(A_X(X)) − A_X(S(X))‖. For one head without projections A_X(Y) = A(X) Y, and
+    this (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖.
 
     Args:
         diffusion: S, the step without the LayerNorm of Eq. 16.

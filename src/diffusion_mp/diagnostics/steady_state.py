@@ -19,14 +19,13 @@ from diffusion_mp.updates.linear_solve import LowRankInverse
 
 
 def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N heads"]:
-    r"""Return how uncertain the energy is about every node.
+    r"""Return how uncertain the energy is about every node, σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii with D̄ the row sums of Ω.
 
-    σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii, the variance of every node in a Gaussian field (Rue & Held, 2005, Section 2.2).
-
-    The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
-    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``. Low-rank couplings are inverted in closed
-    form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to 4 096 nodes of one head. Ω, the coupling,
-    is symmetric and nonnegative, before rows are divided by their sums; κ, the leak, is positive.
+    This is the variance in a Gaussian field (Rue & Held, 2005, Section 2.2) of density exp(−½ xᵀQx + β hᵀD̄x),
+    Q = (1 + κ)D̄ − Ω. Its mean is the steady state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``.
+    Low-rank couplings are inverted in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to
+    4 096 nodes of one head. Ω, the coupling, is symmetric and nonnegative, before rows are divided by their sums; κ,
+    the leak, is positive.
 
     Raises:
         CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.
@@ -93,10 +92,9 @@ def smoothing_floor(
 ) -> SmoothingFloor:
     r"""Return how far apart a source keeps nodes, however many layers there are.
 
-    A lower bound of ‖ΠZ‖ at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
-
-    ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, where Π subtracts the D̄-weighted mean of every graph: with a source, no depth smooths
-    all differences out. For other states the norm of the residual is subtracted from |β| ‖ΠH‖_D̄.
+    At a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω, ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄ (Theorem T6 of docs/certified.md).
+    Π subtracts the D̄-weighted mean of every graph. For other states the norm of the residual is subtracted from
+    |β| ‖ΠH‖_D̄.
 
     Args:
         coupling: Ω, symmetric and nonnegative, with row sums d̄, before normalisation; zero rows have weight zero.
@@ -115,8 +113,7 @@ def smoothing_floor(
     errors.check_positive(leak, "leak", allow_zero=True)
     for name, state in (("x", x), ("source", source)):
         check_heads(state, name)
-        errors.check_values(by_head(state), coupling.num_nodes, coupling.heads, name)
-        errors.check_device(state, name, coupling.device, "the coupling")
+        coupling.check(by_head(state), name)
     z, h = by_head(x).double(), by_head(source).double()
     if z.shape != h.shape:
         raise ValueError(f"source must have the shape {list(x.shape)} of the state x; got {errors.describe(source)}.")

@@ -22,6 +22,7 @@ from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest,
 from diffusion_mp.errors import as_whole, check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
+from diffusion_mp.kernels.precision import inverse_root
 from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
@@ -138,7 +139,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         row, column, square = nearest(self.X_, k, self.metric, self.approximate, X)
         near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach, float(self.sharpness))
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
-        weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
+        rows, columns = (inverse_root(torch.from_numpy(each)).numpy() for each in (near.sum(1), degree))
+        weights = near.multiply(rows[:, None]).multiply(columns).tocsr()
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
@@ -289,7 +291,3 @@ def _distributions(y: Any) -> tuple[Any, Any, Any]:
         must = "a share of every class >= 0 that sum to one in a row, or to zero where nothing is known"
         raise ValueError(f"y [N, n_classes] must hold {must}; {came}. Of candidates c, these are c / c.sum(1).")
     return total > 0, np.arange(shares.shape[1]), shares[total > 0]
-
-
-def _inverse_root(degree: Any) -> Any:
-    return np.divide(1.0, np.sqrt(degree), out=np.zeros(len(degree)), where=degree > 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, cast
 
 import torch
@@ -20,10 +19,7 @@ def as_num_nodes(num_nodes: object) -> int:
     """The number of nodes, from anything that counts as an integer."""
     if torch.compiler.is_compiling() or (type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES):
         return cast("int", num_nodes)  # a symbol under torch.compile
-    num_nodes = errors.as_size(num_nodes)
-    if isinstance(num_nodes, bool) or not hasattr(num_nodes, "__index__") or isinstance(num_nodes, Tensor):
-        raise TypeError(f"num_nodes must be an integer; got {errors.describe(num_nodes)}.")
-    count = operator.index(num_nodes)
+    count = errors.as_whole(errors.as_size(num_nodes), "num_nodes")
     if count < 0:
         raise ValueError(f"num_nodes must be at least 0; got {count}.")
     if count > MOST_NODES:

@@ -148,9 +148,7 @@ class Graph:
                 f"torch.utils.data.DataLoader(dataset, collate_fn=ToDiffusionGraph())."
             )
         elif edge_index is None and batch is None:
-            if edge_weight is not None:
-                raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
-            graph = cls(x.size(0))
+            graph = cls(x.size(0), None, edge_weight)
         elif isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             if edge_weight is not None:
                 raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
@@ -197,9 +195,7 @@ class Graph:
     @cached_property
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
-        if self._batch is None:
-            return None if self._ptr is None else self._ptr.cpu().long()
-        return cast("Tensor", batch_pointers(self._batch))
+        return self._ptr if self._batch is None else cast("Tensor", batch_pointers(self._batch))
 
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:

@@ -227,10 +227,7 @@ class Compressed:
 
 
 class Entries(NamedTuple):
-    """A `Pattern` as operations take it: shape, row and column of every entry, and the forms of `Compressed`.
-
-    That by column is present if gradients need it.
-    """
+    """A `Pattern` as operations take it, with the parts of `Compressed`; those by column if gradients need them."""
 
     rows: int
     cols: int
