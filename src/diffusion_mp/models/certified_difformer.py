@@ -125,8 +125,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def _inputs(self, x: Tensor, *edges: Any) -> tuple[Tensor, Coupling | None, Graph]:
         """Check the inputs and return H, the coupling of the features, and the graph."""
-        self._check_features(x)
-        graph = Graph.coerce(x, *edges)
+        graph = self.inputs_to_graph(x, *edges)
         return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:

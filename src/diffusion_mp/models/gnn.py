@@ -16,7 +16,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_kind, check_po
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
-from diffusion_mp.layers.features import input_linear
+from diffusion_mp.layers.features import check_input, input_linear
 from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.modules import Resettable
@@ -109,7 +109,8 @@ class DiffusionGNN(GraphModel):
                     yield MLPConv(hidden_channels, out_channels)
 
         self.convs = nn.ModuleList(layers())
-        cast("DiffusionConv", self.convs[0]).sparse_features = conv != "gin"  # which propagates the features themselves
+        if conv != "gin":  # which propagates the features themselves
+            cast("DiffusionConv", self.convs[0]).check_features = check_input
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
         initial, states = None, []
