@@ -62,20 +62,19 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
 class FeatureEncoder(nn.Module):
     """W x + b for features [N, channels], dense or sparse; or Σ_f T_f[x_f] for integers, one table per column.
 
-    ``channels`` is -1 to infer it from the first call, or a list with the number of categories of every column.
+    ``channels`` is -1 to infer it from the first call, or a list with the number of categories of every column; a model
+    takes it as the argument ``name``.
     """
 
-    def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "x") -> None:
+    def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "in_channels") -> None:
         super().__init__()
-        self.name, self.channels = name, feature_columns(channels, "channels")
+        self.channels = feature_columns(channels, name)
         self.sizes = None if isinstance(channels, int) else tuple(channels)
-        errors.check_counts(out_channels=out_channels)
         self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
-    def forward(self, x: Tensor, name: str | None = None) -> Tensor:
-        """Return the states [N, out_channels]; ``name`` overrides the name of the input in messages."""
-        name = name or self.name
+    def forward(self, x: Tensor, name: str = "x") -> Tensor:
+        """Return the states [N, out_channels]; ``name`` is the name of the input in messages."""
         if self.linear is not None:
             if self.channels == -1:
                 self.channels = channels_at_first(self, x)

@@ -48,11 +48,9 @@ class BlockStack(GraphModel):
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(task, "task", HEADS)
-        if edge_dim is not None:
-            feature_columns(edge_dim, "edge_dim")
         check_counts(0, pe_channels=pe_channels)
         check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
-        if not 0 <= pe_channels < hidden_channels:
+        if pe_channels >= hidden_channels:
             most = hidden_channels - 1
             raise ValueError(f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}.")
         if pe_encoder is not None and not pe_channels:
@@ -60,7 +58,7 @@ class BlockStack(GraphModel):
         self.pe_channels, self.encoder = pe_channels, FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
         self.pe_encoder = (pe_encoder or LaplacianEncoder(pe_channels)) if pe_channels else None
-        self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_attr")
+        self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_dim")
         self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
         self.blocks = nn.ModuleList(block() for _ in range(num_layers))
         self.head = HEADS[task](hidden_channels, out_channels)
@@ -118,7 +116,7 @@ class BlockStack(GraphModel):
         if self.edge_encoder is None or edge_attr is None:
             return cast("nn.Embedding", self.edge_start).weight.expand(graph.num_edges, -1)
         check_edge_rows(edge_attr, graph.num_edges)
-        return self.edge_encoder(edge_attr)
+        return self.edge_encoder(edge_attr, "edge_attr")
 
 
 class GatedGCN(BlockStack):

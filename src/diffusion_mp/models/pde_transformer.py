@@ -16,7 +16,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_kind, check_ma
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
-from diffusion_mp.models.base import FeatureEncoder, feature_columns
+from diffusion_mp.models.base import FeatureEncoder
 from diffusion_mp.modules import Resettable
 
 Pooling = Literal["mean", "first", "last"]
@@ -76,7 +76,6 @@ class PDETransformer(Resettable):
         super().__init__()
         if isinstance(in_channels, int):
             check_counts(in_channels=in_channels)
-        feature_columns(in_channels, "in_channels")
         sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
         check_counts(**sizes, num_layers=num_layers, max_length=max_length)
         check_kind(causal, "causal", bool, "True or False")
