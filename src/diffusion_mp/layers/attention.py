@@ -13,7 +13,7 @@ from diffusion_mp.diffusivities.fixed import AdjacencyEnhancedDiffusivity, Graph
 from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.energies import Penalty
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_number
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport
@@ -102,7 +102,6 @@ class DIFFormerConv(DiffusionConv):
         check_flags(concat=concat, qkv_bias=qkv_bias)
         changes = in_channels != (heads * out_channels if concat else out_channels)
         transform = changes if transform is None else transform
-        check_flags(transform=transform)
         biased = qkv_bias and projection is not None
         make = partial(PenaltyDiffusivity, kernel) if isinstance(kernel, Penalty) else KERNELS[kernel]
         attention = make(in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased)
@@ -241,10 +240,8 @@ class SGFormerConv(DiffusionConv):
     ) -> None:  # fmt: skip
         check_counts(in_channels=in_channels)
         check_flags(transform=transform, qkv_bias=qkv_bias)
-        check_positive(beta, "beta", allow_zero=True)
-        if not 0 < beta <= 1:
-            what = "the attention beside 1 - beta of the initial state"
-            raise ValueError(f"beta must lie in (0, 1], {what}; got {beta}.")
+        wanted = "lie in (0, 1], the attention beside 1 - beta of the initial state"
+        check_number(beta, "beta", lambda beta: 0 < beta <= 1, wanted)
         queries: dict[str, Any] = {"projection": projection, "bias": qkv_bias and projection is not None}
         attention = SGFormerDiffusivity(in_channels, heads=heads, normalize=normalize, **queries)
         options |= {"transform": transform, "value_bias": qkv_bias and transform, "bias": bias, "keep": "state"}
