@@ -22,9 +22,7 @@ TAU = 0.5
 
 
 class MultiHeadConv(DiffusionConv):
-    r"""A layer of any diffusivity, whose heads stand side by side and are mixed.
-
-    x′ = W_O ‖_h S^h W_V^h x, plus x with ``residual``: one step of size 1, its heads concatenated and mixed by W_O.
+    r"""A step of size 1 with any diffusivity, whose heads are concatenated and mixed: x′ = W_O ‖_h S^h W_V^h x.
 
     Args:
         in_channels, diffusivity, heads, options: as in :class:`DiffusionConv`.
@@ -170,9 +168,7 @@ class NodeFormerConv(MultiHeadConv):
 
 
 class SFiConv(MultiHeadConv):
-    r"""SFi-Former's layer: sparse attention beside the adjacency.
-
-    x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h with the sparse flow S (SFi-Former, Eq. 11).
+    r"""Sparse flow S beside the adjacency: x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h (SFi-Former, Eq. 11).
 
     Ã = D^-½ (A + I) D^-½, and γ > 0 is learnable. Without observed edges the bracket is S^h alone. With ``lam=0`` S is
     softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.

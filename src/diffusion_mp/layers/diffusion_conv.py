@@ -61,9 +61,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
 
 
 class DiffusionConv(GraphLayer):
-    r"""A layer made of any diffusivity and any update.
-
-    State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
+    r"""A layer of any diffusivity and update: x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
     With the linear map h = W_V, per head, and the explicit update:
     x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j). Heads are averaged (Eq. 62) or concatenated.

@@ -120,9 +120,7 @@ class BlockStack(GraphModel):
 
 
 class GatedGCN(BlockStack):
-    """Message passing with gates, and with features of edges.
-
-    A stack of :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023): message passing alone.
+    """Gated message passing with edge features: :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, options: see :class:`BlockStack`.
@@ -145,9 +143,7 @@ class GatedGCN(BlockStack):
 
 
 class GPS(BlockStack):
-    r"""Message passing and attention over all pairs of nodes in every block.
-
-    GraphGPS (Rampášek et al. 2022): GatedGCN and attention over all pairs in every block, see :class:`GPSBlock`.
+    r"""Message passing and attention over all pairs of nodes in every :class:`GPSBlock` (Rampášek et al. 2022).
 
     The attention is a :class:`SFiConv`, by default softmax attention without friction (λ* = 0) and adjacency.
 
@@ -189,9 +185,7 @@ class GPS(BlockStack):
 
 
 class DFiFormer(GPS):
-    """Softmax attention over all pairs of nodes beside message passing, with features of edges.
-
-    DFi-Former: :class:`SFiFormer` without friction, softmax attention beside the adjacency (SFi-Former, § 4.2).
+    """Softmax attention over all pairs of nodes beside message passing: :class:`SFiFormer` without friction (§ 4.2).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`, without ``lam``.
@@ -213,9 +207,7 @@ class DFiFormer(GPS):
 
 
 class SFiFormer(GPS):
-    r"""Sparse attention over all pairs of nodes beside message passing, with features of edges.
-
-    SFi-Former (Section 4): GatedGCN beside sparse-flow attention with the adjacency (Eq. 11), in GraphGPS's frame.
+    r"""Sparse attention over all pairs of nodes beside message passing: :class:`GPS` with Eq. 11 (SFi-Former, § 4).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`; α goes into ``attention``.

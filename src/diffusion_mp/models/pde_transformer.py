@@ -35,9 +35,7 @@ SITES: dict[str, str] = {
 
 
 class PDETransformer(Resettable):
-    r"""A Transformer for sequences, with diffusion at one of seven places.
-
-    A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
+    r"""A pre-norm Transformer for sequences, with learned positions and :class:`PDEDiffusion1d` at one of seven places.
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
     positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there. P2 and P3 are the same

@@ -18,9 +18,7 @@ from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 
 
 class SGFormer(GraphModel):
-    r"""Linear attention over all pairs of nodes beside a GNN.
-
-    SGFormer (slides, "SGFormer"; Wu et al. 2023b): attention over all pairs and a GNN on the same embedding.
+    r"""Linear attention over all pairs of nodes beside a GNN (slides, "SGFormer"; Wu et al. 2023b).
 
     Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
     Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
