@@ -156,9 +156,8 @@ class NodeFormerConv(MultiHeadConv):
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels
-        if projection is not None:
-            attention |= {"head_channels": width, "bias": qkv_bias}
-        attention |= {"projection": projection, "tau": tau, "logits": logits, "num_samples": num_samples}
+        attention |= {"projection": projection, "head_channels": width, "bias": qkv_bias and projection is not None}
+        attention |= {"tau": tau, "logits": logits, "num_samples": num_samples}
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(in_channels, heads=heads, **attention)
         edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate)
         if relational_bias is not None:

@@ -72,7 +72,6 @@ Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 def new_name(name: str, rules: Iterable[Rule]) -> str:
-    """Apply the rules to a name, one after another."""
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name

@@ -189,7 +189,6 @@ class SelfAttention(Saved):
         super().__init__()
         errors.check_counts(channels=channels, heads=heads)
         errors.check_probability(dropout, "dropout")
-        errors.check_flags(causal=causal)
         check_heads_divide(channels, heads)
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
         self.project = nn.Linear(channels, 3 * channels)

@@ -145,7 +145,6 @@ HEADS: dict[str, type[NodeHead]] = {"node": NodeHead, "graph": GraphHead, "link"
 
 
 def check_no_pairs(pairs: Tensor | None) -> None:
-    """Raise ``ValueError`` if pairs are passed to a model that does not score links."""
     if pairs is not None:
         raise ValueError("edge_label_index belongs to task='link'; leave it out for nodes and graphs.")
 

@@ -63,8 +63,7 @@ class CertifiedDIFFormer(GraphModel):
     ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels)
         width = hidden_channels if encoder_channels is None else encoder_channels
-        steps = {} if num_layers is None else {"num_layers": num_layers}
-        check_counts(**steps, encoder_layers=encoder_layers, encoder_channels=width)
+        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
         check_flags(centre=centre)
         check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
         check_probability(dropout, "dropout")

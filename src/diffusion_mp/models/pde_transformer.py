@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 
-from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, check_probability, describe
+from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, describe
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
@@ -81,7 +81,6 @@ class PDETransformer(Resettable):
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", get_args(Pooling))
         check_choice(task, "task", ["classify", "retrieve"])
-        check_probability(dropout, "dropout")
         if placement is None and diffusion is not None:
             raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
         chosen, options = None if placement is None else SITES[placement], dict(diffusion or {})

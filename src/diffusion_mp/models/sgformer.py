@@ -84,14 +84,14 @@ class SGFormer(GraphModel):
         self.activation, self.dropout_on, self.aggregate = activation, dropout_on, aggregate
         options["dropout"] = dropout if dropout_on == "values" else 0.0
 
-        def norm() -> nn.Module:
-            return nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
+        norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def encoder() -> nn.Module:
-            return nn.Sequential(input_linear(in_channels, hidden_channels), norm(), nn.ReLU())
+            return nn.Sequential(input_linear(in_channels, hidden_channels), norm(hidden_channels), nn.ReLU())
 
         def attention() -> nn.ModuleList:
-            return nn.ModuleList([SGFormerConv(hidden_channels, hidden_channels, **options), norm()])
+            conv = SGFormerConv(hidden_channels, hidden_channels, **options)
+            return nn.ModuleList([conv, norm(hidden_channels)])
 
         self.encoder, self.gnn_encoder = encoder(), None if shared_encoder or gnn == "residual" else encoder()
         self.conv, self.norm = attention()
