@@ -28,9 +28,8 @@ class CertifiedDIFFormer(GraphModel):
     H = MLP(X),  Z^K = K steps of :class:`CertifiedConv` from Proj_C(H) with source H,  Ŷ = Z^K W_O + b_O.
 
     All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
-    F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. Dropout acts in the
-    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F (see `fixed_point`). It
-    has one block; `CertifiedTransformer` has several, with weights.
+    F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. ``num_layers=None``
+    iterates to a stationary point of F (see `fixed_point`). `CertifiedTransformer` has several blocks, with weights.
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
