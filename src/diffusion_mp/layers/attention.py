@@ -13,7 +13,7 @@ from diffusion_mp.diffusivities.fixed import AdjacencyEnhancedDiffusivity, Graph
 from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.energies import Penalty
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_number
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport
@@ -22,9 +22,7 @@ TAU = 0.5
 
 
 class MultiHeadConv(DiffusionConv):
-    r"""A layer of any diffusivity, whose heads stand side by side and are mixed.
-
-    x′ = W_O ‖_h S^h W_V^h x, plus x with ``residual``: one step of size 1, its heads concatenated and mixed by W_O.
+    r"""A step of size 1 with any diffusivity, whose heads are concatenated and mixed: x′ = W_O ‖_h S^h W_V^h x.
 
     Args:
         in_channels, diffusivity, heads, options: as in :class:`DiffusionConv`.
@@ -102,7 +100,6 @@ class DIFFormerConv(DiffusionConv):
         check_flags(concat=concat, qkv_bias=qkv_bias)
         changes = in_channels != (heads * out_channels if concat else out_channels)
         transform = changes if transform is None else transform
-        check_flags(transform=transform)
         biased = qkv_bias and projection is not None
         make = partial(PenaltyDiffusivity, kernel) if isinstance(kernel, Penalty) else KERNELS[kernel]
         attention = make(in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased)
@@ -159,9 +156,8 @@ class NodeFormerConv(MultiHeadConv):
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels
-        if projection is not None:
-            attention |= {"head_channels": width, "bias": qkv_bias}
-        attention |= {"projection": projection, "tau": tau, "logits": logits, "num_samples": num_samples}
+        attention |= {"projection": projection, "head_channels": width, "bias": qkv_bias and projection is not None}
+        attention |= {"tau": tau, "logits": logits, "num_samples": num_samples}
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(in_channels, heads=heads, **attention)
         edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate)
         if relational_bias is not None:
@@ -171,9 +167,7 @@ class NodeFormerConv(MultiHeadConv):
 
 
 class SFiConv(MultiHeadConv):
-    r"""SFi-Former's layer: sparse attention beside the adjacency.
-
-    x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h with the sparse flow S (SFi-Former, Eq. 11).
+    r"""Sparse flow S beside the adjacency: x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h (SFi-Former, Eq. 11).
 
     Ã = D^-½ (A + I) D^-½, and γ > 0 is learnable. Without observed edges the bracket is S^h alone. With ``lam=0`` S is
     softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
@@ -241,10 +235,8 @@ class SGFormerConv(DiffusionConv):
     ) -> None:  # fmt: skip
         check_counts(in_channels=in_channels)
         check_flags(transform=transform, qkv_bias=qkv_bias)
-        check_positive(beta, "beta", allow_zero=True)
-        if not 0 < beta <= 1:
-            what = "the attention beside 1 - beta of the initial state"
-            raise ValueError(f"beta must lie in (0, 1], {what}; got {beta}.")
+        wanted = "lie in (0, 1], the attention beside 1 - beta of the initial state"
+        check_number(beta, "beta", lambda beta: 0 < beta <= 1, wanted)
         queries: dict[str, Any] = {"projection": projection, "bias": qkv_bias and projection is not None}
         attention = SGFormerDiffusivity(in_channels, heads=heads, normalize=normalize, **queries)
         options |= {"transform": transform, "value_bias": qkv_bias and transform, "bias": bias, "keep": "state"}

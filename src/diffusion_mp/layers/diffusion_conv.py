@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, Literal
 
@@ -18,31 +19,33 @@ from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.features import ValueLinear, channels_at_first, check_input
+from diffusion_mp.layers.features import ValueLinear, channels_at_first
 from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
 class GraphLayer(KnowsPyGNames, Resettable):
-    """Base of the layers that are called as ``layer(x, edge_index, edge_weight, batch, …)``."""
+    """Base of layers and models, which are called as ``module(x, edge_index, edge_weight, batch, …)``."""
 
     in_channels: int
-    sparse_features = False
-    """Whether x may be sparse; a model sets it for a first layer in which W_V alone reads x."""
+    check_features: Callable[..., None] = staticmethod(errors.check_state)
+    """The check of x; a model sets `check_input`, for a sparse x, in a first layer in which W_V alone reads x."""
 
     def inputs_to_graph(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None,
-        return_coupling: bool, others: dict[str, Any], edge_attr: Tensor | None = None,
+        return_coupling: bool = False, others: Mapping[str, Any] = {}, edge_attr: Tensor | None = None,
     ) -> Graph:  # fmt: skip
-        """Check the inputs that all layers take, refuse ``others``, and return the graph."""
+        """Check the inputs that all take, refuse ``others``, and return the graph."""
         if others:
             refuse_inputs(self, others)
         if edge_attr is not None:
             check_edge_order(edge_index, edge_attr)
         if type(return_coupling) is not bool:
             errors.check_flags(return_coupling=return_coupling)
-        (check_input if self.sparse_features else errors.check_state)(x, channels=self.in_channels, module=self)
+        if self.in_channels == -1:
+            self._find_channels(x)
+        self.check_features(x, channels=self.in_channels, module=self)
         if (
             type(edge_index) is Graph
             and edge_weight is batch is None
@@ -52,11 +55,13 @@ class GraphLayer(KnowsPyGNames, Resettable):
             return edge_index
         return Graph.coerce(x, edge_index, edge_weight, batch)
 
+    def _find_channels(self, x: Tensor) -> None:
+        """Take ``in_channels`` from the first x."""
+        self.in_channels = channels_at_first(self, x)
+
 
 class DiffusionConv(GraphLayer):
-    r"""A layer made of any diffusivity and any update.
-
-    State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
+    r"""A layer of any diffusivity and update: x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
     With the linear map h = W_V, per head, and the explicit update:
     x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j). Heads are averaged (Eq. 62) or concatenated.
@@ -158,12 +163,6 @@ class DiffusionConv(GraphLayer):
             others |= {"batch": batch, "source": source, "features": features, "previous": previous}
             others |= {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
             return between(self, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
-        if self.in_channels == -1:
-            self.in_channels = channels_at_first(self.value or self, x)
-            if self.value is None:
-                self.out_channels = self.head_channels = self.in_channels
-            elif is_lazy(self.value.weight) and self.in_channels != -1:  # so that the checks see its dtype
-                self.value.initialize_parameters(self.value, (x,))
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         if self.validate:
             errors.check_finite(x, "x")
@@ -175,6 +174,13 @@ class DiffusionConv(GraphLayer):
         if return_attention_weights:
             results.append(_attention_weights(self, coupling))
         return tuple(results) if len(results) > 1 else out
+
+    def _find_channels(self, x: Tensor) -> None:
+        super()._find_channels(x)
+        if self.value is None:
+            self.out_channels = self.head_channels = self.in_channels
+        elif is_lazy(self.value.weight) and self.in_channels != -1:  # so that the checks see its dtype
+            self.value.initialize_parameters(self.value, (x,))
 
     def _by_head(self, x: Tensor) -> Tensor:
         """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""

@@ -34,9 +34,7 @@ def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) 
 
 
 class MLPConv(DiffusionConv):
-    """A linear map of every node by itself.
-
-    x′ = W x + b, without any coupling between nodes: edges are accepted and not read.
+    """A linear map of every node by itself, x′ = W x + b: edges are accepted and not read.
 
     Args:
         in_channels, out_channels, bias: as in :class:`DiffusionConv`.
@@ -51,9 +49,7 @@ class MLPConv(DiffusionConv):
 
 
 class GCNConv(DiffusionConv):
-    r"""GCN's layer: the normalised adjacency and a linear map.
-
-    x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1).
+    r"""GCN's layer: x′ = Â W x + b, Â = D^-½ (A + I) D^-½ normalised (Kipf & Welling 2017; Example 1 with τ = 1).
 
     Args:
         in_channels, out_channels, bias: as in :class:`DiffusionConv`.
@@ -78,9 +74,7 @@ class GCNConv(DiffusionConv):
 
 
 class SGConv(DiffusionConv):
-    r"""SGC's layer: several hops, then one linear map.
-
-    x′ = Â^K W x + b (Wu et al. 2019).
+    r"""SGC's layer: several hops, then one linear map, x′ = Â^K W x + b (Wu et al. 2019).
 
     Args:
         in_channels, out_channels, K, self_loops, bias: as in :class:`GCNConv`, with K steps.
@@ -102,9 +96,7 @@ class SGConv(DiffusionConv):
 
 
 class GINConv(DiffusionConv):
-    r"""GIN's layer: an MLP of the sum over neighbours.
-
-    x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
+    r"""GIN's layer: x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
 
     Args:
         in_channels, mlp: channels of x (-1: those of the first call), and the module that is applied to the sum.
@@ -176,9 +168,7 @@ class GINConv(DiffusionConv):
 
 
 class GATConv(DiffusionConv):
-    r"""GAT's layer: learned attention to neighbours.
-
-    x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018).
+    r"""GAT's layer: learned attention α to neighbours, x′_i = Σ_j α_ij W x_j + b (Veličković et al. 2018).
 
     The third argument of a call is ``edge_weight``, a prior to which α_ij is proportional. In PyG it is the edge
     features, which here are passed by name, ``edge_attr=``.
@@ -236,9 +226,7 @@ class GATConv(DiffusionConv):
 
 
 class APPNPConv(DiffusionConv):
-    r"""APPNP's propagation, of which every step gives back a part of the start; also without end.
-
-    x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019: APPNP, PPNP).
+    r"""APPNP and PPNP: x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019).
 
     The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`, which states what it requires of S).
 

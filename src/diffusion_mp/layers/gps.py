@@ -104,17 +104,14 @@ class GatedGCNConv(EdgeLayer):
         logits = (at_rows(rows, self.target(x)) + at_rows(cols, self.source(x))).to(x.dtype)
         if edge_attr is not None:
             logits = logits + self.edge(edge_attr)
-        gates = self._gates(logits, graph)
-        moved = self._next(x, self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2), self.node_norm)
-        return moved, None if edge_attr is None else self._next(edge_attr, logits, self.edge_norm), gates
-
-    def _gates(self, logits: Tensor, graph: Graph) -> Coupling:
         # The derivative of a gate is up to |v|/ε, beyond half precision until the sigmoid's own makes it small.
         gate = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
         if graph.edge_weight is not None:
             gate = gate * graph.weights(gate).unsqueeze(1)
         total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
-        return ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
+        gates = ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
+        moved = self._next(x, self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2), self.node_norm)
+        return moved, None if edge_attr is None else self._next(edge_attr, logits, self.edge_norm), gates
 
     def _next(self, state: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
         change = dropout(relu(norm(change)), self.dropout, self.training)

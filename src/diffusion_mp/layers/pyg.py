@@ -72,7 +72,6 @@ Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 def new_name(name: str, rules: Iterable[Rule]) -> str:
-    """Apply the rules to a name, one after another."""
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name
@@ -133,8 +132,7 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
 
 def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options by their names here, without those in `AS_ALWAYS`."""
-    usual = {k: v for k, v in options.items() if any(v is same or v == same for same in AS_ALWAYS.get(k, ()))}
-    found = {name: value for name, value in options.items() if name not in usual}
+    found = {name: value for name, value in options.items() if value not in AS_ALWAYS.get(name, ())}
     loops = found.pop("add_self_loops", None)
     if loops is not None:
         check_flags(add_self_loops=loops)
@@ -202,10 +200,6 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     return found
 
 
-#: Diffusivities that add no edges and divide by no degrees.
-HARMLESS = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
-
-
 def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any) -> Any:
     """Call ``layer`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
     kind = type(layer).__name__
@@ -234,8 +228,9 @@ def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: objec
 
 def _check_couples_edges(layer: Any, kind: str) -> None:
     """Raise unless the layer takes one step with a coupling of the given edges alone."""
+    harmless = IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity  # they add no edges and divide by no degrees
     for part in layer.diffusivity.modules():
-        if not isinstance(part, Diffusivity) or isinstance(part, HARMLESS):
+        if not isinstance(part, Diffusivity) or isinstance(part, harmless):
             continue
         if not part.needs_graph or part.depends_on not in ("nothing", "edges"):
             raise ValueError(

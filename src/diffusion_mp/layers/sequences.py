@@ -23,9 +23,7 @@ from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
 class PDEDiffusion1d(Resettable):
-    r"""Diffusion along a sequence, as a layer of any sequence model.
-
-    x + Σ_k α_k Δ_{h_k} x along the sequence, channel by channel (Zhang & Zhou, Eq. 2, § 3.2).
+    r"""Diffusion along a sequence, x + Σ_k α_k Δ_{h_k} x channel by channel, in any model (Zhang & Zhou, Eq. 2, § 3.2).
 
     (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}. The tokens of a row form one sequence, wherever its padding stands, and padded
     positions are unchanged.
@@ -191,7 +189,6 @@ class SelfAttention(Saved):
         super().__init__()
         errors.check_counts(channels=channels, heads=heads)
         errors.check_probability(dropout, "dropout")
-        errors.check_flags(causal=causal)
         check_heads_divide(channels, heads)
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
         self.project = nn.Linear(channels, 3 * channels)

@@ -16,10 +16,9 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.checks import check_edge_order
+from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.layers.features import channels_at_first, check_input, input_linear
-from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs, refuse_proxy
-from diffusion_mp.modules import Resettable
+from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
@@ -63,20 +62,19 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
 class FeatureEncoder(nn.Module):
     """W x + b for features [N, channels], dense or sparse; or Σ_f T_f[x_f] for integers, one table per column.
 
-    ``channels`` is -1 to infer it from the first call, or a list with the number of categories of every column.
+    ``channels`` is -1 to infer it from the first call, or a list with the number of categories of every column; a model
+    takes it as the argument ``name``.
     """
 
-    def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "x") -> None:
+    def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "in_channels") -> None:
         super().__init__()
-        self.name, self.channels = name, feature_columns(channels, "channels")
+        self.channels = feature_columns(channels, name)
         self.sizes = None if isinstance(channels, int) else tuple(channels)
-        errors.check_counts(out_channels=out_channels)
         self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
-    def forward(self, x: Tensor, name: str | None = None) -> Tensor:
-        """Return the states [N, out_channels]; ``name`` overrides the name of the input in messages."""
-        name = name or self.name
+    def forward(self, x: Tensor, name: str = "x") -> Tensor:
+        """Return the states [N, out_channels]; ``name`` is the name of the input in messages."""
         if self.linear is not None:
             if self.channels == -1:
                 self.channels = channels_at_first(self, x)
@@ -147,7 +145,6 @@ HEADS: dict[str, type[NodeHead]] = {"node": NodeHead, "graph": GraphHead, "link"
 
 
 def check_no_pairs(pairs: Tensor | None) -> None:
-    """Raise ``ValueError`` if pairs are passed to a model that does not score links."""
     if pairs is not None:
         raise ValueError("edge_label_index belongs to task='link'; leave it out for nodes and graphs.")
 
@@ -195,7 +192,7 @@ def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
     return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
 
 
-class GraphModel(KnowsPyGNames, Resettable, ABC):
+class GraphModel(GraphLayer, ABC):
     """Base of models in the calling convention of PyG; a subclass implements :meth:`propagate`.
 
     Args:
@@ -240,15 +237,9 @@ class GraphModel(KnowsPyGNames, Resettable, ABC):
         """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
         refuse_proxy(self, x)
         others |= {} if edge_attr is None else {"edge_attr": edge_attr}
-        inputs: dict[str, Any] = {}
-        if others:
-            inputs = {name: others.pop(name) for name in self.reads if name in others}
-            refuse_inputs(self, others)
-            check_edge_order(edge_index, inputs.get("edge_attr"))
-        if type(return_coupling) is not bool:
-            errors.check_flags(return_coupling=return_coupling)
-        self._check_features(x)
-        graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
+        inputs = {name: others.pop(name) for name in self.reads if name in others} if others else {}
+        edges, read = (edge_index, edge_weight, batch), inputs.get("edge_attr")
+        graph = self.edge_mask(self.inputs_to_graph(x, *edges, return_coupling, others, read))
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
@@ -262,16 +253,14 @@ class GraphModel(KnowsPyGNames, Resettable, ABC):
         logits = with_every_gradient(logits, self)
         return (logits, couplings) if return_coupling else logits
 
-    def _check_features(self, x: Tensor) -> None:
-        """Raise unless the features fit the model; the first call infers ``in_channels=-1``."""
-        if self.categories is not None:  # the tables check them
-            errors.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
-            if not x.dim():
-                raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {errors.describe(x)}.")
+    def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
+        """Raise unless the features fit the model."""
+        if self.categories is None:
+            check_input(x, channels=channels, module=module)
             return
-        if self.in_channels == -1:
-            self.in_channels = channels_at_first(self, x)
-        check_input(x, channels=self.in_channels, module=self)
+        errors.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {channels}]")  # the tables check the rest
+        if not x.dim():
+            raise ValueError(f"x must be [num_nodes, {channels}]; got {errors.describe(x)}.")
 
     def certificate(
         self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,

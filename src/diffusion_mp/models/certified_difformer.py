@@ -28,9 +28,8 @@ class CertifiedDIFFormer(GraphModel):
     H = MLP(X),  Z^K = K steps of :class:`CertifiedConv` from Proj_C(H) with source H,  Ŷ = Z^K W_O + b_O.
 
     All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
-    F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. Dropout acts in the
-    encoder of H, never between steps. ``num_layers=None`` iterates to a stationary point of F (see `fixed_point`). It
-    has one block; `CertifiedTransformer` has several, with weights.
+    F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. ``num_layers=None``
+    iterates to a stationary point of F (see `fixed_point`). `CertifiedTransformer` has several blocks, with weights.
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
@@ -63,8 +62,7 @@ class CertifiedDIFFormer(GraphModel):
     ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels)
         width = hidden_channels if encoder_channels is None else encoder_channels
-        steps = {} if num_layers is None else {"num_layers": num_layers}
-        check_counts(**steps, encoder_layers=encoder_layers, encoder_channels=width)
+        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
         check_flags(centre=centre)
         check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
         check_probability(dropout, "dropout")
@@ -125,8 +123,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def _inputs(self, x: Tensor, *edges: Any) -> tuple[Tensor, Coupling | None, Graph]:
         """Check the inputs and return H, the coupling of the features, and the graph."""
-        self._check_features(x)
-        graph = Graph.coerce(x, *edges)
+        graph = self.inputs_to_graph(x, *edges)
         return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:

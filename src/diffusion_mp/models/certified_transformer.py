@@ -16,7 +16,6 @@ from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TermModule, TiedMLP, WeightedGraph
-from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.models.base import (
     Collect,
     Edges,
@@ -113,10 +112,9 @@ class CertifiedTransformer(GraphModel):
         self, x: Tensor, edge_index: Edges, edge_weight: Tensor | None, batch: Tensor | None, edge_attr: Tensor | None
     ) -> Iterator[tuple[JointEnergy, list[Tensor]]]:
         """Yield the energy of every block, and its states before the first step and after every step."""
-        self._check_features(x)
-        if self.edge_dim is None and edge_attr is not None:
-            refuse_inputs(self, {"edge_attr": edge_attr})
-        graph, source, state = Graph.coerce(x, edge_index, edge_weight, batch), x, x
+        others = {} if self.reads or edge_attr is None else {"edge_attr": edge_attr}
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, others, edge_attr)
+        source = state = x
         for number, module in enumerate(self.blocks):
             block, source = cast("CertifiedBlock", module), self._source(number, source, state)
             states = [*block.states(source, graph, edge_attr=edge_attr)]

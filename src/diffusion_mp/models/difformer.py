@@ -23,9 +23,7 @@ GROWTH, LARGEST = 4.0, 0.75
 
 
 class DIFFormer(LayerStack):
-    r"""Attention over all pairs of nodes beside the graph, in O(N) with its simple form.
-
-    DIFFormer (Wu, Wipf & Yan 2025, Eqs. 53–64): an input layer, K propagation layers, an output layer.
+    r"""Attention over all pairs of nodes beside the graph, O(N) in its simple form (Wu, Wipf & Yan 2025, Eqs. 53–64).
 
     Z^(0) = ReLU(W_I X + b_I),  Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),  Ŷ = Z^(K) W_O + b_O.
 

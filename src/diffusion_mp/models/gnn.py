@@ -16,7 +16,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_kind, check_po
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
-from diffusion_mp.layers.features import input_linear
+from diffusion_mp.layers.features import check_input, input_linear
 from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.modules import Resettable
@@ -61,7 +61,6 @@ class DiffusionGNN(GraphModel):
         teleport(alpha)  # checks alpha, whichever layers are built
         check_positive(theta, "theta")
         check_heads_divide(hidden_channels, heads, "hidden_channels")
-        check_choice(task, "task", get_args(Task))
         check_choice(norm, "norm", ["batch", "layer", None])
         check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, given in (("norm", norm), ("jk", jk)):
@@ -109,7 +108,8 @@ class DiffusionGNN(GraphModel):
                     yield MLPConv(hidden_channels, out_channels)
 
         self.convs = nn.ModuleList(layers())
-        cast("DiffusionConv", self.convs[0]).sparse_features = conv != "gin"  # which propagates the features themselves
+        if conv != "gin":  # which propagates the features themselves
+            cast("DiffusionConv", self.convs[0]).check_features = check_input
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
         initial, states = None, []

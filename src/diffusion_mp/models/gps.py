@@ -48,11 +48,9 @@ class BlockStack(GraphModel):
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(task, "task", HEADS)
-        if edge_dim is not None:
-            feature_columns(edge_dim, "edge_dim")
         check_counts(0, pe_channels=pe_channels)
         check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
-        if not 0 <= pe_channels < hidden_channels:
+        if pe_channels >= hidden_channels:
             most = hidden_channels - 1
             raise ValueError(f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}.")
         if pe_encoder is not None and not pe_channels:
@@ -60,7 +58,7 @@ class BlockStack(GraphModel):
         self.pe_channels, self.encoder = pe_channels, FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
         self.pe_encoder = (pe_encoder or LaplacianEncoder(pe_channels)) if pe_channels else None
-        self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_attr")
+        self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_dim")
         self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
         self.blocks = nn.ModuleList(block() for _ in range(num_layers))
         self.head = HEADS[task](hidden_channels, out_channels)
@@ -118,13 +116,11 @@ class BlockStack(GraphModel):
         if self.edge_encoder is None or edge_attr is None:
             return cast("nn.Embedding", self.edge_start).weight.expand(graph.num_edges, -1)
         check_edge_rows(edge_attr, graph.num_edges)
-        return self.edge_encoder(edge_attr)
+        return self.edge_encoder(edge_attr, "edge_attr")
 
 
 class GatedGCN(BlockStack):
-    """Message passing with gates, and with features of edges.
-
-    A stack of :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023): message passing alone.
+    """Gated message passing with edge features: :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, options: see :class:`BlockStack`.
@@ -147,9 +143,7 @@ class GatedGCN(BlockStack):
 
 
 class GPS(BlockStack):
-    r"""Message passing and attention over all pairs of nodes in every block.
-
-    GraphGPS (Rampášek et al. 2022): GatedGCN and attention over all pairs in every block, see :class:`GPSBlock`.
+    r"""Message passing and attention over all pairs of nodes in every :class:`GPSBlock` (Rampášek et al. 2022).
 
     The attention is a :class:`SFiConv`, by default softmax attention without friction (λ* = 0) and adjacency.
 
@@ -191,9 +185,7 @@ class GPS(BlockStack):
 
 
 class DFiFormer(GPS):
-    """Softmax attention over all pairs of nodes beside message passing, with features of edges.
-
-    DFi-Former: :class:`SFiFormer` without friction, softmax attention beside the adjacency (SFi-Former, § 4.2).
+    """Softmax attention over all pairs of nodes beside message passing: :class:`SFiFormer` without friction (§ 4.2).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`, without ``lam``.
@@ -215,9 +207,7 @@ class DFiFormer(GPS):
 
 
 class SFiFormer(GPS):
-    r"""Sparse attention over all pairs of nodes beside message passing, with features of edges.
-
-    SFi-Former (Section 4): GatedGCN beside sparse-flow attention with the adjacency (Eq. 11), in GraphGPS's frame.
+    r"""Sparse attention over all pairs of nodes beside message passing: :class:`GPS` with Eq. 11 (SFi-Former, § 4).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`; α goes into ``attention``.

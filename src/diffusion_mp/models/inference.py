@@ -25,8 +25,6 @@ from diffusion_mp.models.base import Edges
 from diffusion_mp.progress import progress_bar, show_progress
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
-ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)  # modules that act on every row separately
-
 
 def full_graph_inference(
     model: nn.Module, x: Float[Tensor, "N C"], edge_index: Edges = None, edge_weight: Tensor | None = None,
@@ -84,7 +82,7 @@ class Blocks:
                 raise NotImplementedError(
                     "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
                 )
-            if isinstance(child, ROW_WISE):
+            if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):  # they act on every row separately
                 setattr(module, name, _RowWise(child.to(self.device), self))
             elif type(child) is ExplicitEuler:
                 setattr(module, name, _BlockwiseStep(child, self))

@@ -49,18 +49,19 @@ class LabelPropagation(KnowsPyGNames, Saved):
         super().__init__()
         if num_layers is not None:
             errors.check_counts(num_layers=num_layers)
-        errors.check_number(alpha, "alpha")
+        bounds = "(0, 1)" if num_layers is None else "(0, 1]"
+        wanted = f"lie in {bounds} for {num_layers=}"
+        errors.check_number(alpha, "alpha", lambda a: 0 < a <= 1 and (a < 1 or num_layers is not None), wanted)
         errors.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
-        if not 0 < alpha <= 1 or (alpha == 1 and num_layers is None):
-            bounds = "(0, 1)" if num_layers is None else "(0, 1]"
-            raise ValueError(f"alpha must lie in {bounds} for {num_layers=}; got {alpha}.")
         if diffusivity is not None and diffusivity.heads != 1:
             heads = diffusivity.heads
             raise ValueError(f"diffusivity must have one head, for there is one state, the labels; got {heads} heads.")
         self.num_layers = num_layers
         self.update = teleport_limit(1 - alpha) if num_layers is None else teleport(1 - alpha)
         self.diffusivity = AdjacencyDiffusivity("sym", direction="pyg") if diffusivity is None else diffusivity
-        self.reads_features = _reads_nodes(self.diffusivity)
+        parts = [part for part in self.diffusivity.modules() if isinstance(part, Diffusivity)]
+        # Whether entries depend on the features of nodes, rather than on their positions only.
+        self.reads_features = any(part.depends_on not in ("nothing", "parts") and not part.positional for part in parts)
 
     @torch.no_grad()
     def forward(
@@ -106,9 +107,3 @@ def _soft(y: Tensor) -> Tensor:
         y = one_hot(y.long().clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
     errors.check_state(y, "y")
     return y
-
-
-def _reads_nodes(diffusivity: Diffusivity) -> bool:
-    """Return whether entries depend on the features of nodes, rather than on their positions only."""
-    parts = [part for part in diffusivity.modules() if isinstance(part, Diffusivity)]
-    return any(part.depends_on not in ("nothing", "parts") and not part.positional for part in parts)

@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 
-from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, check_probability, describe
+from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, describe
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
-from diffusion_mp.models.base import FeatureEncoder, feature_columns
+from diffusion_mp.models.base import FeatureEncoder
 from diffusion_mp.modules import Resettable
 
 Pooling = Literal["mean", "first", "last"]
@@ -35,9 +35,7 @@ SITES: dict[str, str] = {
 
 
 class PDETransformer(Resettable):
-    r"""A Transformer for sequences, with diffusion at one of seven places.
-
-    A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
+    r"""A pre-norm Transformer for sequences, with learned positions and :class:`PDEDiffusion1d` at one of seven places.
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
     positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there. P2 and P3 are the same
@@ -76,7 +74,6 @@ class PDETransformer(Resettable):
         super().__init__()
         if isinstance(in_channels, int):
             check_counts(in_channels=in_channels)
-        feature_columns(in_channels, "in_channels")
         sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
         check_counts(**sizes, num_layers=num_layers, max_length=max_length)
         check_kind(causal, "causal", bool, "True or False")
@@ -84,7 +81,6 @@ class PDETransformer(Resettable):
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", get_args(Pooling))
         check_choice(task, "task", ["classify", "retrieve"])
-        check_probability(dropout, "dropout")
         if placement is None and diffusion is not None:
             raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
         chosen, options = None if placement is None else SITES[placement], dict(diffusion or {})

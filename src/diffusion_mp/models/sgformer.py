@@ -18,9 +18,7 @@ from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 
 
 class SGFormer(GraphModel):
-    r"""Linear attention over all pairs of nodes beside a GNN.
-
-    SGFormer (slides, "SGFormer"; Wu et al. 2023b): attention over all pairs and a GNN on the same embedding.
+    r"""Linear attention over all pairs of nodes beside a GNN (slides, "SGFormer"; Wu et al. 2023b).
 
     Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
     Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
@@ -86,14 +84,14 @@ class SGFormer(GraphModel):
         self.activation, self.dropout_on, self.aggregate = activation, dropout_on, aggregate
         options["dropout"] = dropout if dropout_on == "values" else 0.0
 
-        def norm() -> nn.Module:
-            return nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
+        norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def encoder() -> nn.Module:
-            return nn.Sequential(input_linear(in_channels, hidden_channels), norm(), nn.ReLU())
+            return nn.Sequential(input_linear(in_channels, hidden_channels), norm(hidden_channels), nn.ReLU())
 
         def attention() -> nn.ModuleList:
-            return nn.ModuleList([SGFormerConv(hidden_channels, hidden_channels, **options), norm()])
+            conv = SGFormerConv(hidden_channels, hidden_channels, **options)
+            return nn.ModuleList([conv, norm(hidden_channels)])
 
         self.encoder, self.gnn_encoder = encoder(), None if shared_encoder or gnn == "residual" else encoder()
         self.conv, self.norm = attention()
