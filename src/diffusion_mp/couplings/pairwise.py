@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.couplings.base import Coupling, feature_sizes
-from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, listed_products
+from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, heads_of, listed_products
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
@@ -276,9 +276,8 @@ class SparseFlowCoupling(Coupling):
 
     def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:
         """S v or Sᵀ v, for values with the heads of S, or with any number of heads if S has one."""
-        heads = v.size(1)
-        q, k, friction_q, friction_k = (t.expand(-1, heads, -1) for t in self._features)
-        terms = RowTerms(*(t.expand(-1, heads) for t in self._terms))
+        q, k, friction_q, friction_k = heads_of(v, *self._features)
+        terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow_product(q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
