@@ -150,8 +150,7 @@ class ScaledCoupling(Coupling):
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         moved, bound = self.coupling._majorized(v, convex)
-        scale = self.scale.view(1, -1, 1) if isinstance(self.scale, Tensor) else self.scale
-        return scale * moved, scale * bound
+        return self._by_head(moved, 1), self._by_head(bound, 1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_head(self.coupling._at(edge_index), 1)

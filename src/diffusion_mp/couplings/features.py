@@ -81,12 +81,11 @@ def measured_from(
     second = first if y is x else y.to(dtype) - point.to(dtype)
     if sharpness is None or dtype == torch.float64 or not (x.numel() and values_only()) or x.is_meta:
         return first, second
-    both = (first,) if second is first else (first, second)
-    farthest = max(z.detach().square().sum(2).max() for z in both)
+    farthest = max(z.detach().square().sum(2).max() for z in {first, second})
     if not bool(sharpness * farthest > 2 * RESOLVED):
         return first, second
-    first = x.double() - point.double()
-    return first, first if y is x else y.double() - point.double()
+    wide = x.double()
+    return measured_from(wide, wide if y is x else y.double(), ptr, point)
 
 
 def distance_features(

@@ -13,6 +13,7 @@ from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
 from diffusion_mp.errors import check_flags, check_tensor, describe
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders
@@ -100,22 +101,18 @@ class LogLowRankCoupling(PooledCoupling):
         # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.
         self.col_shift = log_weight
         self.row_shift = None if normalize else torch.full_like(log_weight, -math.log(log_weight.size(2)))
-        self._terms: LogTerms | None = None
 
-    @property
+    @cached_property
     def terms(self) -> LogTerms:
         """Terms of the entries and the transpose, with the row shift a that normalises."""
-        if self._terms is None:
-            given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
-            with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
-                self._terms = given if self.row_shift is not None else self._normalized(given)
-        return self._terms
-
-    def _normalized(self, given: LogTerms) -> LogTerms:
-        # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
-        terms = given.around(max_rows(given.log_key.detach().double() + given.heaviest, self.ptr))
-        log_sum = kernels.log_linear_logsumexp(terms.log_query, terms.log_key, terms.col_shift, self.ptr)
-        return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
+        given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
+        if self.row_shift is not None:
+            return given
+        with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
+            # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
+            terms = given.around(max_rows(given.log_key.detach().double() + given.heaviest, self.ptr))
+            log_sum = kernels.log_linear_logsumexp(terms.log_query, terms.log_key, terms.col_shift, self.ptr)
+            return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         terms = self.log_query, self.log_key, self.col_shift

@@ -241,7 +241,8 @@ class LinearAttentionCoupling(PooledCoupling):
         mutual = reversible or query is key
 
         def metric() -> Tensor | None:
-            return _by_entries(query.double(), key.double(), ptr, terms, True, True).metric
+            wide = query.double(), key.double(), ptr
+            return LinearAttentionCoupling(*wide, nonnegative=True, reversible=True, **terms)._by_entries().metric
 
         promises: dict[str, Any] = {"symmetric": symmetric, "nonnegative": nonnegative, "row_stochastic": True}
         promises |= {"metric": metric if nonnegative and mutual else None, "low_rank": True}
@@ -268,9 +269,18 @@ class LinearAttentionCoupling(PooledCoupling):
         return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)
 
     def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
-        """The same operator, composed of couplings with explicit entries."""
+        """The same operator D⁻¹(own n I + c 11ᵀ + QKᵀ), composed of couplings with explicit entries."""
+        constant, own, unit = self.terms.values()
         query, key = self.query.to(dtype or self.dtype), self.key.to(dtype or self.dtype)
-        return _by_entries(query, key, self.ptr, self.terms, self.nonnegative, self.mutual)
+        query, key = unit_rows(query, key) if unit else (query, key)
+        features = with_constant(query, constant), with_constant(key, 1.0)
+        pairs: Coupling = LowRankCoupling(*features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative)
+        if own:
+            like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
+            weight = own * UniformCoupling(self.num_nodes, self.ptr, normalize=False, **like).degree()
+            identity = IdentityCoupling(self.num_nodes, **like)
+            pairs = SumCoupling([ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0), pairs])
+        return row_normalized(pairs)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         return self._by_entries(dtype).low_rank_form(dtype)
@@ -288,19 +298,3 @@ class LinearAttentionCoupling(PooledCoupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_entries().to_dense()
-
-
-def _by_entries(
-    query: Tensor, key: Tensor, ptr: Tensor | None, terms: dict[str, Any], nonnegative: bool, symmetric: bool
-) -> ReweightedCoupling:
-    """D⁻¹(own n I + c 11ᵀ + QKᵀ), where ``symmetric`` is a promise about the sum in brackets."""
-    constant, own, unit = terms.values()
-    query, key = unit_rows(query, key) if unit else (query, key)
-    features = with_constant(query, constant), with_constant(key, 1.0)
-    pairs: Coupling = LowRankCoupling(*features, ptr, symmetric=symmetric, nonnegative=nonnegative)
-    if own:
-        like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
-        weight = own * UniformCoupling(query.size(0), ptr, normalize=False, **like).degree()
-        identity = IdentityCoupling(query.size(0), **like)
-        pairs = SumCoupling([ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0), pairs])
-    return row_normalized(pairs)

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_tensor, describe
-from diffusion_mp.graph.checks import as_num_nodes
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_has_values, check_tensor, describe
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 
 
@@ -51,10 +50,8 @@ class NeumannCoupling(Coupling):
     ) -> None:  # fmt: skip
         check_stencil(strides, boundary)
         check_flags(transposed=transposed)
-        num_nodes = as_num_nodes(num_nodes)
         check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
-        if alpha.is_meta:
-            raise ValueError(f"alpha must have values; got {describe(alpha)}.")
+        check_has_values(alpha, "alpha")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
         symmetric = is_symmetric_stencil(strides, boundary)

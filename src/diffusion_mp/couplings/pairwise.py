@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.couplings.base import Coupling, feature_sizes
-from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, listed_products
+from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, heads_of, listed_products
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.kernels import sparse_flow
 from diffusion_mp.kernels.pairwise import (
     SCORES,
@@ -72,20 +73,17 @@ class PairwiseCoupling(Coupling):
         super().__init__(*sizes, ptr=ptr, positive_semidefinite=positive_semidefinite, **promises)
         self.quadratic = True
         self.query, self.key, self.score, self.normalize, self.loops = query, key, score, normalize, loops
-        self._shifts: tuple[Tensor, Tensor] | None = None
 
-    @property
+    @cached_property
     def shifts(self) -> tuple[Float[Tensor, "N heads"], Float[Tensor, "N heads"]]:
         """Row and column shifts a and b of s_ij = exp(log f(q_i·k_j) + a_i + b_j), for entries and the transpose."""
-        if self._shifts is None:
-            row = column = self.query.new_zeros(self.num_nodes, self.heads)
-            if self.normalize:
-                with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
-                    lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
-                    lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row: its entries are zero at any shift
-                    row, column = (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, column)
-            self._shifts = row, column
-        return self._shifts
+        zero = self.query.new_zeros(self.num_nodes, self.heads)
+        if not self.normalize:
+            return zero, zero
+        with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
+            lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
+            lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row: its entries are zero at any shift
+            return (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, zero)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # A single head of S takes the heads of the values as channels.
@@ -96,7 +94,7 @@ class PairwiseCoupling(Coupling):
         return pairwise_product(*pairs, *self.shifts, self.ptr, score=self.score, loops=self.loops).view_as(v)
 
     def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
-        if not (self.row_stochastic and self.loops and self.heads == v.size(1) and self._shifts is None):
+        if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(self):
             return super().both(v, w)
         found, log_sums = pairwise_rows(self.query, self.key, v, self.ptr, score=self.score)
         return found, self._turned(-log_sums, torch.zeros_like(log_sums)).matmul(w)
@@ -107,7 +105,7 @@ class PairwiseCoupling(Coupling):
     def _turned(self, row: Tensor, column: Tensor) -> Coupling:
         """Return the transpose, given the shifts of S."""
         transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops)
-        transposed.normalize, transposed._shifts = self.normalize, (column, row)
+        transposed.normalize, transposed.shifts = self.normalize, (column, row)
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -278,9 +276,8 @@ class SparseFlowCoupling(Coupling):
 
     def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:
         """S v or Sᵀ v, for values with the heads of S, or with any number of heads if S has one."""
-        heads = v.size(1)
-        q, k, friction_q, friction_k = (t.expand(-1, heads, -1) for t in self._features)
-        terms = RowTerms(*(t.expand(-1, heads) for t in self._terms))
+        q, k, friction_q, friction_k = heads_of(v, *self._features)
+        terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow_product(q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

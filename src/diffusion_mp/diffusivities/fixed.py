@@ -176,24 +176,20 @@ class AdjacencyDiffusivity(Diffusivity):
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
         counted = _prepared(_ones(graph), self.direction, self.self_loops) if self.degrees == "count" else None
         graph = _prepared(graph, self.direction, self.self_loops)
-        return graph.with_weights(self._entries(graph, counted or graph, like))
-
-    def _entries(self, graph: Graph, counted: Graph, like: Tensor) -> Float[Tensor, " E"]:
-        """Divide the weights of the graph by the degrees of ``counted``."""
-        weight = graph.weights(like)
-        source, target = graph.edges
+        counted, weight, (source, target) = counted or graph, graph.weights(like), graph.edges
         received = counted.degree("in", weight.dtype)
         if self.zero_degree == "error" and bool((received == 0).any()):
             raise ValueError(
                 f"{int((received == 0).sum())} nodes of the graph have degree zero, which zero_degree='error' refuses. "
                 f"Add self-loops (self_loops='remaining') or accept zero rows (zero_degree='zero')."
             )
-        if self.normalization == "sum":
-            return weight
         if self.normalization == "row":
-            return weight * reciprocal(received).index_select(0, target)
-        sent = received if self.direction == "pyg" else counted.degree("out", weight.dtype)
-        return weight * inverse_root(received).index_select(0, target) * inverse_root(sent).index_select(0, source)
+            weight = weight * reciprocal(received).index_select(0, target)
+        elif self.normalization == "sym":
+            sent = received if self.direction == "pyg" else counted.degree("out", weight.dtype)
+            weight = weight * inverse_root(received).index_select(0, target)
+            weight = weight * inverse_root(sent).index_select(0, source)
+        return graph.with_weights(weight)
 
     def extra_repr(self) -> str:
         options = f"self_loops={self.self_loops!r}, direction={self.direction!r}, degrees={self.degrees!r}"
