@@ -193,9 +193,7 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
         torch.Size([8, 1, 1])
     """
     errors.check_counts(num_nodes=num_nodes)
-    errors.check_seed(k, "k")
-    if k < 0:
-        raise ValueError(f"k must be at least 0; got {k}.")
+    errors.check_counts(0, k=k)
     mode = torch.cos(math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes)
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
 
