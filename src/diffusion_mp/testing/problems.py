@@ -279,12 +279,12 @@ def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, g
     assert isinstance(update, StateUpdate)
     penalty = update.penalty if isinstance(update, Backtracking) else None
     own = penalty if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty) else None
-    fixed = None if own is not None else _graph_coupling(start, generator)
+    fixed = _graph_coupling(start, generator)
     with_source = getattr(update, "beta", 0.0) != 0
     source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if with_source else None
 
     def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        coupling = own.coupling(x, normalize=True) if fixed is None else fixed  # type: ignore[union-attr]
+        coupling = fixed if own is None else own.coupling(x, normalize=True)
         if energy is not None:
             chosen = energy(coupling, x)
         else:
