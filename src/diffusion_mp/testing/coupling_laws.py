@@ -357,18 +357,15 @@ def dense_laplacian(dense: Tensor) -> Tensor:
 
 
 def leaf_tensors(*outputs: Tensor) -> list[Tensor]:
-    stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen: set[Any] = set()
-    leaves: dict[int, Tensor] = {}
+    stack: list[Any] = [output.grad_fn for output in outputs]
+    seen, leaves = {None}, list[Tensor]()
     while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves[id(node.variable)] = node.variable
-        stack.extend(following for following, _ in node.next_functions)
-    return list(leaves.values())
+        if (node := stack.pop()) not in seen:
+            seen.add(node)
+            stack.extend(following for following, _ in node.next_functions)
+            if hasattr(node, "variable"):
+                leaves.append(node.variable)
+    return leaves
 
 
 def _grads(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:

@@ -70,6 +70,5 @@ def check_energy_term(
             loss.backward()
             optimizer.step()
         moves.append((moving * move).detach())
-    flaw = term_flaw(term, z, graph, moves)
-    if flaw is not None:
+    if (flaw := term_flaw(term, z, graph, moves)) is not None:
         raise AssertionError(flaw)

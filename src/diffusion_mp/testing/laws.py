@@ -110,12 +110,10 @@ def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the
     rtol, atol = tolerance(operation, got.dtype)
     got64, expected64 = got.detach().double(), expected.detach().double()
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
-    excess = torch.where(excess.isnan(), torch.inf, excess)
-    worst = int(excess.argmax())
-    if excess.flatten()[worst] > 0:
-        place = [int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]
+    worst = torch.unravel_index(excess.argmax(), got.shape)  # that of a NaN, if there is one
+    if not excess[worst] <= 0:
         raise LawBroken(
-            f"{what} at {place} is {got64.flatten()[worst]:.12g}, expected {expected64.flatten()[worst]:.12g} "
+            f"{what} at {[int(i) for i in worst]} is {got64[worst]:.12g}, expected {expected64[worst]:.12g} "
             f"(largest difference {(got64 - expected64).abs().max():.3g}, allowed {atol:g} + {rtol:g}·|expected|)"
         )
 

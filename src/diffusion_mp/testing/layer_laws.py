@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.errors import check_counts
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, run_laws, seeded
+from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, run_laws
 from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 from diffusion_mp.updates import StateUpdate
 
@@ -26,11 +26,9 @@ class LayerCase(ModuleCase[nn.Module]):
 
     extra: Extra
 
-    def response(self, module: nn.Module, instance: Instance) -> Tensor:
-        return cast(Tensor, self.call(module, instance))
-
-    def call(self, module: nn.Module, at: Instance, **options: Any) -> Any:
-        return module(at.x, at.edge_index, at.edge_weight, at.batch, **self.extra(at.x), **options)
+    def response(self, module: nn.Module, instance: Instance, **options: Any) -> Any:
+        graphs = instance.edge_index, instance.edge_weight, instance.batch
+        return module(instance.x, *graphs, **self.extra(instance.x), **options)
 
     def step(self, module: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
         return lambda x, edge_index: cast(Tensor, module(x, edge_index, **self.extra(x)))
@@ -78,12 +76,11 @@ def _output(case: LayerCase) -> None:
 
 def _unit_weights(case: LayerCase) -> None:
     """weights of one are no weights"""
-    if not case.edges:
-        return
     module, part = case.module(), case.instance()
-    assert part.edge_index is not None
-    ones, extra = torch.ones(part.edge_index.shape[1], dtype=part.x.dtype), case.extra(part.x)
-    weighted, plain = module(part.x, part.edge_index, ones, **extra), module(part.x, part.edge_index, **extra)
+    if part.edge_weight is None:
+        return
+    ones = torch.ones_like(part.edge_weight)
+    weighted, plain = (case.response(module, replace(part, edge_weight=weight)) for weight in (ones, None))
     expect_close(weighted, plain, "rearranged", "the output with weights of one")
 
 
@@ -106,7 +103,7 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
 def _returned_coupling(case: LayerCase) -> None:
     """return_coupling=True adds the coupling of the step and leaves the output as it is"""
     module, instance = case.module(), join(case.batch())
-    out, couplings = case.call(module, instance, return_coupling=True)
+    out, couplings = case.response(module, instance, return_coupling=True)
     expect_close(out, case.response(module, instance), "rearranged", "the output beside the coupling")
     for coupling in couplings if isinstance(couplings, (list, tuple)) else [couplings]:
         expect(isinstance(coupling, Coupling), f"the returned coupling is {type(coupling).__name__}")
@@ -116,8 +113,7 @@ def _returned_coupling(case: LayerCase) -> None:
 def _state_dict(case: LayerCase) -> None:
     """a state_dict carries the whole layer"""
     module, instance = case.module(), case.instance()
-    with seeded(case.seed + 1):
-        other = case.build().double().eval()
+    other = replace(case, seed=case.seed + 1).module()
     other.load_state_dict(module.state_dict())
     loaded = case.response(other, instance)
     expect_close(loaded, case.response(module, instance), "rearranged", "the output after load_state_dict")
@@ -133,20 +129,21 @@ class UpdateCase(ModuleCase[StateUpdate]):
     """An update; its response is the state after a step with D^-½AD^-½ of an undirected, weighted graph."""
 
     def response(self, module: StateUpdate, instance: Instance) -> Tensor:
-        return cast(Tensor, module(instance.x, self.coupling(instance), source=self.source(module, instance.x)))
+        return self.moved(module, instance.x, self.coupling(instance))
 
     def coupling(self, instance: Instance) -> Coupling:
         """Return a symmetric, nonnegative coupling with eigenvalues in [−1, 1], for stable explicit steps."""
         return cast(Coupling, AdjacencyDiffusivity("sym", direction="undirected")(instance.x, instance.graph()))
 
-    def source(self, module: StateUpdate, x: Tensor) -> Tensor | None:
-        """Return a function of each row, for updates that use a source."""
-        return x.cos() if module.takes_source and module.beta != 0.0 else None
+    def moved(self, module: StateUpdate, x: Tensor, coupling: Coupling, **options: Any) -> Tensor:
+        """Return the next state; the source, where an update uses one, is a function of each entry of x."""
+        source = x.cos() if module.takes_source and module.beta != 0.0 else None
+        return cast(Tensor, module(x, coupling, source=source, **options))
 
     def step(self, module: StateUpdate) -> Callable[[Tensor, Tensor | None], Tensor]:
         def moved(x: Tensor, edge_index: Tensor | None) -> Tensor:
             coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(x.shape[0], edge_index))
-            return cast(Tensor, module(x, coupling, source=self.source(module, x)))
+            return self.moved(module, x, coupling)
 
         return moved
 
@@ -171,11 +168,9 @@ def _shapes(case: UpdateCase) -> None:
     """the next state has the shape and the dtype of the state, [N, C] as [N, H, D]"""
     module, instance = case.module(), case.instance()
     two = ScaledCoupling(torch.ones(2, dtype=torch.float64), case.coupling(instance), nonnegative=True)
-    x, source = instance.x, case.source(module, instance.x)
-    x, source = x.repeat(1, 2), None if source is None else source.repeat(1, 2)
-    flat = module(x, two, source=source)
+    x = instance.x.repeat(1, 2)
+    flat, by_head = case.moved(module, x, two), case.moved(module, x.unflatten(1, (2, -1)), two)
     expect_equal((flat.shape, flat.dtype), (x.shape, x.dtype), "shape and dtype of the next state")
-    by_head = module(x.unflatten(1, (2, -1)), two, source=None if source is None else source.unflatten(1, (2, -1)))
     expect_close(by_head.flatten(1), flat, "rearranged", "the next state by head")
 
 
@@ -183,26 +178,22 @@ def _heads(case: UpdateCase) -> None:
     """a coupling of one head moves every head of the state alike, a state of one head goes through every coupling"""
     module, instance = case.module(), case.instance()
     one, x = case.coupling(instance), instance.x.unsqueeze(1)
-    source = case.source(module, x)
-    alone = module(x, one, source=source)
-    both = module(x.expand(-1, 2, -1), one, source=None if source is None else source.expand(-1, 2, -1))
+    alone, both = case.moved(module, x, one), case.moved(module, x.expand(-1, 2, -1), one)
     expect_close(both, alone.expand(-1, 2, -1), "rearranged", "the next state of two equal heads")
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
-    got = module(x, ScaledCoupling(scales, one, nonnegative=True), source=source)
-    parts = [module(x, ScaledCoupling(scale, one, nonnegative=True), source=source) for scale in scales]
+    got, *parts = (case.moved(module, x, ScaledCoupling(a, one, nonnegative=True)) for a in (scales, *scales))
     expect_close(got, torch.cat(parts, 1), "rearranged", "the next state of a state of one head")
 
 
 def _refusals(case: UpdateCase) -> None:
     """a state of other nodes, a missing source and an unused one are refused before any arithmetic"""
     module, instance = case.module(), case.instance()
-    coupling, x, source = case.coupling(instance), instance.x, case.source(module, instance.x)
-    _expect_refused(lambda: module(torch.cat([x, x]), coupling, source=source), "a state of other nodes")
-    if source is not None:
-        try:  # some updates use the state itself as the source
-            module(x, coupling)
-        except ValueError as error:
-            expect("source" in str(error), f"without a source it says {error}")
+    coupling, x = case.coupling(instance), instance.x
+    _expect_refused(lambda: case.moved(module, torch.cat([x, x]), coupling), "a state of other nodes")
+    try:  # some updates use no source, or the state itself
+        module(x, coupling)
+    except ValueError as error:
+        expect("source" in str(error), f"without a source it says {error}")
     if not module.takes_source:
         _expect_refused(lambda: module(x, coupling, source=x), "a source, though takes_source is False,")
 
@@ -230,8 +221,7 @@ def _previous(case: UpdateCase) -> None:
     if not module.takes_previous:
         return
     coupling, x = case.coupling(instance), instance.x
-    options = {"source": case.source(module, x)}
-    first, moving = module(x, coupling, previous=None, **options), module(x, coupling, previous=x - 1, **options)
+    first, moving = (case.moved(module, x, coupling, previous=previous) for previous in (None, x - 1))
     expect(bool(first.isfinite().all()), "the first step, previous=None, is not finite")
     expect(not torch.equal(first, moving), "the next state does not depend on the previous state")
 

@@ -193,9 +193,7 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
         torch.Size([8, 1, 1])
     """
     errors.check_counts(num_nodes=num_nodes)
-    errors.check_seed(k, "k")
-    if k < 0:
-        raise ValueError(f"k must be at least 0; got {k}.")
+    errors.check_counts(0, k=k)
     mode = torch.cos(math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes)
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
 
@@ -281,12 +279,12 @@ def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, g
     assert isinstance(update, StateUpdate)
     penalty = update.penalty if isinstance(update, Backtracking) else None
     own = penalty if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty) else None
-    fixed = None if own is not None else _graph_coupling(start, generator)
+    fixed = _graph_coupling(start, generator)
     with_source = getattr(update, "beta", 0.0) != 0
     source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if with_source else None
 
     def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        coupling = own.coupling(x, normalize=True) if fixed is None else fixed  # type: ignore[union-attr]
+        coupling = fixed if own is None else own.coupling(x, normalize=True)
         if energy is not None:
             chosen = energy(coupling, x)
         else:

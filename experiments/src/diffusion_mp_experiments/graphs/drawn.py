@@ -161,9 +161,7 @@ def _block_model(
 def _shuffled(pairs: Tensor, letter: Tensor, letters: int, y: Tensor, generator: torch.Generator) -> Data:
     """Rename the nodes at random, so that their order tells nothing."""
     order = _uniform(len(y), generator).argsort()
-    name = torch.empty_like(order)
-    name[order] = torch.arange(len(order))
-    edge_index = to_undirected(name[pairs], num_nodes=len(y))
+    edge_index = to_undirected(order.argsort()[pairs], num_nodes=len(y))
     return Data(x=one_hot(letter[order], letters).float(), edge_index=edge_index, y=y[order])
 
 
@@ -204,9 +202,7 @@ def synthetic_pokec(
     if num_nodes < 2:
         raise ValueError("num_nodes must be at least 2, a node for each class; got 1.")
     for name, share in (("homophily", homophily), ("unlabelled", unlabelled)):
-        check_number(share, name)
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be a probability; got {share}, which is not from 0 to 1.")
+        check_number(share, name, lambda p: 0 <= p <= 1, "be a probability, from 0 to 1")
     check_positive(signal, "signal", allow_zero=True)
     check_positive(spread, "spread", allow_zero=True)
     if spread > _SPREAD:

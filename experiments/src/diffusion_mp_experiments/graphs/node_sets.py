@@ -236,9 +236,7 @@ def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> In
     chosen.
     """
     check_flags(tuning=tuning)
-    check_number(share, "share")
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie in (0, 1), the part of the labels for tuning; got {share}.")
+    check_number(share, "share", lambda part: 0 < part < 1, "lie in (0, 1), the part of the labels for tuning")
     y = torch.as_tensor(y)
     labelled = label_mask(y).cpu().nonzero().flatten()
     order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED))

@@ -37,7 +37,6 @@ def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
 
 def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """How far each row is ahead of the baselines, with twice the standard error."""
-    titles = {row.name: row.title for row in table.rows}
     baselines = [name for name in table.baselines if any(name in line.differences for line in lines)]
     figure, (axes,) = _panels(9, 1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
@@ -45,7 +44,7 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
         means, errors = [mean for _, (mean, _) in shown], [2 * error for _, (_, error) in shown]
         places = [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown]
         look: dict[str, Any] = {"fmt": _MARKERS[k], "color": _COLOURS[k], "markersize": 4, "capsize": 2, "linewidth": 1}
-        axes.errorbar(means, places, xerr=errors, label=f"ahead of {titles[name]}", **look)
+        axes.errorbar(means, places, xerr=errors, label=f"ahead of {table.row(name).title}", **look)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=table.metric.scale / 50)  # a constant is far behind, and others close together
     axes.xaxis.set_major_formatter("{x:g}")

@@ -96,10 +96,10 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def markdown(table: Table, found: Sequence[Line]) -> str:
-    digits, titles = table.metric.digits, {row.name: row.title for row in table.rows}
+    digits = table.metric.digits
     baselines = [name for name in table.baselines if any(name == line.row for line in found)]
     ablations = list(dict.fromkeys(name for line in found for name in line.ablated))
-    ahead = [f"ahead of {titles[name]}" for name in baselines]
+    ahead = [f"ahead of {table.row(name).title}" for name in baselines]
     rows = []
     for line in found:
         differences = [_signed(line.differences.get(name), digits) for name in baselines]
@@ -165,13 +165,12 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
 def chosen(table: Table, records: Iterable[Record]) -> str:
     """What the search of every row has chosen, in Markdown; with nested tuning that is in `results/` only."""
     found = []
-    titles = {row.name: row.title for row in table.rows}
     for record in records:
         if record["kind"] == "search" and record["split"] is None and record["trials"][0]["settings"]:
             tried = [trial for trial in record["trials"] if trial["value"] is not None] or record["trials"]
             settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
             values = (f"{path} {format(value, '.3g' if isinstance(value, float) else '')}" for path, value in settings)
-            found.append(f"- {titles[record['row']]}: {', '.join(values)}")
+            found.append(f"- {table.row(record['row']).title}: {', '.join(values)}")
     return "\n".join(["What the searches chose:\n", *found]) if found else ""
 
 

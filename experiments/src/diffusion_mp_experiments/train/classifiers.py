@@ -209,9 +209,7 @@ class SequenceClassifier(Supervised):
     ) -> None:
         check_counts(classes=classes)
         super().__init__(model, lr, weight_decay, "adamw")
-        check_number(warmup, "warmup")
-        if not 0 <= warmup < 1:
-            raise ValueError(f"warmup must lie in [0, 1), a share of the steps; got {warmup}.")
+        check_number(warmup, "warmup", lambda share: 0 <= share < 1, "lie in [0, 1), a share of the steps")
         self.warmup = warmup
 
     def forward(self, *inputs: Tensor) -> Tensor:

@@ -312,17 +312,15 @@ class KNNDataModule(FullGraphDataModule):
         return random_split_per_class(labels, self.per_class, self.num_val, None, self.generator).apply_to(data)
 
 
-_FEATURES: dict[str, Callable[[Path], Data]] = {"MNIST": graphs.load_mnist, "20Newsgroups": graphs.load_newsgroups}
-_FEATURES["digits"] = lambda root: graphs.load_digits()
 # A process trains many models on one graph: it is read and joined once.
 _heterophilous, _facebook = lru_cache(2)(graphs.load_heterophilous), lru_cache(2)(graphs.load_facebook)
-
-
-@lru_cache(2)
-def _features(name: str, root: Path) -> Data:
-    return _FEATURES[name](root)
+_FEATURES: dict[str, Callable[[Path], Data]] = {
+    "MNIST": lru_cache(1)(graphs.load_mnist),
+    "20Newsgroups": lru_cache(1)(graphs.load_newsgroups),
+    "digits": lru_cache(1)(lambda root: graphs.load_digits()),
+}
 
 
 @lru_cache(4)
 def _joined(name: str, root: Path, k: int, metric: Metric, weighted: bool, sharpness: float) -> Data:
-    return KNNGraph(k, metric, weighted, sharpness)(_features(name, root))
+    return KNNGraph(k, metric, weighted, sharpness)(_FEATURES[name](root))
