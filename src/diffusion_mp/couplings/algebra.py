@@ -96,9 +96,7 @@ def check_scale(scale: object, heads: int) -> None:
 
 
 class ScaledCoupling(Coupling):
-    """A coupling times a number, or a number per head.
-
-    a S with a number, a 0-dimensional tensor or one factor per head [H].
+    """A coupling times a number, a 0-dimensional tensor or one factor per head [H].
 
     Args:
         scale, coupling: a, which may be learnable, and S.

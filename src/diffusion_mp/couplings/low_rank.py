@@ -102,9 +102,7 @@ class PooledCoupling(Coupling):
 
 
 class LowRankCoupling(PooledCoupling):
-    r"""Attention by inner products that nothing normalises, in O(N).
-
-    s_ij = q_i·k_j for i, j of one graph, and 0 across graphs; a product costs O(N F D).
+    r"""Attention by inner products that nothing normalises: s_ij = q_i·k_j for i, j of one graph, in O(N F D).
 
     Args:
         query, key: features q and k of receivers and senders [N, H, F].
@@ -161,9 +159,7 @@ class LowRankCoupling(PooledCoupling):
 
 
 class UniformCoupling(LowRankCoupling):
-    """The mean over all nodes of a graph.
-
-    s_ij = 1/n with n the size of the graph (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3).
+    """The mean over the n nodes of a graph, s_ij = 1/n (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3).
 
     Args:
         num_nodes, ptr: N, and row boundaries of a ragged batch; ``None`` is one graph.

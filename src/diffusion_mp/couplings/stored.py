@@ -141,9 +141,7 @@ def _sums_to_one(block: Tensor) -> bool:
 
 
 class SparseCoupling(Coupling):
-    r"""The weights of observed edges.
-
-    s_ij = Σ of the weights of the edges j → i; multi-edges add up, an isolated node has a zero row.
+    r"""The weights of observed edges j → i; multi-edges add up, and an isolated node has a zero row.
 
     Args:
         graph, weight: the edges, and [E] or [E, H] in their order; ``None`` takes the graph's own weights.

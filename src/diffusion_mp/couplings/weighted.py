@@ -19,9 +19,7 @@ from diffusion_mp.kernels.precision import accumulating, inverse_root, reciproca
 
 
 class ReweightedCoupling(Coupling):
-    r"""A coupling with weights for its rows and its columns.
-
-    s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
+    r"""A coupling with weights for its rows and its columns: s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
 
     Args:
         coupling, row, column: S, and r and c [N, H]; one head broadcasts; ``None`` stands for ones.
@@ -100,9 +98,7 @@ def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | 
 
 
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
-    """Divide the rows of a coupling by their sums.
-
-    D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row.
+    """Divide the rows of a coupling by their sums; a row whose sum is zero becomes a zero row.
 
     Examples:
         >>> torch.allclose(row_normalized(LowRankCoupling(q, k, nonnegative=True)).degree(), torch.ones(6, 2))
@@ -165,9 +161,7 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
 
 
 def without_diagonal(coupling: Coupling) -> Coupling:
-    """Remove the diagonal of a coupling.
-
-    S with s_ii = 0. Loops of edges and of scores of pairs are left out; other diagonals are subtracted.
+    """Remove the diagonal: loops of edges and of scores of pairs are left out, other diagonals are subtracted.
 
     Examples:
         >>> bool((without_diagonal(UniformCoupling(6)).diagonal() == 0).all())

@@ -243,9 +243,7 @@ class SigmoidDiffusivity(_NamedDiffusivity):
 
 
 class SoftmaxDiffusivity(_NamedDiffusivity):
-    """Softmax attention over all pairs of nodes.
-
-    f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21).
+    """Softmax attention: f = exp(q·k/√d), or exp((1 − z²/2)/√d), of d channels a head (Wu, Wipf & Yan 2025, Eq. 21).
 
     The printed δ has another derivative, and is corrected here (docs/errata.md, D9). Arguments, shapes and errors are
     those of :class:`AllPairDiffusivity`.
@@ -313,11 +311,10 @@ class MixtureDiffusivity(AllPairDiffusivity):
 
 
 class PenaltyDiffusivity(AllPairDiffusivity):
-    """The attention of any penalty.
-
-    f = δ′ of any penalty and the actual distance. `FunctionPenalty` makes one of a function f, in O(N²).
+    """The attention f = δ′ of any penalty. `FunctionPenalty` makes a penalty of a function f, in O(N²).
 
     δ is also the ``penalty`` of the diffusivity; further arguments are those of :class:`AllPairDiffusivity`.
+
     Examples:
         >>> PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)))(x).heads
         1

@@ -107,9 +107,7 @@ def check_heads_divide(channels: int, heads: int, what: str = "channels") -> Non
 
 
 class ScaledDiffusivity(Diffusivity):
-    """A diffusivity times a number, which may be learned.
-
-    a · D; a number a, or a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``.
+    """A diffusivity times a number, or a tensor, 0-dimensional or [H], which is learned if it is an ``nn.Parameter``.
 
     A ``Positive`` is learnable too, and preserves nonnegative couplings.
 
@@ -143,9 +141,7 @@ class ScaledDiffusivity(Diffusivity):
 
 
 class SumDiffusivity(Diffusivity):
-    """The sum of diffusivities, such as attention and graph.
-
-    D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
+    """The sum of diffusivities: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
 
     Examples:
         >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)

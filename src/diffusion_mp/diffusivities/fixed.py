@@ -37,9 +37,7 @@ class IdentityDiffusivity(Diffusivity):
 
 
 class UniformDiffusivity(Diffusivity):
-    """The mean over all nodes of a graph, whatever the state.
-
-    S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3.
+    """The mean over all nodes of a graph, whatever the state: the *All One* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
     Examples:
         >>> torch.allclose((UniformDiffusivity()(x) @ x.unsqueeze(1))[0, 0], x.mean(0))

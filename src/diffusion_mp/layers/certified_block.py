@@ -53,9 +53,7 @@ def _related(num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tens
 
 
 class WeightedGraph(TermModule):
-    r"""Learned matrices between neighbours, as a term of a certified block.
-
-    The term μ G(Z) of `MatrixTerm`, with learned matrices B_r of norm at most one between neighbours (Theorem T8).
+    r"""Learned matrices B_r of norm at most one between neighbours, μ times `MatrixTerm` in a block (Theorem T8).
 
     Args:
         channels: C.
@@ -135,9 +133,7 @@ class WeightedGraph(TermModule):
 
 
 class RowAttention(TermModule):
-    r"""Softmax attention with learned queries and keys, as a term of a certified block.
-
-    λ E(Z) of `AttentionTerm`: softmax attention with learned queries and keys of norm at most one (Theorem T9).
+    r"""Softmax attention with learned queries and keys of norm at most one, λ times `AttentionTerm` (Theorem T9).
 
     Args:
         channels, heads: C and H; a head has C / H channels.
@@ -181,9 +177,7 @@ class RowAttention(TermModule):
 
 
 class TiedMLP(TermModule):
-    r"""A hidden layer with tied weights, as a term of a certified block.
-
-    κ times `MLPTerm`: a step adds ½κ Uᵀ σ(U z + b), a hidden layer with tied weights (Theorem T10).
+    r"""A hidden layer with tied weights, κ times `MLPTerm`: a step adds ½κ Uᵀ σ(U z + b) (Theorem T10).
 
     Args:
         channels, hidden_channels: of the state, and of U [hidden_channels, channels].
