@@ -224,8 +224,10 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
     """For z² > 4 the simple penalty decreases, so an explosion would count as descent (docs/errata.md, D7)."""
     penalty, x = dm.SimplePenalty(), 5.0 * ball(40)
     coupling = random_problem().coupling if sparse else penalty.coupling(x)
-    with pytest.raises(ValueError, match=r"x must lie in the domain of SimplePenalty.*squared distance .*Normalise"):
+    with pytest.raises(ValueError, match=r"x must lie in the domain of SimplePenalty.*Normalise") as raised:
         Backtracking(penalty)(x, coupling)
+    named = float(str(raised.value).split("squared distance ")[1].split(". ")[0])
+    assert torch.cdist(x[:, 0], x[:, 0]).square().sub(named).abs().min() <= 1e-5 * named  # of two nodes, not of a sum
     huge = ball(40) - 1e6 * (ball(40) - penalty.coupling(ball(40), normalize=True) @ ball(40))
     assert penalty.total(huge) < penalty.total(ball(40))
     after = Backtracking(penalty, tau=1e6)(ball(40), penalty.coupling(ball(40), normalize=True))

@@ -243,11 +243,14 @@ class Backtracking(LaplacianUpdate):
     @torch.no_grad()
     def _search(self, x: Tensor, slope: Tensor, own: Tensor, coupling: Coupling) -> Tensor:
         """Return τ of every graph [B], or one for all."""
-        outside = self._distance_outside(x, coupling)
-        if bool((outside != 0).any()):
+        if isinstance(self.penalty, Penalty) and bool((self._outside(x, coupling) != 0).any()):
+            if isinstance(coupling, SparseCoupling):
+                apart = float(edge_distance(x, coupling.graph).max())
+            else:
+                apart = find_distance_above(self.penalty.reach(x.dtype), x, coupling.ptr) or math.inf
             raise ValueError(
-                f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "  # type: ignore[union-attr]
-                f"it holds two nodes at squared distance {float(outside[outside != 0][0]):.6g}. Normalise the rows, "
+                f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "
+                f"it holds two nodes at squared distance {apart:.6g}. Normalise the rows, "
                 f"x / x.norm(dim=-1, keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
             )
         start = self.energy(x, coupling)
@@ -263,7 +266,7 @@ class Backtracking(LaplacianUpdate):
         tau = torch.where(rest, self.tau, first)
         for _ in range(self.max_steps):
             trial = _moved(x, slope, tau, coupling)
-            fits = (self.energy(trial, coupling) <= start) & (self._distance_outside(trial, coupling) == 0) | rest
+            fits = (self.energy(trial, coupling) <= start) & (self._outside(trial, coupling) == 0) | rest
             if bool(fits.all()):
                 return tau
             tau = torch.where(fits, tau, tau * self.shrink)
@@ -287,8 +290,8 @@ class Backtracking(LaplacianUpdate):
             return _sum_edges(cost if weight is None else weight.unsqueeze(1) * cost, coupling)
         return _each(self.penalty.total, x, coupling)
 
-    def _distance_outside(self, x: Tensor, coupling: Coupling) -> Tensor:
-        """Return a squared distance outside the domain of the penalty, of every graph, or 0 where there is none."""
+    def _outside(self, x: Tensor, coupling: Coupling) -> Tensor:
+        """Return a number for every graph, zero if all squared distances lie in the domain of the penalty."""
         limit = self.penalty.reach(x.dtype) if isinstance(self.penalty, Penalty) else math.inf
         if limit == math.inf:
             return x.new_zeros(())
