@@ -165,13 +165,13 @@ def test_what_a_graph_keeps_serves_training_and_learned_weights() -> None:
 
 
 def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, entries = [], AdjacencyDiffusivity._entries
+    calls, normalized = [], AdjacencyDiffusivity._normalized
 
-    def counted(*args: Any) -> Tensor:
+    def counted(*args: Any) -> Graph:
         calls.append(args)
-        return entries(*args)
+        return normalized(*args)
 
-    monkeypatch.setattr(AdjacencyDiffusivity, "_entries", counted)
+    monkeypatch.setattr(AdjacencyDiffusivity, "_normalized", counted)
     graph = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]]))
     DIFFormer(3, 4, 2, num_layers=3)(torch.ones(4, 3), graph)
     assert len(calls) == 1
