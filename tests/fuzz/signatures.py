@@ -8,6 +8,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
+from torch import nn
+
 import diffusion_mp as mp
 from diffusion_mp import couplings, data, diagnostics, diffusivities, distributed, energies, layers
 
@@ -111,8 +113,10 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 
 @cache
 def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    found = inspect.signature(target, eval_str=True).parameters
-    return {name: p for name, p in found.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    # Of a class with an inherited constructor, Python 3.11.2 gives the signature of a base's `__new__`.
+    module = isinstance(target, type) and issubclass(target, nn.Module)
+    found = inspect.signature(target.__init__ if module else target, eval_str=True).parameters
+    return {name: p for name, p in found.items() if name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def arguments(
