@@ -9,6 +9,7 @@ from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.couplings import LowRankCoupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penalty
+from diffusion_mp.energies.terms import SourceTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, WeightedGraph
@@ -280,3 +281,7 @@ def test_steps_from_a_source_are_checked_for_rounding_once(
     list(block.states(source, undirected(30), start=None if start is None else source + start))
     assert len(asked) == checks
     assert block(source[:0], torch.empty(2, 0, dtype=torch.long)).shape == (0, 4)
+    block.fixed = (SourceTerm(-source),)  # the first state is the projection of one of two sources
+    asked.clear()
+    list(block.states(source, undirected(30)))
+    assert len(asked) == 16

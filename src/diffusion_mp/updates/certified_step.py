@@ -137,7 +137,7 @@ class CertifiedStep(StateUpdate):
         least, shape = LEAST_SHARE[x.dtype], (*x.shape[:2], 1)
         once = (pulled - least * damping).expand(shape).contiguous()
         always: Tensor | None = None
-        if from_source and pulled.numel() and all(mean.pull is None or quadratic for mean, quadratic in means):
+        if from_source and pulled.numel() and len(means) == len(known) + 1:  # the other one is the source
             share = _lasting_share(least, pulled, damping - pulled)
             always = (pulled - share * damping).expand(shape).contiguous()
         settled = False
