@@ -107,7 +107,7 @@ def _expect_matrix(case: CouplingCase, name: str, coupling: Coupling, dense: Ten
     expect_close(coupling.to_dense(), dense, "entries", f"{name}.to_dense()")
     for question, operation, got, expected in _views(case, coupling, dense, case.values(heads=coupling.heads)):
         expect_close(got, expected, operation, f"{name} {question}")
-    _expect_promises(name, coupling, dense)
+    expect_promises(name, coupling, dense)
 
 
 def _product(case: CouplingCase) -> None:
@@ -175,10 +175,10 @@ def _majorant(case: CouplingCase) -> None:
 
 def _declared_properties(case: CouplingCase) -> None:
     """what S promises (symmetric, row_stochastic, nonnegative, positive_semidefinite) its entries keep"""
-    _expect_promises("S", case.coupling, case.dense)
+    expect_promises("S", case.coupling, case.dense)
 
 
-def _expect_promises(name: str, coupling: Coupling, dense: Tensor) -> None:
+def expect_promises(name: str, coupling: Coupling, dense: Tensor) -> None:
     dense = dense.detach()
     if coupling.symmetric:
         expect_close(dense, dense.transpose(1, 2), "degree", f"{name} is declared symmetric, but s_ij against s_ji")
@@ -243,7 +243,7 @@ def _addition(case: CouplingCase) -> None:
     for factors in ((0.25, 0.75), (0.5,), (3.0, -1.0)):
         combined = SumCoupling([a * coupling for a in factors])
         name = " + ".join(f"{a:g} S" for a in factors)
-        _expect_promises(name, combined, sum(factors) * dense)
+        expect_promises(name, combined, sum(factors) * dense)
         lost = [name for name in PROMISES if getattr(coupling, name) and not getattr(combined, name)]
         if factors == (0.25, 0.75):
             expect(not lost, f"{name} no longer promises {lost}, as S does")

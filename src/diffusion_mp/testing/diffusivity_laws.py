@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast, get_args
 
 import torch
@@ -14,7 +15,7 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.models.inference import RowBlock
-from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
+from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase, expect_promises
 from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, expect_flags, run_laws, strict
 from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 
@@ -27,22 +28,16 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
         return cast(Coupling, module(instance.x, self.graph(instance)))
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:
-        return self(module, instance) @ self.values(instance.x)
+        # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes, the product determines S.
+        values = (1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions)).to(instance.x.dtype).unsqueeze(1)
+        return self(module, instance).matmul(values)  # Dynamo traces a method, not the operator @
 
-    def values(self, x: Tensor) -> Tensor:
-        """Return values [N, 1, 8] in [1, 2], functions of each row; for at most eight nodes S @ v determines S."""
-        directions = torch.randn(x.shape[1], 8, generator=self.generator(), dtype=torch.float64)
-        return (1.5 + 0.5 * torch.sin(x.double() @ directions)).to(x.dtype).unsqueeze(1)
+    @cached_property
+    def directions(self) -> Tensor:
+        return torch.randn(self.channels, 8, generator=self.generator(), dtype=torch.float64)
 
     def graph(self, instance: Instance) -> Graph | None:
-        return instance.graph() if self.edges or len(instance.sizes) > 1 else None
-
-    def step(self, module: Diffusivity) -> Callable[[Tensor, Tensor | None], Tensor]:
-        def product(x: Tensor, edge_index: Tensor | None) -> Tensor:
-            graph = None if edge_index is None else Graph(x.shape[0], edge_index)
-            return cast(Tensor, module(x, graph).matmul(x.unsqueeze(1)))  # Dynamo traces a method, not the operator @
-
-        return product
+        return instance.graph() if self.edges or instance.ptr is not None else None
 
 
 def check_diffusivity(
@@ -90,9 +85,13 @@ def _promises(case: DiffusivityCase) -> None:
     expect_equal(coupling.num_nodes, instance.num_nodes, "num_nodes of the coupling")
     expect_equal((coupling.dtype, coupling.device), (instance.x.dtype, instance.x.device), "its dtype and device")
     expect_equal(coupling.heads, module.heads, "heads of the coupling")
-    for name in ("symmetric", "row_stochastic"):
-        if getattr(module, name):
-            expect(getattr(coupling, name), f"{name} is declared by the diffusivity, but not by its coupling")
+    _expect_declared("the diffusivity", module, coupling)
+
+
+def _expect_declared(name: str, module: Diffusivity, coupling: Coupling) -> None:
+    for promise in ("symmetric", "row_stochastic"):
+        if getattr(module, promise):
+            expect(getattr(coupling, promise), f"{promise} is declared by {name}, but not by its coupling")
 
 
 def _dependence(case: DiffusivityCase) -> None:
@@ -138,7 +137,7 @@ def _isolated_nodes(case: DiffusivityCase) -> None:
     """so do those of nodes without an edge, of a single node, and of a batch with an empty graph"""
     generator = case.generator()
     five, three, single = (case.instance(size, generator) for size in (5, 3, 1))
-    isolated = Instance(torch.cat([five.x, three.x]), five.edge_index, five.edge_weight, torch.tensor([0, 8]))
+    isolated = five.at(torch.cat([five.x, three.x]))
     _expect_coupling_laws(case, isolated, single, join([five, five.empty(), single]))
 
 
@@ -172,7 +171,7 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
     dense = case(module, instance).to_dense()
     if bool((dense == torch.eye(instance.num_nodes)).all()):  # the identity couples a node to itself, not to its copy
         return
-    doubled = Instance(torch.cat([instance.x, instance.x]), None, None, 2 * instance.ptr)
+    doubled = instance.at(torch.cat([instance.x, instance.x]))
     once, twice = case.response(module, instance), case.response(module, doubled)
     expect_close(twice, torch.cat([once, once]), "rearranged", "S @ v of the doubled nodes")
 
@@ -197,12 +196,8 @@ def _algebra(case: DiffusivityCase) -> None:
     ):
         coupling = case(combined, instance)
         expect_close(coupling.to_dense(), expected, "entries", name)
-        rows = coupling.degree()
-        if combined.row_stochastic:  # the instances have no isolated node
-            expect_close(rows, torch.ones_like(rows), "degree", f"{name} is declared row_stochastic, but a row sum")
-        if combined.symmetric:
-            turned = coupling.to_dense().transpose(1, 2)
-            expect_close(coupling.to_dense(), turned, "degree", f"{name} is declared symmetric, but s_ij against s_ji")
+        _expect_declared(name, combined, coupling)
+        expect_promises(name, coupling, expected)
         expect(combined.needs_graph == module.needs_graph, f"{name} has needs_graph={combined.needs_graph}")
 
 

@@ -30,9 +30,6 @@ class LayerCase(ModuleCase[nn.Module]):
         graphs = instance.edge_index, instance.edge_weight, instance.batch
         return module(instance.x, *graphs, **self.extra(instance.x), **options)
 
-    def step(self, module: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
-        return lambda x, edge_index: cast(Tensor, module(x, edge_index, **self.extra(x)))
-
     def size(self, response: Tensor) -> Tensor:
         """Return the largest entry of each row, at least the median row's, since terms may cancel within a row."""
         size = response.abs().amax(dim=1, keepdim=True)
@@ -139,13 +136,6 @@ class UpdateCase(ModuleCase[StateUpdate]):
         """Return the next state; the source, where an update uses one, is a function of each entry of x."""
         source = x.cos() if module.takes_source and module.beta != 0.0 else None
         return cast(Tensor, module(x, coupling, source=source, **options))
-
-    def step(self, module: StateUpdate) -> Callable[[Tensor, Tensor | None], Tensor]:
-        def moved(x: Tensor, edge_index: Tensor | None) -> Tensor:
-            coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(x.shape[0], edge_index))
-            return self.moved(module, x, coupling)
-
-        return moved
 
 
 def check_update(

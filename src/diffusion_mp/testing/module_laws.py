@@ -20,28 +20,23 @@ from diffusion_mp.testing.laws import Law, expect, expect_close, expect_equal, e
 
 @dataclass(frozen=True)
 class Instance:
-    """A state x [N, C] with its graphs: edge_index [2, E] or None, edge_weight [E] or None, ptr [B + 1]."""
+    """A state x [N, C] with its graph, edge_index [2, E] and edge_weight [E], or graphs, between ptr [B + 1]."""
 
     x: Tensor
-    edge_index: Tensor | None
-    edge_weight: Tensor | None
-    ptr: Tensor
+    edge_index: Tensor | None = None
+    edge_weight: Tensor | None = None
+    ptr: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
         return self.x.shape[0]
 
     @property
-    def sizes(self) -> list[int]:
-        return self.ptr.diff().tolist()
-
-    @property
     def batch(self) -> Tensor | None:
-        graphs = torch.arange(len(self.sizes))
-        return torch.repeat_interleave(graphs, self.ptr.diff()) if len(graphs) != 1 else None
+        return None if self.ptr is None else self.graph().batch
 
     def graph(self) -> Graph:
-        return Graph(self.num_nodes, self.edge_index, self.to(self.x.dtype).edge_weight, ptr=self.ptr)
+        return Graph(self.num_nodes, self.edge_index, self.edge_weight, ptr=self.ptr)
 
     def to(self, dtype: torch.dtype) -> Instance:
         weight = None if self.edge_weight is None else self.edge_weight.to(dtype)
@@ -53,16 +48,16 @@ class Instance:
     def empty(self) -> Instance:
         edges = None if self.edge_index is None else self.edge_index[:, :0]
         weight = None if self.edge_weight is None else self.edge_weight[:0]
-        return Instance(self.x[:0], edges, weight, torch.tensor([0, 0]))
+        return Instance(self.x[:0], edges, weight)
 
     def permuted(self, permutation: Tensor, generator: torch.Generator) -> Instance:
-        """Permute the edges, and the nodes of one graph: node k of the result is node permutation[k]."""
+        """Permute the edges and the nodes of one graph: node k of the result is node permutation[k]."""
         edge_index, edge_weight = self.edge_index, self.edge_weight
         if edge_index is not None:
             order = torch.randperm(edge_index.shape[1], generator=generator)
             edge_index = torch.argsort(permutation)[edge_index[:, order]]
             edge_weight = None if edge_weight is None else edge_weight[order]
-        return Instance(self.x[permutation], edge_index, edge_weight, self.ptr)
+        return Instance(self.x[permutation], edge_index, edge_weight)
 
 
 def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
@@ -79,17 +74,16 @@ def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *
         chords = torch.randint(num_nodes, (2, num_nodes), generator=generator)
         edge_index = torch.cat([ring, chords, ring[:, :1], torch.zeros(2, 1, dtype=torch.long)], dim=1)
         edge_weight = torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64) + 0.5
-    return Instance(x, edge_index, edge_weight, torch.tensor([0, num_nodes]))
+    return Instance(x, edge_index, edge_weight)
 
 
 def join(instances: Sequence[Instance]) -> Instance:
-    sizes = [size for instance in instances for size in instance.sizes]
     first = [0, *accumulate(instance.num_nodes for instance in instances)]
     index = [part.edge_index + first[k] for k, part in enumerate(instances) if part.edge_index is not None]
     weight = [instance.edge_weight for instance in instances if instance.edge_weight is not None]
     x = torch.cat([instance.x for instance in instances])
     edges = torch.cat(index, dim=1) if index else None
-    return Instance(x, edges, torch.cat(weight) if weight else None, torch.tensor([0, *accumulate(sizes)]))
+    return Instance(x, edges, torch.cat(weight) if weight else None, torch.tensor(first))
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -109,10 +103,6 @@ class ModuleCase(ABC, Generic[M]):
     @abstractmethod
     def response(self, module: M, instance: Instance) -> Tensor:
         """Return the module's result for an instance, one row per node, which the shared laws compare."""
-
-    @abstractmethod
-    def step(self, module: M) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """Return the function of (x, edge_index) that `torch.compile` captures."""
 
     def size(self, response: Tensor) -> Tensor:
         """Return the magnitude to which rounding in half precision is relative."""
@@ -189,7 +179,7 @@ def _edge_cases(case: ModuleCase[M]) -> None:
     """a single node, isolated nodes, an empty graph in a batch and no node at all have finite results and gradients"""
     module, generator = case.module(), case.generator()
     five, single = case.instance(5, generator), case.instance(1, generator)
-    isolated = Instance(torch.cat([five.x, five.x]), five.edge_index, five.edge_weight, torch.tensor([0, 10]))
+    isolated = five.at(torch.cat([five.x, five.x]))
     between = join([five, five.empty(), single])
     cases = {"a single node": single, "five isolated nodes": isolated, "an empty graph between two": between}
     for name, instance in cases.items():
@@ -298,12 +288,16 @@ def _compile(case: ModuleCase[M]) -> None:
     """torch.compile captures one full graph with a dynamic number of nodes"""
     if not case.compile:
         return
-    step = case.step(case.module(torch.float32))
+    module = case.module(torch.float32)
+
+    def step(x: Tensor, edge_index: Tensor | None) -> Tensor:
+        return case.response(module, Instance(x, edge_index))
+
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
     for size in (7, 11):
         instance = case.instance(size).to(torch.float32)
-        got, expected = compiled(instance.x, instance.edge_index), step(instance.x, instance.edge_index)
+        expected, got = step(instance.x, instance.edge_index), compiled(instance.x, instance.edge_index)
         expect_close(got, expected, "product", "the compiled result")
 
 
