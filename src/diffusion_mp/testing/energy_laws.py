@@ -51,9 +51,7 @@ def check_energy_term(
     scale = float(gradient.abs().max()) if gradient.numel() else 0.0
     if not torch.allclose(2 * half, gradient, rtol=1e-6, atol=1e-8 * scale):
         worst = float((2 * half - gradient).abs().max())
-        raise AssertionError(
-            f"{term!r}: the half gradient is not half of the gradient of the value; off by {worst:.3g}."
-        )
+        raise AssertionError(f"{term!r}: half_gradient is not half of the gradient of value; off by {worst:.3g}.")
     generator, moves = torch.Generator().manual_seed(seed), []
     for start in range(starts):
         move = 10.0 ** (start // 2 % 4 - 2) * torch.randn(z.shape, generator=generator, dtype=z.dtype)

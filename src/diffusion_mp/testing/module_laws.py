@@ -42,9 +42,6 @@ class Instance:
         weight = None if self.edge_weight is None else self.edge_weight.to(dtype)
         return replace(self, x=self.x.to(dtype), edge_weight=weight)
 
-    def at(self, x: Tensor) -> Instance:
-        return replace(self, x=x)
-
     def empty(self) -> Instance:
         edges = None if self.edge_index is None else self.edge_index[:, :0]
         weight = None if self.edge_weight is None else self.edge_weight[:0]
@@ -127,7 +124,7 @@ class ModuleCase(ABC, Generic[M]):
         module, instance = self.module(), self.instance(5)
 
         def function(x: Tensor, *parameters: Tensor) -> Tensor:
-            return self.response(module, instance.at(x))
+            return self.response(module, replace(instance, x=x))
 
         # gradcheck perturbs its inputs in place, so the module's own parameters can be among them
         parameters = (parameter for parameter in module.parameters() if parameter.requires_grad)
@@ -179,12 +176,12 @@ def _edge_cases(case: ModuleCase[M]) -> None:
     """a single node, isolated nodes, an empty graph in a batch and no node at all have finite results and gradients"""
     module, generator = case.module(), case.generator()
     five, single = case.instance(5, generator), case.instance(1, generator)
-    isolated = five.at(torch.cat([five.x, five.x]))
+    isolated = replace(five, x=torch.cat([five.x, five.x]))
     between = join([five, five.empty(), single])
     cases = {"a single node": single, "five isolated nodes": isolated, "an empty graph between two": between}
     for name, instance in cases.items():
         leaf = instance.x.clone().requires_grad_()
-        out = case.response(module, instance.at(leaf))
+        out = case.response(module, replace(instance, x=leaf))
         expect(bool(out.isfinite().all()), f"{name} gives a result that is not finite")
         leaves = [leaf, *(parameter for parameter in module.parameters() if parameter.requires_grad)]
         for grad in torch.autograd.grad(out.square().sum(), leaves, allow_unused=True):

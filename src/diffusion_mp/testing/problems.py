@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,9 +44,7 @@ class Problem:
     @property
     def coupling(self) -> Coupling:
         """S as a sparse coupling."""
-        receiver, sender = self.matrix.nonzero(as_tuple=True)
-        graph = Graph(self.matrix.size(0), torch.stack([sender, receiver]))
-        return SparseCoupling(graph, self.matrix[receiver, sender], symmetric=True, nonnegative=True)
+        return SparseCoupling(Graph.from_sparse(self.matrix.to_sparse()), symmetric=True, nonnegative=True)
 
     @property
     def laplacian(self) -> Float[Tensor, "N N"]:
@@ -140,8 +139,7 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
         torch.Size([5, 5])
     """
     errors.check_counts(num_nodes=num_nodes)
-    ones = torch.ones(num_nodes, num_nodes, dtype=torch.float64)
-    return problem_on_graph(f"complete graph of {num_nodes}", ones - torch.eye(num_nodes, dtype=torch.float64), form)
+    return problem_on_graph(f"complete graph of {num_nodes}", 1 - torch.eye(num_nodes, dtype=torch.float64), form)
 
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
@@ -257,54 +255,45 @@ def assert_energy_descent(
     width, generator = int(getattr(module, "in_channels", channels)), torch.Generator().manual_seed(seed)
     of_step = (lambda coupling, x: energy) if isinstance(energy, Energy) else energy
     run = _run_update if isinstance(module, StateUpdate) else _run_layer
+    # Theorems on other updates than the explicit step are about the energy of the state alone.
+    with_x = energy is not None or isinstance(getattr(module, "update", module), ExplicitEuler)
     rtol, atol = tolerance("energy", torch.float64)
     with torch.no_grad():
         for instance in range(instances):
             x = random_instance(num_nodes, width, generator, edges=False).x
-            step = run(module, of_step, x, generator)
+            step, theory = run(module, x, generator)
             for k in range(steps):
                 where = f"{type(module).__name__}, instance {instance}, step {k}"
-                moved, measured = step(x)
+                moved, coupling = step(x)
                 expect_equal(tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state")
-                before, after = float(measured(x)), float(measured(moved))
+                chosen = (of_step or theory)(coupling, x)
+                before, after = (float(chosen(state, x if with_x else None)) for state in (x, moved))
                 risen = f"rose from {before:.12g} to {after:.12g}; expected a step that does not raise it"
                 expect(after <= before + atol + rtol * abs(before), f"{where}: the energy {risen}")
                 x = moved
 
 
-Step = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
+Run = tuple[Callable[[Tensor], tuple[Tensor, Coupling]], EnergyOfStep]
 
 
-def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, generator: torch.Generator) -> Step:
+def _run_update(update: nn.Module, start: Tensor, generator: torch.Generator) -> Run:
+    """Return a function from x to the next state and the coupling of the step, and the energy that theory gives it."""
     assert isinstance(update, StateUpdate)
     penalty = update.penalty if isinstance(update, Backtracking) else None
     own = penalty if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty) else None
     fixed = _graph_coupling(start, generator)
-    with_source = getattr(update, "beta", 0.0) != 0
-    source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if with_source else None
+    source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if update.beta != 0 else None
 
-    def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def step(x: Tensor) -> tuple[Tensor, Coupling]:
         coupling = fixed if own is None else own.coupling(x, normalize=True)
-        if energy is not None:
-            chosen = energy(coupling, x)
-        else:
-            chosen = Energy(own) if own is not None else _quadratic(update, coupling, source)
-        # Theorems on other updates than the explicit step are about the energy of the state alone.
-        x_prev = x if energy is not None or isinstance(update, ExplicitEuler) else None
-        return update(x, coupling, source=source), lambda state: chosen(state, x_prev)
+        return update(x, coupling, source=source), coupling
 
-    return step
+    return step, lambda coupling, x: _quadratic(update, coupling, source) if own is None else Energy(own)
 
 
-def _run_layer(layer: nn.Module, energy: EnergyOfStep | None, start: Tensor, generator: torch.Generator) -> Step:
+def _run_layer(layer: nn.Module, start: Tensor, generator: torch.Generator) -> Run:
     graph = random_instance(start.shape[0], 1, generator).graph().to_undirected()
-
-    def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        moved, coupling = layer(x, graph, return_coupling=True)
-        chosen = _theory(layer, coupling, x) if energy is None else energy(coupling, x)
-        return moved, lambda state: chosen(state, x)
-
-    return step
+    return lambda x: layer(x, graph, return_coupling=True), partial(_theory, layer)
 
 
 def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
@@ -315,8 +304,7 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
         unknown = "has no diffusivity with an explicit step free of a source, so its energy is not known"
         raise AssertionError(f"{name} {unknown}; pass assert_energy_descent(layer, energy).")
     if diffusivity.penalty is not None and not diffusivity.needs_graph:
-        several = "has several heads, each with an energy of its own; pass the one to watch."
-        expect(diffusivity.heads == 1, f"{name} {several}")
+        expect(diffusivity.heads == 1, f"{name} has several heads, each with its own energy; pass the one to watch.")
         certificate = _covered(certify(diffusivity, x, float(update.step_size), form=update.form, leak=update.leak))
         # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
         metric = diffusivity.penalty.coupling(x).degree() if diffusivity.row_stochastic else None
@@ -326,10 +314,10 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
 
 def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> Energy:
     form: Form = getattr(update, "form", "conservative")
-    beta, leak, lam = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0), 1.0
+    leak, lam = getattr(update, "leak", 0.0), 1.0
     if isinstance(update, ExplicitEuler):
         lam = _covered(certify(coupling, None, float(update.step_size), form=form, leak=leak)).lam
-    return Energy("quadratic", lam, coupling=coupling, source=source, beta=beta, leak=leak, laplacian=form)
+    return Energy("quadratic", lam, coupling=coupling, source=source, beta=update.beta, leak=leak, laplacian=form)
 
 
 def _covered(certificate: Certificate) -> Certificate:
