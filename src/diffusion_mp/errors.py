@@ -235,9 +235,9 @@ def check_device(value: Tensor, name: str, device: torch.device, other: str) -> 
         raise ValueError(f"{name} must be on the device of {other}, {device}; {came}")
 
 
-def check_place(x: Tensor, module: nn.Module, name: str = "x", *, dtype: bool = False) -> None:
+def check_place(x: Tensor, module: nn.Module | None, name: str = "x", *, dtype: bool = False) -> None:
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
-    parameter = None if torch.compiler.is_compiling() else _first_array(module)
+    parameter = None if module is None or torch.compiler.is_compiling() else _first_array(module)
     if parameter is None:
         return
     if x.device != parameter.device:
@@ -269,8 +269,7 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, modu
     fits = isinstance(x, Tensor) and x.dim() == 2 and (channels is None or x.size(1) == channels)
     if not (fits and x.is_floating_point() and x.layout is torch.strided):
         _refuse_state(x, name, channels)
-    if module is not None:
-        check_place(x, module, name, dtype=True)
+    check_place(x, module, name, dtype=True)
 
 
 def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
@@ -388,8 +387,7 @@ def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Mo
     check_tensor(x, "x", f"[batch, length, {channels}]")
     if x.dim() != 3 or x.size(2) != channels:
         raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")
-    if module is not None:
-        check_place(x, module, dtype=True)
+    check_place(x, module, dtype=True)
     check_mask(mask, x)
 
 
@@ -421,8 +419,7 @@ def check_edge_rows(
         if not fits:
             raise ValueError(f"{name} must have {channels} channels, [num_edges, {channels}]; {came}.")
         raise TypeError(f"{name} must be dense and floating point; {came}, measured numbers {name}.float().")
-    if module is not None:
-        check_place(edge_attr, module, name, dtype=True)
+    check_place(edge_attr, module, name, dtype=True)
 
 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
