@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -43,6 +44,7 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: b
     return KNNGraph(k, metric, approximate=approximate)._joined(x, "x")[0]
 
 
+@dataclass(eq=False)
 class KNNGraph(BaseTransform):
     r"""Transform that sets the edges of `knn_graph` of the features, optionally with weights.
 
@@ -60,17 +62,18 @@ class KNNGraph(BaseTransform):
         2
     """
 
-    def __init__(
-        self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False, sharpness: float = 8.0,
-        *, approximate: bool = False,
-    ) -> None:  # fmt: skip
-        k = errors.as_whole(k, "k")
-        errors.check_counts(k=k)
-        errors.check_choice(metric, "metric", get_args(Metric))
-        errors.check_flags(weighted=weighted, approximate=approximate)
-        errors.check_positive(sharpness, "sharpness")
-        self.k, self.metric, self.approximate = k, metric, approximate
-        self.weighted, self.sharpness = weighted, sharpness
+    k: int = 5
+    metric: Metric = "euclidean"
+    weighted: bool = False
+    sharpness: float = 8.0
+    approximate: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.k = errors.as_whole(self.k, "k")
+        errors.check_counts(k=self.k)
+        errors.check_choice(self.metric, "metric", get_args(Metric))
+        errors.check_flags(weighted=self.weighted, approximate=self.approximate)
+        errors.check_positive(self.sharpness, "sharpness")
 
     def forward(self, data: Any) -> Data:
         """Set the edges of data, of which PyG passes a shallow copy."""
@@ -92,11 +95,6 @@ class KNNGraph(BaseTransform):
         if len(weights):
             weights = weights / weights.mean()
         return edges.to(x.device), weights.to(x)
-
-    def __repr__(self) -> str:
-        weighted = f", weighted=True, sharpness={self.sharpness}" if self.weighted else ""
-        weighted += ", approximate=True" if self.approximate else ""
-        return f"{type(self).__name__}(k={self.k}, metric={self.metric!r}{weighted})"
 
 
 def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -> _Pairs:

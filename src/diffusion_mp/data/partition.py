@@ -63,8 +63,7 @@ class PartOf(BaseTransform):
 
 def observed(data: Data) -> Graph:
     """Return the validated graph of `data`, which must be on the CPU and have `edge_index`."""
-    if not isinstance(data, Data):
-        raise TypeError(f"data must be one graph, a torch_geometric Data; got {type(data).__name__}.")
+    check_kind(data, "data", Data, "one graph, a torch_geometric Data")
     edge_index = data.edge_index
     check_kind(edge_index, "edge_index", (Tensor, NoneType), "a tensor [2, num_edges]")
     if edge_index is None and getattr(data, "adj_t", None) is not None:

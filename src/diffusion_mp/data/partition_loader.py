@@ -93,7 +93,6 @@ class PartSampler(DistributedSampler[Part]):
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
 
     def _share(self) -> tuple[int, int]:
-        """Return the number of processes and the rank of this one."""
         started = distributed.is_available() and distributed.is_initialized()
         here = (distributed.get_world_size(), distributed.get_rank()) if started else (1, 0)
         replicas, rank = (own if given is None else given for given, own in zip(self._given, here, strict=True))
@@ -172,14 +171,11 @@ def _training_nodes(data: Data) -> Tensor | None:
 
 
 def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
-    """Return validated clusters as a long tensor; arrays and lists are accepted."""
     numbers = index_vector(clusters, "clusters", "[num_nodes]")
     if len(numbers) != size:
         raise ValueError(f"clusters must hold an integer for each of {size} nodes; got {describe(numbers)}.")
     low, high = (int(end) for end in numbers.aminmax()) if size else (0, -1)
-    if low < 0:
-        raise ValueError(f"clusters must be numbered from 0; the smallest is {low}.")
-    if high >= size:
-        came = f"the largest is {high}. clusters.unique(return_inverse=True)[1] numbers them anew."
+    if low < 0 or high >= size:
+        came = f"they reach from {low} to {high}. clusters.unique(return_inverse=True)[1] numbers them anew."
         raise ValueError(f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; {came}")
     return numbers

@@ -65,7 +65,7 @@ def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
         >>> label_mask(torch.tensor([0, 1, -1]))
         tensor([ True,  True, False])
     """
-    return _labels(y) >= 0
+    return index_vector(y, "y", "[num_nodes]") >= 0
 
 
 def random_split_per_class(
@@ -86,12 +86,11 @@ def random_split_per_class(
         came = f"got {per_class}, {num_val}, {num_test}"
         raise ValueError(f"per_class must be at least 1 and num_val, num_test at least 0, {came}.")
     labels, shuffled = _shuffled(y, generator)
-    trained = torch.zeros(len(labels), dtype=torch.bool)
-    for c in labels[shuffled].unique().tolist():
-        members = shuffled[labels[shuffled] == c]
+    classes, trained = labels.cpu()[shuffled], torch.zeros(len(labels), dtype=torch.bool)
+    for c in classes.unique().tolist():
+        members = shuffled[classes == c]
         if len(members) < per_class:
-            fewer = f"{len(members)} labelled nodes, fewer than per_class={per_class}"
-            raise ValueError(f"Class {c} has {fewer}; lower per_class.")
+            raise ValueError(f"Class {c} has {len(members)} labelled nodes, fewer than per_class={per_class}.")
         trained[members[:per_class]] = True
 
     train, rest = shuffled[trained[shuffled]], shuffled[~trained[shuffled]]
@@ -100,7 +99,7 @@ def random_split_per_class(
         left = f"only {len(rest)} labelled nodes are left after {len(train)} for training"
         way_out = "lower per_class, num_val or num_test (num_test=None takes what remains)"
         raise ValueError(f"num_val + num_test = {wanted}, but {left}; {way_out}.")
-    return _masks(y, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
+    return _masks(labels, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
 
 
 def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torch.Generator) -> Split:
@@ -118,28 +117,23 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
     check_number(val, "val")
     if not (train > 0 and val >= 0 and train + val <= 1):
         raise ValueError(f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}.")
-    _, shuffled = _shuffled(y, generator)
+    labels, shuffled = _shuffled(y, generator)
     num_train, num_val = int(train * len(shuffled)), int(val * len(shuffled))
     if num_train == 0:
         raise ValueError(f"train={train} of {len(shuffled)} labelled nodes is none; raise train.")
-    return _masks(y, *shuffled.tensor_split([num_train, num_train + num_val]))
-
-
-def _labels(y: object) -> Int[Tensor, " N"]:
-    return index_vector(y, "y", "[num_nodes]").detach()
+    return _masks(labels, *shuffled.tensor_split([num_train, num_train + num_val]))
 
 
 def _shuffled(y: object, generator: torch.Generator) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
-    """Return labels on the CPU, and the labelled nodes in random order."""
+    """Return the labels, and the labelled nodes in random order on the CPU."""
     check_kind(generator, "generator", torch.Generator, "a torch.Generator, such as torch.Generator().manual_seed(0)")
-    labels = _labels(y).cpu()
-    labelled = (labels >= 0).nonzero().flatten()
+    labels = index_vector(y, "y", "[num_nodes]")
+    labelled = (labels >= 0).nonzero().flatten().cpu()
     if len(labelled) == 0:
         which = "every entry is negative" if len(labels) else "it is empty"
         raise ValueError(f"y has no labelled node ({which}), so there is nothing to split.")
     return labels, labelled[torch.randperm(len(labelled), generator=generator)]
 
 
-def _masks(y: object, *parts: Int[Tensor, " _"]) -> Split:
-    labels = _labels(y)
+def _masks(labels: Int[Tensor, " N"], *parts: Int[Tensor, " _"]) -> Split:
     return Split(*(index_to_mask(nodes, len(labels)).to(labels.device) for nodes in parts))
