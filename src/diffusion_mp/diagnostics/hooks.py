@@ -136,8 +136,7 @@ class EnergyTrace:
         found = declared(model, "is_diffusion_layer")
         self.layers = {name or type(module).__name__: module for name, module in found.items()}
         if not self.layers:
-            name = type(model).__name__
-            raise ValueError(f"model must contain a diffusion layer (is_diffusion_layer = True); {name} has none.")
+            raise ValueError(f"model must contain a diffusion layer (is_diffusion_layer=True); got {describe(model)}.")
         self.records: list[LayerEnergy] = []
         self._hooks = ExitStack()
 

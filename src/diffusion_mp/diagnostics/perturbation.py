@@ -142,10 +142,9 @@ def perturbation_bound(
     r"""Measure what a diffusion does to the output of a network, ‖F⁽ʲ⁾(X) − F(X)‖, and its first-order estimates.
 
     F⁽ʲ⁾ has the diffusion layer at ``site``, F has not (Zhang & Zhou, Theorem 4.7, corrected). With T the model behind
-    it and Z the state there, ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over
-    ``points`` of the segment. For symmetric boundaries and the explicit step without LayerNorm,
-    ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z))
-    is half of it (P3 in docs/errata.md).
+    it and Z the state there, ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖. For symmetric boundaries and the
+    explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at
+    stride h; the printed α√(2𝓔(Z)) is half of it (P3 in docs/errata.md).
 
     Args:
         model, inputs, named: a module whose output is a tensor, run in evaluation mode, and its inputs.
@@ -159,7 +158,6 @@ def perturbation_bound(
         True
     """
     errors.check_counts(points=points)
-    errors.check_positive(tol, "tol")
     errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
     errors.check_kind(site, "site", nn.Module, "a module of the model")
     errors.check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")

@@ -122,10 +122,9 @@ class PlacementReport:
 
         ``"estimate"`` also plots the truth and the estimate by roughness, on a logarithmic scale.
         """
+        columns = {**self.attention, **self.insertion}
+        errors.check_choice(quantity, "quantity", [name for name in columns if name != "layer"])
         table = self.attention if quantity in self.attention else self.insertion
-        errors.check_choice(
-            quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"]
-        )
         ax, colour = axis(ax), None  # all lines of a report have one colour, the next of the axis
         drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
         for name, style in zip(drawn, ("-", "--", ":"), strict=False):
@@ -165,8 +164,6 @@ def diagnose(
     errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
     errors.check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
     errors.check_kind(diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None")
-    errors.check_counts(points=points)
-    errors.check_positive(tol, "tol")
     modules = dict(model.named_modules())
     if sites is not None and diffusion is None:
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
@@ -200,8 +197,7 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
     own = {other: layer for other, layer in layers.items() if layer.in_channels == channels}
     if not own:
         lacks = f"{type(model).__name__} has no diffusion layer on states of {channels} channels"
-        way_out = f"Pass diffusion=PDEDiffusion1d({channels})."
-        raise ValueError(f"diffusion must be given: {lacks} to measure the commutator with. {way_out}")
+        raise ValueError(f"diffusion must be given: {lacks}. Pass diffusion=PDEDiffusion1d({channels}).")
 
     def shared(other: str) -> int:
         pairs = zip(other.split("."), name.split("."), strict=False)

@@ -12,7 +12,7 @@ from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.energies.pairs import State, by_head, check_heads
-from diffusion_mp.graph.ops import graph_sizes
+from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import quotient
 from diffusion_mp.updates.implicit import DENSE, dense_factor
 from diffusion_mp.updates.linear_solve import LowRankInverse
@@ -40,9 +40,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     _check_promises(coupling, "posterior_variance")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
-        raise errors.SingularSystemError(
-            "posterior_variance needs positive row sums; got a zero row. Leave the node out."
-        )
+        raise errors.SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave it out.")
     dtype, diagonal = torch.promote_types(coupling.dtype, torch.float32), (1.0 + leak) * degree
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
     if form is not None:
@@ -54,19 +52,15 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         raise errors.CouplingMismatchError(f"posterior_variance {limit}. {way_out}")
     factor = dense_factor(coupling, diagonal)
     if factor is None:
-        raise errors.SingularSystemError(
-            "posterior_variance found (1 + leak) D̄ − Ω not positive definite: the coupling is not what it promises to "
-            "be, or the leak is lost in the rounding of its row sums. Raise the leak."
-        )
+        flaw = "the coupling is not what it promises to be, or rounding loses the leak. Raise the leak."
+        raise errors.SingularSystemError(f"posterior_variance found (1 + leak) D̄ − Ω not positive definite: {flaw}")
     return torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2).t().to(dtype)
 
 
 def _check_promises(coupling: Coupling, name: str) -> None:
     if not (coupling.symmetric and coupling.nonnegative):
-        needed = "a coupling Ω that is symmetric and nonnegative, before its rows are divided by their sums"
-        raise errors.CouplingMismatchError(
-            f"{name} needs {needed}; got {coupling!r}. Make it with row_stochastic=False."
-        )
+        needed = "a symmetric and nonnegative coupling, as with row_stochastic=False"
+        raise errors.CouplingMismatchError(f"{name} needs {needed}; got {coupling!r}.")
 
 
 @dataclass(frozen=True)
@@ -126,9 +120,5 @@ def smoothing_floor(
 
 def _spread(x: Tensor, degree: Tensor, ptr: Tensor | None) -> float:
     """Return ‖Πx‖ in the metric of the degrees [N, H, 1]."""
-    sizes, total = graph_sizes(ptr, len(x)), 0.0
-    for rows, weight in zip(x.split(sizes), degree.split(sizes), strict=True):
-        if len(rows):
-            mean = quotient((weight * rows).sum(0), weight.sum(0))
-            total += float((weight * (rows - mean).square()).sum())
-    return total**0.5
+    mean = quotient(mean_rows(degree * x, ptr), mean_rows(degree, ptr))
+    return float((degree * (x - mean).square()).sum()) ** 0.5

@@ -233,7 +233,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _batches(num_rows: int) -> Iterator[Tensor]:
-    """Yield batches of rows in random order, epoch after epoch."""
     while True:
         yield from torch.randperm(num_rows).split(_BATCH)
 
@@ -263,10 +262,8 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
     strings = y.dtype.kind in "US"
     if y.dtype.kind in "USO" and "-1" in y.tolist():
-        raise ValueError(
-            "y holds the string '-1' beside other strings, so it would be one more class. Where rows without a "
-            "label are meant, pass an array of objects, np.array([...], dtype=object), with the number -1 for them."
-        )
+        way_out = "Where no label is meant, pass np.array([...], dtype=object) with the number -1."
+        raise ValueError(f"y holds the string '-1' beside other strings, so it would be one more class. {way_out}")
     labelled = np.ones(len(y), dtype=bool) if strings else y != -1
     if not labelled.any():
         raise ValueError("y must hold the label of some row at least; every entry is -1, which stands for no label.")
