@@ -23,7 +23,6 @@ from training_runs import quiet_trainer
 
 
 def learned(module, data, epochs):
-    """What the test of a module logs after some epochs."""
     with seeded(0):
         trainer = quiet_trainer(max_epochs=epochs)
         trainer.fit(module, datamodule=data)
@@ -163,10 +162,8 @@ def test_features_of_edges_come_in_the_order_of_edges():
         assert classifier(Ends())(batch) is batch.x
     alone = torch.cat([certified(graph.x, graph.edge_index, edge_attr=graph.edge_attr) for graph in graphs])
     torch.testing.assert_close(train.GraphClassifier(certified)(batch), alone)
-    assert train.GraphClassifier(GatedGCN(1, 4, 2, task="graph"))(batch).shape == (
-        3,
-        2,
-    )  # without edge_dim it reads none
+    without_edge_dim = train.GraphClassifier(GatedGCN(1, 4, 2, task="graph"))
+    assert without_edge_dim(batch).shape == (3, 2)  # it reads none
 
 
 CLASSIC = [("gcn", None), ("sage", None), ("gine", None), ("gine", 3), ("gat", 3), ("gatedgcn", 3)]
