@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from small_sets import REVIEWS, at_most, write
 
-from diffusion_mp.data import pad
 from diffusion_mp_experiments.files import archives
 from diffusion_mp_experiments.sequences import IMDb
 
@@ -40,10 +39,6 @@ def test_folder_and_archive(folder, tmp_path, archive):
     assert texts(IMDb(path, "test")) == [(b"", 0), (b"Fine", 1)]
     assert texts(IMDb(path, max_length=4))[1] == (b"Wors", 0)
     assert train[2][0].max() == 0xC3 + 1
-    tokens, mask, labels = pad(list(train))
-    assert tokens.shape == (3, 81)
-    assert mask.sum(dim=1).tolist() == [81, 5, 19]
-    assert labels.tolist() == [0, 0, 1]
 
 
 @pytest.mark.data

@@ -130,8 +130,8 @@ class PeptidesFunctional(CachedDataset):
     """Peptides-func (Dwivedi et al. 2022): 15 535 peptides with ten binary labels.
 
     Makes graphs of SMILES strings with PyG's `from_smiles` (extra `molecules`), once: that takes a few minutes. Nodes
-    are heavy atoms, edges bonds. PyG numbers the same nine atom and three bond features as the files of the Long Range
-    Graph Benchmark, which PyG's `LRGBDataset` unpickles, but from other lists: a model of one does not read the other.
+    are heavy atoms, edges bonds. PyG numbers the same nine atom and three bond features as the Long Range Graph
+    Benchmark, but from other lists: a model of one does not read the other. PyG's `LRGBDataset` unpickles its files.
 
     Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10] of 0 and 1, float.
 

@@ -206,7 +206,7 @@ def load_digits(num_neighbors: int = 5) -> Data:
     """Load scikit-learn's 1 797 images of 8 × 8 pixels, the low-label setting of Wu, Wipf & Yan (2025).
 
     Two images are joined, in both directions, where one is among the `num_neighbors` (1..1 796) nearest of the other by
-    Euclidean distance. Returns x [1797, 64] in [0, 1], y [1797] in 0..9 and edge_index [2, E], without self-loops.
+    Euclidean distance. Returns x [1797, 64] in [0, 1], y [1797] in 0..9, edge_index [2, E] sorted, without loops.
 
     Examples:
         >>> load_digits(num_neighbors=5).x.shape

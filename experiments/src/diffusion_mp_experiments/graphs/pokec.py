@@ -64,7 +64,7 @@ def load_pokec(
     draws 50, 25 and 25 % (D13 in docs/errata.md): say which one a number was obtained with. The arrays are
     memory-mapped from the folder `cache`, by default `root/processed/pokec-<source>`, which records SHA-256 sums.
 
-    Returns x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 if not stated; of SNAP user_id [N].
+    Returns x [N, 65] float32, edge_index [2, E] source → target, y [N] 0, 1 or −1 (unstated); of SNAP also user_id [N].
 
     Examples:
         >>> load_pokec(folder)  # says what to put where
