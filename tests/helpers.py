@@ -1,8 +1,10 @@
-"""What many tests share: random tensors, comparison within the tolerances of the library, tables of refusals."""
+"""What many tests share: random tensors, comparison within tolerances, tables of refusals, a hostile pickle."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +55,17 @@ def refuses(*cases: tuple[Any, ...], error: Any = (TypeError, ValueError)) -> Ca
             call()
 
     return refused
+
+
+class Payload:
+    """Where it is unpickled by anything that obeys, `marker` is there afterwards."""
+
+    def __init__(self, marker: Path, way: str = "system") -> None:
+        self.marker, self.way = marker, way
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        if self.way == "system":
+            return os.system, (f"touch '{self.marker}'",)
+        if self.way == "open":
+            return open, (str(self.marker), "w")
+        return eval, (f"open({str(self.marker)!r}, 'w').close()",)

@@ -1,9 +1,13 @@
-"""What tests of training share: a trainer that writes and prints nothing, and equality of checkpoints."""
+"""What tests of training share: a configuration, a trainer that prints nothing, and equality of checkpoints."""
 
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+
+CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "digits_difformer_s.yaml")
+TINY = ["--model.model.hidden_channels=8", "--model.model.num_layers=1"]
 
 
 def quiet_trainer(**options: Any) -> pl.Trainer:

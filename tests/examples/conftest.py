@@ -12,7 +12,6 @@ sys.path.append(str(EXAMPLES))  # where Python looks when it runs a script there
 
 
 def script(name):
-    """A fixture that imports this script."""
     return pytest.fixture(name=name)(lambda: importlib.import_module(name))
 
 

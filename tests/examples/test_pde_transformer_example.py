@@ -1,10 +1,10 @@
 """The placements example: one table, runs that resume to the same numbers."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
+from runs import chosen
 
 from training_runs import same
 
@@ -14,9 +14,8 @@ SMALL = ["--items", "32", "--channels", "8", "--heads", "2", "--batch-size", "8"
 
 
 def a_run(pde_transformer, **changes):
-    args = pde_transformer.parse(SMALL)
-    known = {name: getattr(args, name) for name in pde_transformer.Run.__dataclass_fields__ if hasattr(args, name)}
-    return replace(pde_transformer.Run(**{**known, "task": "listops", "placement": "P7", "seed": 0}), **changes)
+    run = {"task": "listops", "placement": "P7", "seed": 0, **changes}
+    return pde_transformer.Run(**chosen(pde_transformer.Run, pde_transformer.parse(SMALL)) | run)
 
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")  # four test items

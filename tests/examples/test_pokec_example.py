@@ -65,7 +65,6 @@ def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
 
 
 def launched(pokec, folder, epochs):
-    """Two processes under torchrun."""
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", pokec.__file__]
     options = ["--node-parallel", "--epochs", str(epochs), "--out", str(folder), "--model", "difformer-s"]
     result = subprocess.run([sys.executable, *run, *SMALL, *options], capture_output=True, text=True, timeout=120)
@@ -89,13 +88,6 @@ def test_nodes_over_two_processes(pokec, tmp_path):
 def test_node_parallel_needs_torchrun(pokec, tmp_path, capsys):
     assert pokec.main([*SMALL, "--node-parallel", "--out", str(tmp_path)]) == 2
     assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
-
-
-def test_missing_files_say_what_to_do(pokec, tmp_path, capsys):
-    assert pokec.main(["--root", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    message = capsys.readouterr().err
-    for part in ("missing soc-pokec-profiles.txt.gz", "snap.stanford.edu", "--synthetic"):
-        assert part in message
 
 
 @pytest.mark.data

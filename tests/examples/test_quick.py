@@ -46,6 +46,20 @@ def test_numbers_below_one_are_refused(script, option, capsys):
     assert f"argument {option}: must be at least 1, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("cora", ["/Cora/raw: missing ind.cora.x", "github.com/kimiyoung/planetoid", "--download"]),
+        ("pokec", ["missing soc-pokec-profiles.txt.gz", "snap.stanford.edu", "--synthetic"]),
+    ],
+)
+def test_missing_files_say_what_to_do(script, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert importlib.import_module(script).main(["--root", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert all(part in message for part in [str(tmp_path), *said])
+
+
 @pytest.mark.parametrize("script", [
     "custom_layer",
     "data_parallel",
@@ -69,7 +83,6 @@ def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch,
 
 @pytest.mark.slow
 def test_processes_share_the_parts():
-    """Two processes together see every node once."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
         [*command, EXAMPLES / "data_parallel.py", "--quick"], capture_output=True, text=True, timeout=120

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from runs import chosen
 
 pytestmark = pytest.mark.unwatched
 
@@ -11,9 +12,8 @@ SMALL = ["--graphs", "5", "--layers", "2", "--parameters", "9000", "--batch-size
 
 
 def a_run(sfi_former, **changes):
-    args = sfi_former.parse(SMALL)
-    known = {name: getattr(args, name) for name in sfi_former.Run.__dataclass_fields__ if hasattr(args, name)}
-    return replace(sfi_former.Run(**{**known, "dataset": "CLUSTER", "model": "SFi", "seed": 0, "epochs": 3}), **changes)
+    run = {"dataset": "CLUSTER", "model": "SFi", "seed": 0, "epochs": 3, **changes}
+    return sfi_former.Run(**chosen(sfi_former.Run, sfi_former.parse(SMALL)) | run)
 
 
 def test_the_table(sfi_former, tmp_path, capsys):

@@ -22,7 +22,6 @@ def fill(arrays: ArrayFolder) -> None:
 
 
 def read_arrays(folder: Path) -> None:
-    """Makes or reads the arrays, and looks at all of them."""
     arrays = mapped_arrays(folder / "cache", fill, made_by="today")
     assert [int(array.sum()) for array in arrays.values()] == [150 * i for i in range(NUM_ARRAYS)], arrays
 
@@ -40,7 +39,6 @@ class Few(CachedDataset):
 
 
 def read_graphs(folder: Path) -> None:
-    """Makes or reads the graphs, and looks at all of them."""
     graphs = Few(folder)
     assert [float(data.x.sum()) for data in graphs] == [3 * i * (i + 1) for i in range(NUM_GRAPHS)]
 

@@ -1,6 +1,5 @@
 """Damaged and malicious variants of files, and the formats they are made for; `test_hostile_files.py` reads them."""
 
-import os
 import random
 import resource
 import shutil
@@ -189,17 +188,3 @@ def answer(pipe: Connection, scratch: Path) -> None:
             said = f"{type(error).__name__}: {error}"
             named = isinstance(error, (ValueError, FileNotFoundError)) and str(folder) in said
             pipe.send(("refused" if named else "bad", said))
-
-
-class Payload:
-    """Where it is unpickled by anything that obeys, `marker` is there afterwards."""
-
-    def __init__(self, marker: Path, way: str = "system") -> None:
-        self.marker, self.way = marker, way
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        if self.way == "system":
-            return os.system, (f"touch '{self.marker}'",)
-        if self.way == "open":
-            return open, (str(self.marker), "w")
-        return eval, (f"open({str(self.marker)!r}, 'w').close()",)

@@ -34,7 +34,6 @@ TABLE |= {"splits": 2, "tuning": 1, "trials": 3, "epochs": 6, "patience": 4}
 
 
 def write_table(configs: Path, name: str = "digits", **changes: object) -> Path:
-    """The folder of the table, with these changes."""
     folder = configs / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.yaml").write_text(yaml.safe_dump({**TABLE, **changes}))

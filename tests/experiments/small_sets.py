@@ -115,13 +115,13 @@ def make_saved(folder: Path) -> list[Path]:
     return [folder / "model.safetensors"]
 
 
-def make_tu(folder: Path) -> list[Path]:
+def make_tu(folder: Path, **other: str) -> list[Path]:
     """Three graphs of 3, 1 and 2 nodes, with labels of nodes and edges."""
     texts = {
         "A": "1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n", "graph_indicator": "1\n1\n1\n2\n3\n3\n",
         "graph_labels": "1\n-1\n1\n", "node_labels": "0\n2\n1\n0\n1\n1\n", "edge_labels": "0\n0\n1\n1\n0\n0\n",
     }  # fmt: skip
-    return write(folder, {f"SMALL/raw/SMALL_{part}.txt": text for part, text in texts.items()})
+    return write(folder, {f"SMALL/raw/SMALL_{part}.txt": text for part, text in {**texts, **other}.items()})
 
 
 def make_synmol(folder: Path, **other) -> list[Path]:
@@ -181,9 +181,12 @@ def make_planetoid(folder: Path) -> list[Path]:
     return sorted(write(folder, contents))
 
 
-def make_peptides(folder: Path, rows: dict[str, str] | None = None) -> list[Path]:
-    """Ethanol, benzene and methane, or other SMILES strings with their labels; the split takes them in turn."""
-    rows = rows or dict.fromkeys(("CCO", "c1ccccc1", "C"), f"[{'1, 0, ' * 4}1, 0]")
+LABELS = "[1, 0, 0, 0, 0, 0, 0, 0, 0, 1]"
+
+
+def make_peptides(folder: Path, **other: str) -> list[Path]:
+    """Ethanol, benzene and methane, and other SMILES strings with their labels, of which the last is to test with."""
+    rows = dict.fromkeys(("CCO", "c1ccccc1", "C"), LABELS) | other
     lines = [f'{i},{smiles},X,"{labels}",{i}' for i, (smiles, labels) in enumerate(rows.items())]
     split = folder / "splits_random_stratified_peptide.npz"
     np.savez(split, train=[1, 0], val=[2], test=[len(rows) - 1])
@@ -224,7 +227,8 @@ def rows_of(table) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in np.asarray(table).tolist())
 
 
-def make_ogb(name: str) -> Callable[[Path], list[Path]]:
+def make_ogb(name: str) -> Callable[..., list[Path]]:
+    """Four nodes and five edges; others may replace a file, by its path."""
     rng = np.random.default_rng(0)
     tables: dict[str, object] = {"edge": [[0, 1], [3, 1], [2, 0], [3, 3], [0, 2]]}
     if name == "ogbn-arxiv":
@@ -236,7 +240,7 @@ def make_ogb(name: str) -> Callable[[Path], list[Path]]:
     contents = {f"raw/{file}.csv.gz": rows_of(table) for file, table in tables.items()}
     split = "time" if name == "ogbn-arxiv" else "species"
     contents |= {f"split/{split}/{part}.csv.gz": f"{node}\n" for node, part in enumerate(("train", "valid", "test"))}
-    return lambda folder: write(folder / name.replace("-", "_"), contents)
+    return lambda folder, **other: write(folder / name.replace("-", "_"), {**contents, **other})
 
 
 REVIEWS = {

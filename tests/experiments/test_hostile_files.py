@@ -20,7 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hostile import FORMATS, Format, Payload, answer, mutations
+from hostile import FORMATS, Format, answer, mutations
+
+from helpers import Payload
 
 SECONDS = 20  # for one file
 WAYS = ("system", "eval", "open")
@@ -103,22 +105,17 @@ def check(outcomes: list[tuple[str, str]], name: str) -> None:
     assert not bad, "\n".join(f"{times} × {said}" for said, times in bad.most_common(10))
 
 
-def damaged(example: Example, number: int, seed: int) -> Iterator[dict[Path, bytes]]:
-    """`number` examples with a damaged file, each file in turn."""
-    blobs = {file: (example.folder / file).read_bytes() for file in example.files}
-    per_file = -(-number // len(blobs))
-    for place, (file, blob) in enumerate(blobs.items()):
-        for mutation in mutations(blob, per_file, seed + place):
-            yield {file: mutation}
-
-
 def test_the_examples_are_valid(example):
     assert example.with_content({}) == ("loaded", "")
 
 
 @pytest.mark.parametrize(("number", "seed"), [(40, 0), pytest.param(3000, 1, marks=pytest.mark.slow)])
 def test_damaged_files_are_read_or_refused(example, number, seed):
-    check([example.with_content(content) for content in damaged(example, number, seed)], example.format.name)
+    outcomes, per_file = [], -(-number // len(example.files))
+    for seed_of_file, file in enumerate(example.files, seed):
+        damaged = mutations((example.folder / file).read_bytes(), per_file, seed_of_file)
+        outcomes += [example.with_content({file: blob}) for blob in damaged]
+    check(outcomes, example.format.name)
 
 
 def payloads(marker: Path) -> dict[str, bytes]:
@@ -159,7 +156,6 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
         outcomes.append(example.with_content(content))
         assert not marker.exists()
     check(outcomes, example.format.name)
-    marker = tmp_path / "marker"
     for name, blob in payloads(marker).items():
         if name.endswith("system"):
             check([example.with_content({file: blob}) for file in example.files], example.format.name)

@@ -43,7 +43,9 @@ SERIES = [
     ({"edges": [[0, 1, 2]]}, r"edges \[1, 3\]"),
     ({"FX": make_series(3)}, r"lags must lie in 1\.\.2"),
 ]
+TU = [({"A": "1, 2\n2, 9\n"}, "raw: ")]
 LINKX = [
+    ({"node_feat": np.array([[1.0, np.nan]] * 6)}, "node_feat must be finite; 6 of its 12 entries"),
     ({"edge_index": np.array([[0, 6], [1, 2]])}, "edge_index must lie in 0..5, got up to 6"),
     ({"edge_index": np.array([[0, -1], [1, 2]])}, "down to -1"),
     ({"edge_index": np.array([[0, 0.5], [1, 2]])}, "edge_index must hold integers"),
@@ -52,7 +54,7 @@ LINKX = [
     ({"label": np.zeros((1, 4))}, "4 labels go with 6 rows of node_feat"),
     ({"node_feat": "text"}, "node_feat is no matrix of real numbers"),
 ]
-OGB = [
+ARXIV = [
     ("raw/edge", "0,1\n3,4\n", r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got 0\.\.4"),
     ("raw/node-label", "0\n40\n1\n2\n", r"node-label\.csv\.gz, line 2: the labels must lie in 0\.\.39"),
     ("raw/node_year", "2013\n" * 3, r"node_year\.csv\.gz must have 4 rows, one for each node .* got 3"),
@@ -63,6 +65,8 @@ OGB = [
     ("split/time/test", "0\n", r"test\.csv\.gz, from line 1 on: node 0 is in a split already"),
     ("split/time/test", "2\n2\n", r"test\.csv\.gz, from line 1 on: node 2 is in a split already"),
 ]
+OGB = [("ogbn-arxiv", *row) for row in ARXIV]
+OGB += [("ogbn-proteins", "raw/edge-feat", rows_of([[0.5] * 8] * 3), "must have 5 rows, .* got 3")]
 SNAP = [
     ([profile(0), "1\t1\n"], "0\t0\n", r"line 2: expected 59 columns between tabs.*got 2"),
     ([profile(0, gender="2")], "0\t0\n", r"lines 1 to 1:.*gender b'2' is neither 0, 1 nor null"),
@@ -88,16 +92,6 @@ SNAP = [
 LINKX_SAYS = r"pokec\.mat: .*{}.*\. It must be LINKX's pokec\.mat"
 
 
-def make_arxiv(folder, file, rows):
-    small.make_ogb("ogbn-arxiv")(folder)
-    small.write(folder / "ogbn_arxiv", {f"{file}.csv.gz": rows})
-
-
-def make_proteins(folder, rows):
-    small.make_ogb("ogbn-proteins")(folder)
-    small.write(folder / "ogbn_proteins", {"raw/edge-feat.csv.gz": rows})
-
-
 @pytest.mark.parametrize(
     ("make", "load", "name", "content", "said"),
     [
@@ -107,8 +101,8 @@ def make_proteins(folder, rows):
         *((small.make_chickenpox, "load_snapshots", "chickenpox", *row) for row in SERIES),
         *((small.make_mat, "load_pokec", "linkx", row, LINKX_SAYS.format(said)) for row, said in LINKX),
         *((small.make_pokec, "load_pokec", "snap", {"profiles": a, "pairs": b}, said) for a, b, said in SNAP),
-        *((make_arxiv, "load_ogb", "ogbn-arxiv", {"file": file, "rows": rows}, said) for file, rows, said in OGB),
-        (make_proteins, "load_ogb", "ogbn-proteins", {"rows": rows_of([[0.5] * 8] * 3)}, "must have 5 rows, .* got 3"),
+        *((small.make_tu, "load_tu", "SMALL", *row) for row in TU),
+        *((small.make_ogb(name), "load_ogb", name, {f"{file}.csv.gz": rows}, said) for name, file, rows, said in OGB),
     ],
 )
 def test_refused_by_name_and_no_cache_is_left(tmp_path, make, load, name, content, said):

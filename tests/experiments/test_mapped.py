@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import cache_racers
 import numpy as np
@@ -26,99 +27,92 @@ DAMAGES = [
     lambda cache: (cache / "sources.json").unlink(),
     lambda cache: (cache / "sources.json").write_text("{"),
     lambda cache: (cache / "sources.json").write_text("[]"),
-    lambda cache: (cache / "sources.json").write_text('{"made_by": "", "files": 3, "arrays": {}}'),
+    lambda cache: (cache / "sources.json").write_text('{"made_by": "v1", "files": 3, "arrays": {}}'),
 ]
 
 
 @pytest.fixture
-def source(tmp_path):
-    file = tmp_path / "numbers.txt"
-    file.write_bytes(b"1 2 3")
-    return file
+def cache(tmp_path):
+    return tmp_path / "cache"
 
 
-def maker(source):
-    made = []
+@pytest.fixture
+def mapped(tmp_path, cache):
+    """Makes or reads the arrays of `mapped.source`; `mapped.times` says how often they were made."""
+    source = tmp_path / "numbers.txt"
+    source.write_bytes(b"1 2 3")
 
     def make(arrays):
-        made.append(1)
+        mapped.times += 1
         arrays.create("a", (2, 3), np.int64)
         arrays.write("a", (slice(None), slice(1, 3)), np.array([[1, 2], [3, 4]]))
         arrays.put("b", np.array([len(source.read_bytes())]))
 
-    return make, made
+    def mapped(made_by="v1", and_then=lambda: None):
+        return mapped_arrays(cache, lambda arrays: (make(arrays), and_then()), [source], made_by=made_by)
+
+    mapped.source, mapped.times = source, 0
+    return mapped
 
 
-def test_made_once_and_then_mapped_without_a_warning(source, tmp_path, recwarn):
-    make, made = maker(source)
+def test_made_once_and_then_mapped_without_a_warning(mapped, cache, recwarn):
     for _ in range(2):
-        arrays = mapped_arrays(tmp_path / "cache", make, [source], made_by="v1")
+        arrays = mapped()
         assert arrays["a"].tolist() == [[0, 1, 2], [0, 3, 4]]
-    assert len(made) == 1
+    assert mapped.times == 1
     arrays["a"][0, 0] = 7  # of this process alone
-    assert mapped_arrays(tmp_path / "cache", make, [source], made_by="v1")["a"][0, 0] == 0
+    assert mapped()["a"][0, 0] == 0
     assert not recwarn
-    record = json.loads((tmp_path / "cache" / "sources.json").read_text())
+    record = json.loads((cache / "sources.json").read_text())
     assert record["files"]["numbers.txt"]["sha256"] == hashlib.sha256(b"1 2 3").hexdigest()
 
 
-def test_what_another_process_made_before_the_lock_was_free_is_read(tmp_path):
+def test_what_another_process_made_before_the_lock_was_free_is_read(cache):
     found = iter([None, 7])
-    assert made_once(tmp_path / "cache", lambda folder: next(found), lambda folder: pytest.fail("made again")) == 7
+    assert made_once(cache, lambda folder: next(found), lambda folder: pytest.fail("made again")) == 7
 
 
-def test_another_source_or_maker_makes_it_anew_and_a_deleted_source_does_not(source, tmp_path):
-    make, made = maker(source)
-    cache = tmp_path / "cache"
-    mapped_arrays(cache, make, [source], made_by="v1")
-    source.write_bytes(b"1 2 3 4")
-    assert mapped_arrays(cache, make, [source], made_by="v1")["b"].tolist() == [7]
-    mapped_arrays(cache, make, [source], made_by="v2")
-    assert len(made) == 3
-    source.unlink()
-    assert mapped_arrays(cache, make, [source], made_by="v2")["b"].tolist() == [7]
-    assert len(made) == 3
+def test_another_source_or_maker_makes_it_anew_and_a_deleted_source_does_not(mapped):
+    mapped()
+    mapped.source.write_bytes(b"1 2 3 4")
+    assert mapped()["b"].tolist() == [7]
+    mapped("v2")
+    assert mapped.times == 3
+    mapped.source.unlink()
+    assert mapped("v2")["b"].tolist() == [7]
+    assert mapped.times == 3
 
 
-def test_complete_or_absent(source, tmp_path):
-    make, _ = maker(source)
-
-    def stopped(arrays):
-        make(arrays)
-        raise KeyboardInterrupt
-
-    cache = tmp_path / "cache"
+def test_complete_or_absent(mapped, cache, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        mapped_arrays(cache, stopped, [source])
+        mapped(and_then=Mock(side_effect=KeyboardInterrupt))
     assert not cache.exists()
-    assert mapped_arrays(cache, make, [source])["a"].sum() == 10
+    assert mapped()["a"].sum() == 10
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["cache"]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_folder_is_made_anew_with_a_warning(source, tmp_path, damage):
-    make, made = maker(source)
-    cache = tmp_path / "cache"
-    mapped_arrays(cache, make, [source])
+def test_a_damaged_folder_is_made_anew_with_a_warning(mapped, cache, damage):
+    mapped()
     damage(cache)
     with pytest.warns(UserWarning, match=r"cache: .*made anew"):
-        arrays = mapped_arrays(cache, make, [source])
+        arrays = mapped()
     assert arrays["a"].tolist() == [[0, 1, 2], [0, 3, 4]]
-    assert len(made) == 2
+    assert mapped.times == 2
     assert sorted(path.name for path in cache.iterdir()) == ["a.npy", "b.npy", "sources.json"]
 
 
-def test_a_folder_with_other_things_is_not_replaced(source, tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "thesis.tex").touch()
+def test_a_folder_with_other_things_is_not_replaced(mapped, cache):
+    cache.mkdir()
+    (cache / "thesis.tex").touch()
     with pytest.raises(ValueError, match=r"holds thesis\.tex, which is no array; name a folder of its own"):
-        mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
-    assert (tmp_path / "cache" / "thesis.tex").exists()
+        mapped()
+    assert (cache / "thesis.tex").exists()
 
 
-def test_what_a_killed_process_left_is_deleted(source, tmp_path):
+def test_what_a_killed_process_left_is_deleted(mapped, tmp_path):
     (tmp_path / "cache.part-1234" / "new").mkdir(parents=True)
-    mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
+    mapped()
     assert not (tmp_path / "cache.part-1234").exists()
 
 

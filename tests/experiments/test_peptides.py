@@ -1,15 +1,15 @@
 """Peptides-func from SMILES: the official split, the graphs, what is refused."""
 
+import sys
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
-from small_sets import make_peptides
+from small_sets import LABELS, make_peptides
 
 from diffusion_mp_experiments.graphs import PeptidesFunctional
 
-LABELS = "[1, 0, 0, 0, 0, 0, 0, 0, 0, 1]"
 needs_rdkit = pytest.mark.skipif(find_spec("rdkit") is None, reason="pip install 'diffusion-mp-experiments[molecules]'")
 BAD_ROWS = [
     ("CC(=O)N", "[1, 0]", r"Row 3 .* must have 10 labels 0 or 1; got \[1, 0\]"),
@@ -20,7 +20,7 @@ BAD_ROWS = [
 
 @needs_rdkit
 def test_graphs_labels_and_order_of_the_split(tmp_path, monkeypatch):
-    make_peptides(tmp_path, dict.fromkeys(("CCO", "c1ccccc1", "C"), LABELS))
+    make_peptides(tmp_path)
     benzene, ethanol = PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
     (methane,) = PeptidesFunctional(tmp_path, tmp_path / "cache", "val", log=False)
     assert (benzene.num_nodes, benzene.num_edges) == (6, 12)
@@ -39,18 +39,18 @@ def test_graphs_labels_and_order_of_the_split(tmp_path, monkeypatch):
 @needs_rdkit
 @pytest.mark.parametrize(("smiles", "labels", "message"), BAD_ROWS)
 def test_bad_rows_are_refused(tmp_path, smiles, labels, message):
-    make_peptides(tmp_path, {**dict.fromkeys(("CCO", "c1ccccc1", "C"), LABELS), smiles: labels})
+    make_peptides(tmp_path, **{smiles: labels})
     with pytest.raises(ValueError, match=message):
         PeptidesFunctional(tmp_path, tmp_path / "cache", "test", log=False)
     assert not list((tmp_path / "cache" / "processed").glob("*-test-1"))
 
 
 def test_bad_splits_and_missing_files(tmp_path, monkeypatch):
-    table, split = make_peptides(tmp_path)
+    split = make_peptides(tmp_path)[1]
     for count in (0, 3):
         with pytest.raises(ValueError, match="num_graphs must be at"):
             PeptidesFunctional(tmp_path, tmp_path / "cache", num_graphs=count)
-    monkeypatch.setattr("diffusion_mp_experiments.graphs.graph_sets.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "rdkit", None)
     with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"):
         PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
     for rows, message in (([{"any": "object"}], "allow_pickle"), ([-1], "not one of row numbers"), ([0.5], "not one")):
@@ -59,9 +59,6 @@ def test_bad_splits_and_missing_files(tmp_path, monkeypatch):
             PeptidesFunctional(tmp_path, tmp_path / "cache")
     split.unlink()
     with pytest.raises(FileNotFoundError, match=r"missing splits_random_stratified_peptide\.npz\. Put"):
-        PeptidesFunctional(tmp_path, tmp_path / "cache")
-    table.unlink()
-    with pytest.raises(FileNotFoundError, match=r"missing raw/peptide_multi_class_dataset\.csv\.gz, splits"):
         PeptidesFunctional(tmp_path, tmp_path / "cache")
 
 

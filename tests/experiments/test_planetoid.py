@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hostile import Payload, check_data
+from hostile import check_data
 from small_sets import FEATURES, KNOWN, TESTED, TRAIN, make_planetoid
 from torch_geometric.datasets import Planetoid
 from torch_geometric.io import read_planetoid_data
 
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp_experiments.graphs import load_planetoid
+from helpers import Payload
 
 OTHER_INDICES = [
     lambda lines: lines[:-1],  # PyG makes another graph of fewer lines, and says nothing
@@ -127,11 +128,9 @@ def test_old_and_new_pickles_and_too_few_papers(raw, tmp_path):
     tested = [int(line) for line in (raw / "ind.cora.test.index").read_text().split()]
     labels = pickle.loads((raw / "ind.cora.ty").read_bytes())  # this test wrote it
     assert data.y[tested].tolist() == labels.argmax(axis=1).tolist()
-    raw = make_planetoid(tmp_path)[0].parent
     for part in ("x", "y"):
-        path = raw / f"ind.cora.{part}"
         rows = pickle.loads((raw / f"ind.cora.all{part}").read_bytes())[:7]
-        path.write_bytes(pickle.dumps(rows))
+        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(rows))
     with pytest.raises(ValueError, match="y: 7 papers to train with and 500 to validate with exceed the 506 of allx"):
         load_planetoid(tmp_path, "Cora")
 

@@ -13,8 +13,8 @@ KNN = "num_neighbors must be between 1 and 1796"
 LIST_OPS = [
     ({"min_length": 3, "max_length": 9}, r"at least 4, .*; got \(3, 9\)"),
     ({"min_length": 10, "max_length": 9}, r"in order .*; got \(10, 9\)"),
-    ({"max_args": 1}, r"max_args and max_depth must be at least 2.*got \(1, 10\)"),
-    ({"max_depth": 1}, r"must be at least 2.*got \(10, 1\)"),
+    ({"max_args": 1}, "max_args must be at least 2; got 1"),
+    ({"max_depth": 1}, "max_depth must be at least 2; got 1"),
     ({"operators": ()}, "operators must name at least one"),
     ({"operators": ("MIN", "PM")}, "operators must be one of 'MIN', .*; got 'PM'"),
 ]

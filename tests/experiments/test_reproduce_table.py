@@ -26,6 +26,7 @@ REFUSED_TABLES = [
     ({"rows": ["gcn"]}, "must list its rows"), ({"epoch": 3}, "says epoch; known are"), ({"splits": 0}, "splits must"),
     ({"baselines": ["gat"]}, "gat are not"), ({"quick": {"epoch": 3}}, "quick says how much less"),
     ({"metric": {"name": "acc", "kind": 1}}, "says kind"),
+    ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"), ("- a list\n", "names and values"),
 ]  # fmt: skip
 
 
@@ -58,7 +59,6 @@ def test_settings_are_put_where_their_paths_say(tmp_path):
     assert sorted(table.axes(gcn)) == ["lr", *COMMON, "model.num_layers"]
     with pytest.raises(ValueError, match=r"gives model\.conv and searches it"):
         table.config(gcn, {"model.conv": "gat"})
-    write_table(tmp_path)
     here, there = (load_table(tmp_path / "digits", root) for root in ("a", "b"))
     row = here.row("gcn")
     assert here.data["init_args"]["root"] == "a"
@@ -117,22 +117,14 @@ def test_a_row_like_another_says_how_it_differs(tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED_TABLES)
-def test_tables_that_are_refused(changes, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        load_table(write_table(tmp_path, **changes))
-    with pytest.raises(FileNotFoundError, match=r"no table 'none'.*Tables there are digits"):
-        load_table(tmp_path / "none")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"), ("- a list\n", "names and values")],
-)
-def test_rows_that_are_refused(text, message, tmp_path):
-    folder = write_table(tmp_path)
-    (folder / "gcn.yaml").write_text(text)
+def test_tables_and_rows_that_are_refused(changes, message, tmp_path):
+    folder = write_table(tmp_path, **({} if isinstance(changes, str) else changes))
+    if isinstance(changes, str):
+        (folder / "gcn.yaml").write_text(changes)
     with pytest.raises(ValueError, match=message):
         load_table(folder)
+    with pytest.raises(FileNotFoundError, match=r"no table 'none'.*Tables there are digits"):
+        load_table(tmp_path / "none")
 
 
 WRONG_AXES = [3, {}, {"choice": 3}, {"choice": [[1]]}, {"normal": [0, 1]}]

@@ -102,16 +102,6 @@ class Restless(Scripted):
         raise ConvergenceError("the state did not come to rest")
 
 
-def fitted(model, data, epochs, patience, lr=0.1):
-    module = NodeClassifier(model, lr=lr)
-    return module, training._fit(module, data, LastLogged(module), epochs, patience)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return KNNDataModule("digits", k=5, per_class=5, num_val=100)
-
-
 @pytest.mark.parametrize(
     ("model", "right", "patience", "best", "epochs", "ended"),
     [
@@ -120,8 +110,10 @@ def digits():
         (Diverging, (), 30, 3, 5, "diverged"),
     ],
 )
-def test_the_weights_are_those_of_the_best_epoch(digits, model, right, patience, best, epochs, ended):
-    module, result = fitted(model(digits.data.y, *right), digits, 30, patience)
+def test_the_weights_are_those_of_the_best_epoch(model, right, patience, best, epochs, ended):
+    data = KNNDataModule(**DIGITS["init_args"])
+    module = NodeClassifier(model(data.data.y, *right))
+    result = training._fit(module, data, LastLogged(module), 30, patience)
     assert result == {"epoch": best, "epochs": epochs, "ended": ended}
     assert module.model.epoch == best
 
@@ -286,11 +278,9 @@ def test_dropout_that_the_attention_sees_is_none_in_evaluation(graph):
     assert (read[0] == 0).float().mean() > 0.2
 
 
-GAUSSIAN = {"normalize": None, "measure": "distance", "row_stochastic": False}
-
-
 def pixels() -> SymmetricDiffusivity:
-    return SymmetricDiffusivity(GaussianDiffusivity(bandwidth=0.8, **GAUSSIAN), diagonal=False)
+    kernel = GaussianDiffusivity(bandwidth=0.8, normalize=None, measure="distance", row_stochastic=False)
+    return SymmetricDiffusivity(kernel, diagonal=False)
 
 
 def test_products_rows_and_functions_are_those_of_the_coupling():

@@ -1,9 +1,11 @@
-"""The Python blocks of a page."""
+"""The pages of prose, and their Python blocks."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *TUTORIALS]
 
 
 def blocks(page: Path) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import diffusion_mp
 import diffusion_mp_experiments
 
-from .blocks import ROOT, blocks
+from .blocks import PAGES, ROOT, blocks
 
 #: For readers, and for contributors.
 PAGE, AUDIT = ROOT / "docs/api/index.md", ROOT / "docs/api/audit.md"
@@ -80,7 +80,6 @@ class Name(NamedTuple):
 
     @property
     def task(self) -> str:
-        """The heading that it stands below."""
         path = f"{self.package.__name__.removeprefix('diffusion_mp.')}.{self.name}"
         fits = [(len(each), task) for task, all_ in TASKS.items() for each in all_.split() if fnmatch(path, each)]
         return max(fits)[1]
@@ -103,7 +102,6 @@ class Name(NamedTuple):
 
     @property
     def tested(self) -> bool:
-        """Whether a test takes it from the library."""
         return self.name in _tested()
 
     @property
@@ -136,7 +134,6 @@ def public_names() -> list[Name]:
 
 
 def table() -> str:
-    """Counts, and a row per name."""
     names = public_names()
     counts = {what: sum(bool(getattr(name, what)) for name in names) for what in PROPERTIES}
     lines = [
@@ -156,7 +153,6 @@ def table() -> str:
 
 
 def by_task() -> str:
-    """A line per name: what it is."""
     names, parts = public_names(), []
     for task in TASKS:
         found = [f"- [`{name.name}`]({name.address}): {name.summary}" for name in names if name.task == task]
@@ -165,7 +161,6 @@ def by_task() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What the two pages should say."""
     wanted = {}
     for path, text in ((PAGE, by_task()), (AUDIT, table())):
         head, _, below = path.read_text().partition(MARK)
@@ -212,12 +207,7 @@ def _uses() -> list[tuple[str, tuple[str, str], set[str]]]:
                     found.append((place, (module, getattr(node, "name", "")), _named(node)))
     for path in (ROOT / "configs").rglob("*.yaml"):
         found.append(("config", ("", ""), set(re.findall(r"\w+", path.read_text()))))
-    for page in (
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("docs/tutorials/*.md"),
-    ):
+    for page in PAGES:
         code = (block for block in blocks(page) if not block.startswith(" "))  # no fragments
         found += [("page", ("", ""), _named(ast.parse(block))) for block in code]
     return found
@@ -241,13 +231,12 @@ def _strings() -> dict[str, str]:
     found = {}
     for path in sorted(path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")):
         for definition, below in pairwise(ast.parse(path.read_text()).body):
-            targets = getattr(definition, "targets", [getattr(definition, "target", None)])
-            if (
-                isinstance(targets[0], ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                found[targets[0].id] = str(below.value.value)
+            match definition, below:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name), *_]) | ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=text)),
+                ):
+                    found[name] = str(text)
     return found
 
 

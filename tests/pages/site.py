@@ -69,15 +69,12 @@ def broken_links(site: Path) -> list[str]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Files, without a line for each."""
-
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 @contextmanager
 def served(site: Path) -> Iterator[str]:
-    """The site at an address of this machine."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

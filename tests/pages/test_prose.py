@@ -8,17 +8,13 @@ import sys
 
 import pytest
 
-from . import names, tutorials
-from .blocks import ROOT
+from . import names
+from .blocks import PAGES, ROOT
 
 sys.path.insert(0, str(ROOT / "docs/theme"))
 from hooks import CODE_OR_FORMULA
 from tex import tex
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *tutorials.PAGES]
-DOCSTRINGS = {
-    f"{name.package.__name__}.{name.name}": inspect.cleandoc(name.documented) for name in names.public_names()
-}
 NEW_BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|#>]|\d+\.|\w+: )\s*)|\|")
 LONGEST = 35
 
@@ -42,7 +38,8 @@ def test_sentences_of_a_page_are_short(page):
 
 
 def test_sentences_of_docstrings_are_short():
-    assert not {name: found for name, text in DOCSTRINGS.items() if (found := long_sentences(inspect.cleandoc(text)))}
+    texts = [inspect.cleandoc(name.documented) for name in names.public_names()]
+    assert not [found for text in texts if (found := long_sentences(text))]
 
 
 def test_a_long_sentence_is_found():

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from diffusion_mp.testing.laws import seeded
 
-from .blocks import ROOT
+from .blocks import ROOT, TUTORIALS
 
-PAGES = sorted((ROOT / "docs/tutorials").glob("*.md"))
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n.*?```\n)?", re.S)
 
 
@@ -41,7 +40,7 @@ def run(page: Path, data: Path, **constants: int) -> tuple[str, dict[str, object
 
 if __name__ == "__main__":
     data, images = Path(os.environ.get("DIFFUSION_MP_DATA", "data")).absolute(), ROOT / "docs/images"
-    for page in (page for page in PAGES if page.stem in (sys.argv[1:] or page.stem)):
+    for page in (page for page in TUTORIALS if page.stem in (sys.argv[1:] or page.stem)):
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             page.write_text(run(page, data)[0])
             for picture in Path(folder).glob("tutorial-*.png"):

@@ -1,12 +1,16 @@
-"""Scripts may seed the global generator; these fixtures keep that from one another and from the other tests."""
+"""Every test trains in an empty folder, and keeps the random states that it moves to itself."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pytorch_lightning.utilities.seed import isolate_rng
 
 
 @pytest.fixture(autouse=True)
-def _own_randomness() -> Iterator[None]:
+def _on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp", "something"])  # Lightning must not complain of a second one
+    monkeypatch.chdir(tmp_path)
     with isolate_rng():
         yield

@@ -3,7 +3,6 @@
 import csv
 import operator
 import re
-import sys
 from pathlib import Path
 
 import fsspec
@@ -19,11 +18,10 @@ import diffusion_mp
 from diffusion_mp_experiments.reproduce.training import made
 from diffusion_mp_experiments.train import DigitsDataModule
 from diffusion_mp_experiments.train.cli import main
+from training_runs import CONFIG
 
 
 class Unmeasured(pl.LightningDataModule):
-    """Two classes on a ring."""
-
     def train_dataloader(self):
         nodes = torch.arange(8)
         every = torch.ones(8, dtype=torch.bool)
@@ -42,25 +40,22 @@ class Ring(Unmeasured):
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
-DIGITS = str(REPOSITORY / "configs" / "digits_difformer_s.yaml")
 
 
 @pytest.fixture
-def fit(tmp_path, monkeypatch):
+def fit(tmp_path):
     """Fits on the digits for two epochs by default; returns the folder of that run."""
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
 
     def run(*arguments, epochs=2):
-        code = main(["fit", "--config", DIGITS, "--out", str(tmp_path), f"--trainer.max_epochs={epochs}", *arguments])
-        assert code == 0
+        options = ["--config", CONFIG, "--out", str(tmp_path), f"--trainer.max_epochs={epochs}"]
+        assert main(["fit", *options, *arguments]) == 0
         return max((tmp_path / "digits_difformer_s").iterdir(), key=lambda folder: folder.name)
 
     return run
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+def test_configuration_parses_and_its_model_runs(config, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["fit", "--config", str(config), "--print_config"])
     assert stopped.value.code == 0
@@ -128,17 +123,14 @@ def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
 
 
 def test_any_data_module_trains_that_says_how_wide_its_data_are(fit):
-    """Here one that inherits from Lightning alone."""
     folder = fit(f"--data={__name__}.Ring", epochs=1)
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
-def test_data_without_a_width_or_files_are_a_message_and_code_two(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
-    out, cora = ["--out", str(tmp_path)], str(REPOSITORY / "configs" / "cora_gcn.yaml")
-    assert main(["fit", "--config", DIGITS, *out, f"--data={__name__}.Unmeasured"]) == 2
+def test_data_without_a_width_or_files_are_a_message_and_code_two(capsys):
+    assert main(["fit", "--config", CONFIG, f"--data={__name__}.Unmeasured"]) == 2
     assert "Give the data module the properties num_features and num_classes" in capsys.readouterr().err
-    assert main(["fit", "--config", cora, "--data.root", str(tmp_path), *out]) == 2
+    assert main(["fit", f"--config={REPOSITORY}/configs/cora_gcn.yaml", "--data.root=."]) == 2
     assert "missing ind.cora.x" in capsys.readouterr().err
 
 
@@ -162,12 +154,11 @@ def test_a_configuration_is_never_read_from_an_address(joined, capsys):
 
 
 @pytest.mark.parametrize(("option", "content"), [("--model", "lr: 0.125"), ("--trainer", "max_epochs: 3")])
-def test_no_part_of_a_configuration_is_read_from_an_address(option, content, capsys, monkeypatch):
+def test_no_part_of_a_configuration_is_read_from_an_address(option, content, capsys):
     """fsspec's memory stands for any address that can be read."""
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
     with fsspec.open("memory://part.yaml", "w") as file:
         file.write(content)
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", DIGITS, f"{option}=memory://part.yaml", "--print_config"])
+        main(["fit", "--config", CONFIG, f"{option}=memory://part.yaml", "--print_config"])
     assert ended.value.code == 2
     assert "memory://part.yaml" in capsys.readouterr().err

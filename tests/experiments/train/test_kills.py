@@ -17,14 +17,13 @@ import pytest
 import diffusion_mp_experiments.train.lightning_cli  # noqa: F401 - once, before the processes fork
 import own_process
 from diffusion_mp_experiments.train import load_checkpoint
-from training_runs import same
+from training_runs import CONFIG, same
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
-sys.path.append(str(REPOSITORY / "examples"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "examples"))
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ def left_by_script(folder):
     return states
 
 
-CONFIG = REPOSITORY / "configs" / "digits_difformer_s.yaml"
 COMMANDS = {
     "fit": Command(
         "diffusion_mp_experiments.train.cli",
@@ -101,7 +99,6 @@ def ended(command, arguments, folder):
 
 
 def kill(process, number, checkpoints, pause, files):
-    """Sends the signal so long after so many new checkpoints."""
 
     def newest():
         return {path: path.stat().st_mtime_ns for path in files()}
@@ -144,7 +141,6 @@ def assert_kills_change_nothing(name, folder, moments, *options):
 
 @pytest.mark.unwatched
 def test_a_killed_fit_ends_with_the_same_bits_and_predictions(tmp_path):
-    """From one end to the other: fit, kill, resume, test, predict."""
     assert_kills_change_nothing("fit", tmp_path, [(signal.SIGKILL, 3, 0.005)], "--trainer.max_epochs=20")
     predicted = []
     for folder in (tmp_path / "straight", tmp_path / "killed"):

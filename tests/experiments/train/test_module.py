@@ -14,6 +14,7 @@ from diffusion_mp.models import DiffusionGNN
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule, SequenceClassifier
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
+from helpers import refuses
 from training_runs import quiet_trainer
 
 
@@ -105,18 +106,15 @@ def test_auxiliary_losses_are_added_and_logged_apart(model):
     torch.testing.assert_close(gradients, list(torch.autograd.grad(own + extra, logits)))
 
 
-@pytest.mark.parametrize(("shape", "message"), [((12, 1), "one column"), ((5, 2), "one row of logits per node")])
-def test_wrong_logits_are_refused(shape, message):
-    model = NodeClassifier(Fixed(torch.zeros(shape)))
-    with pytest.raises(ValueError, match=message):
-        model.training_step(Toy().data, 0)
+def step(*shape, **changes):
+    return NodeClassifier(Fixed(torch.zeros(shape))).training_step(Toy().data.update(changes), 0)
 
 
-def test_data_without_labels_are_refused():
-    data = Toy().data
-    data.y = None
-    with pytest.raises(TypeError, match=r"data\.y must be a tensor of labels, a row for every node.*got None"):
-        NodeClassifier(Fixed(torch.zeros(12, 2))).training_step(data, 0)
+test_wrong_logits_and_data_without_labels_are_refused = refuses(
+    (lambda: step(12, 1), ValueError, "one column"),
+    (lambda: step(5, 2), ValueError, "one row of logits per node"),
+    (lambda: step(12, 2, y=None), TypeError, r"data\.y must be a tensor of labels, a row for every node.*got None"),
+)
 
 
 def test_digits_module():
@@ -140,7 +138,6 @@ def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(da
         used[tuning] = sum(data.train_mask | data.val_mask | data.test_mask for data in splits).bool()
     assert not (used[True] & used[False]).any()
     assert PlanetoidDataModule(root, split=0).data.test_mask.sum() == 1000
-    root = str(data_root / "Planetoid")
     public = PlanetoidDataModule(root, split="public")
     assert (public.num_features, public.num_classes) == (1433, 7)
     assert public.data.train_mask[:140].all()
@@ -154,8 +151,6 @@ def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(da
 
 
 class LearningRates(Callback):
-    """Every learning rate that a step was taken with."""
-
     def __init__(self):
         self.seen = []
 

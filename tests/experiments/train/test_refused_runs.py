@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,42 +9,12 @@ import torch
 
 from diffusion_mp_experiments.train import check_writable, load_checkpoint, replace_file, save_checkpoint
 from diffusion_mp_experiments.train.cli import main
+from helpers import Payload
+from training_runs import CONFIG, TINY
 
 DAMAGED = ["a payload", "a pickle", "a truncated archive", "an empty archive", "text", "empty"]
 ELSEWHERE = ["http://example.org/x.ckpt", "https://example.org/x.ckpt", "s3://bucket/x.ckpt", "hf://owner/x.ckpt"]
 ABSENT = ["a folder", "missing", "best", "last", "hpc", "registry:model", "simplecache::file"]
-
-
-class Payload:
-    """Unpickling it would make a folder."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
-
-
-def hostile(kind, folder):
-    """The path of a file, or what is given as one, of this kind; `executed` in its folder shows that it ran."""
-    path, payload = folder / "checkpoint.ckpt", Payload(folder / "executed")
-    torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": payload}, path)
-    contents = {"a pickle": pickle.dumps(payload), "a truncated archive": path.read_bytes()[:-200], "empty": b""}
-    contents |= {"an empty archive": b"PK\5\6" + bytes(18), "text": b"epoch 3, accuracy 0.8\n"}
-    path.write_bytes(contents.get(kind, path.read_bytes()))
-    places = {**dict.fromkeys(DAMAGED, path), "a folder": folder, "missing": folder / "none.ckpt"}
-    return places.get(kind, kind)
-
-
-@pytest.mark.parametrize("kind", [*DAMAGED, *ELSEWHERE, *ABSENT])
-def test_nothing_but_checkpoints_is_read_and_nothing_runs(kind, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = hostile(kind, tmp_path)
-    kinds = {**dict.fromkeys(DAMAGED, "or is damaged"), **dict.fromkeys(ELSEWHERE, "of this machine only")}
-    with pytest.raises((ValueError, FileNotFoundError), match=kinds.get(kind, "A checkpoint was expected")) as refused:
-        load_checkpoint(path)
-    assert str(path) in str(refused.value)
-    assert not (tmp_path / "executed").exists()
 
 
 def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
@@ -83,19 +52,17 @@ def test_writable_or_a_sentence(tmp_path, monkeypatch):
         check_writable(tmp_path)
 
 
-CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "digits_difformer_s.yaml")
-SMALL = ["--config", CONFIG, "--model.model.hidden_channels=8", "--model.model.num_layers=1"]
+SMALL = ["--config", CONFIG, *TINY]
 UNSET = ["--data=DigitsDataModule", "--model.model=diffusion_mp.models.DIFFormer", "--model.model.hidden_channels=8"]
 QUIET = ["--trainer.max_epochs=2", "--trainer.enable_progress_bar=false"]
-KINDS = [*DAMAGED, *ELSEWHERE, *ABSENT]
+KINDS = dict.fromkeys(DAMAGED, "or is damaged") | dict.fromkeys(ELSEWHERE, "of this machine only")
+KINDS |= dict.fromkeys(ABSENT, "A checkpoint was expected")
 COMMANDS = ["fit", "validate", "test", "predict"]
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
-    """The sentence in which a command line is refused, in an empty folder."""
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp", "something"])
-    monkeypatch.chdir(tmp_path)
+def refused(capsys):
+    """The sentence in which a command line is refused."""
 
     def run(command, *options):
         capsys.readouterr()
@@ -116,16 +83,22 @@ def refused(tmp_path, monkeypatch, capsys):
         for i, kind in enumerate(KINDS)
     ],
 )
-def test_a_checkpoint_that_is_none(refused, tmp_path, command, kind):
-    path = hostile(kind, tmp_path)
-    assert str(path) in refused(command, "--ckpt_path", str(path))
+def test_nothing_but_checkpoints_is_read_and_nothing_runs(refused, tmp_path, command, kind):
+    path, payload = tmp_path / "checkpoint.ckpt", Payload(tmp_path / "executed")
+    torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": payload}, path)
+    contents = {"a pickle": pickle.dumps(payload), "a truncated archive": path.read_bytes()[:-200], "empty": b""}
+    contents |= {"an empty archive": b"PK\5\6" + bytes(18), "text": b"epoch 3, accuracy 0.8\n"}
+    path.write_bytes(contents.get(kind, path.read_bytes()))
+    path = {**dict.fromkeys(DAMAGED, path), "a folder": tmp_path, "missing": tmp_path / "none.ckpt"}.get(kind, kind)
+    said = refused(command, "--ckpt_path", str(path))
+    assert str(path) in said
+    assert KINDS[kind] in said
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "runs").exists()
 
 
-def test_settings_of_a_checkpoint_are_numbers_and_choices(tmp_path, monkeypatch, capsys):
+def test_settings_of_a_checkpoint_are_numbers_and_choices(capsys):
     """A file must not say which class is made, and what it says is checked as what is typed."""
-    monkeypatch.chdir(tmp_path)
     assert main(["fit", *SMALL, *QUIET, "--trainer.max_epochs=1", "--name=x"]) == 0
     path = Path("runs/x/version_0/checkpoints/last.ckpt")
     checkpoint = load_checkpoint(path)
@@ -169,9 +142,8 @@ def test_settings_that_cannot_be(refused, options, sentence):
     ],
     ids=["missing", "bad", "unknown data"],
 )
-def test_configurations_that_cannot_be(arguments, sentence, tmp_path, monkeypatch, capsys):
+def test_configurations_that_cannot_be(arguments, sentence, capsys):
     """These jsonargparse refuses, and ends the process itself."""
-    monkeypatch.chdir(tmp_path)
     Path("bad.yaml").write_text("model: [1, 2\ndata: {")
     with pytest.raises(SystemExit) as stopped:
         main(["fit", *arguments])

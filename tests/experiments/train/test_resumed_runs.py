@@ -1,7 +1,6 @@
 """A run that goes on from its checkpoint is the run that was not stopped, bit by bit, with dropout."""
 
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +14,21 @@ from torch.utils.data import DataLoader
 from diffusion_mp_experiments import train
 from diffusion_mp_experiments.train.cli import main
 from diffusion_mp_experiments.train.resume import random_state, set_random_state
-from training_runs import quiet_trainer, same
+from training_runs import TINY, quiet_trainer, same
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
 pytestmark = [pytest.mark.usefixtures("no_typecheck"), pytest.mark.unwatched]
 
 DIFFORMER = ["--model.model=diffusion_mp.models.DIFFormer", "--model.model.dropout=0.5"]
 NODEFORMER = [DIFFORMER[0].replace("DIFFormer", "NodeFormer"), "--model.model.num_features=4", DIFFORMER[1]]
-SMALL = ["--data=DigitsDataModule", "--model.model.hidden_channels=8", "--model.model.num_layers=1"]
+SMALL = ["--data=DigitsDataModule", *TINY]
+STILL = ["--model.lr=0", "--model.weight_decay=0"]  # so the first epoch stays the best
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.logger=false", "--checkpoint.filename=best-{epoch}"]
 
 
 @pytest.fixture
-def fit(tmp_path, monkeypatch):
+def fit():
     """`diffusion-mp fit` in an empty folder, with the relative --out that is the default; the checkpoints by name."""
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
-    monkeypatch.chdir(tmp_path)
 
     def run(name, epochs, *options, model=DIFFORMER, code=0):
         folder = Path("runs", name, "checkpoints")
@@ -43,7 +41,6 @@ def fit(tmp_path, monkeypatch):
 
 
 def assert_same_runs(checkpoints, others):
-    """The same files with the same weights, optimisers, random states and progress."""
     assert checkpoints.keys() == others.keys()
     for name, checkpoint in checkpoints.items():
         for part in ("state_dict", "optimizer_states", "random_state", "loops", "epoch", "global_step"):
@@ -69,24 +66,20 @@ def test_a_resumed_fit_is_bit_equal(fit, model, options):
 
 
 def test_the_best_is_that_of_the_whole_run_wherever_it_lies(fit, capsys, tmp_path):
-    """With a learning rate of 0 the first epoch stays the best; the folder is moved on the way, and then it is lost."""
-    still = ["--model.lr=0", "--model.weight_decay=0"]
-    fit("first", 2, *still)
+    """The folder is moved on the way, and then the best checkpoint is lost."""
+    fit("first", 2, *STILL)
     Path("runs/first").rename("runs/moved")
     capsys.readouterr()
     resume, best = "--ckpt_path=runs/moved/checkpoints/last.ckpt", tmp_path / "runs/moved/checkpoints/best-epoch=0.ckpt"
-    assert set(fit("moved", 3, *still, resume)) == {"best-epoch=0.ckpt", "last.ckpt"}
+    assert set(fit("moved", 3, *STILL, resume)) == {"best-epoch=0.ckpt", "last.ckpt"}
     assert f"Best checkpoint: {best}" in capsys.readouterr().out
     best.unlink()
-    assert set(fit("moved", 5, *still, resume)) == {"best-epoch=3.ckpt", "last.ckpt"}
+    assert set(fit("moved", 5, *STILL, resume)) == {"best-epoch=3.ckpt", "last.ckpt"}
 
 
-def test_a_folder_that_lightning_named_by_a_relative_path(tmp_path, monkeypatch):
+def test_a_folder_that_lightning_named_by_a_relative_path():
     """The default: the folder of the logger is relative, that of --ckpt_path is not."""
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
-    monkeypatch.chdir(tmp_path)
-    still = ["--model.lr=0", "--model.weight_decay=0", "--trainer.enable_progress_bar=false"]
-    arguments = ["fit", *DIFFORMER, *SMALL, *still]
+    arguments = ["fit", *DIFFORMER, *SMALL, *STILL, "--trainer.enable_progress_bar=false"]
     assert main([*arguments, "--trainer.max_epochs=2"]) == 0
     checkpoints = Path("runs/fit/version_0/checkpoints")
     assert main([*arguments, "--trainer.max_epochs=4", "--ckpt_path", str(checkpoints / "last.ckpt")]) == 0
@@ -94,8 +87,7 @@ def test_a_folder_that_lightning_named_by_a_relative_path(tmp_path, monkeypatch)
 
 
 def test_a_run_that_had_stopped_early_stays_stopped(fit):
-    stop = ["--model.lr=0", "--model.weight_decay=0", "--early_stopping.patience=2"]
-    resume = "--ckpt_path=runs/run/checkpoints/last.ckpt"
+    stop, resume = [*STILL, "--early_stopping.patience=2"], "--ckpt_path=runs/run/checkpoints/last.ckpt"
     ended = fit("run", 9, *stop)
     assert ended["last.ckpt"]["epoch"] == 2
     assert_same_runs(fit("run", 9, *stop, resume), ended)

@@ -4,7 +4,6 @@ import operator
 import os
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from diffusion_mp_experiments.train import NodeClassifier, exit_code, load_checkpoint
 from diffusion_mp_experiments.train.cli import main
 from diffusion_mp_experiments.train.many_runs import each
+from training_runs import CONFIG, TINY
 
 
 def test_two_processes_give_the_results_of_one():
@@ -30,24 +30,18 @@ def test_every_run_has_one_thread_and_an_error_of_a_run_is_raised(jobs):
         list(each(operator.truediv, [(1, 1), (1, 0)], jobs))
 
 
-CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "digits_difformer_s.yaml")
-CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-
-
-@pytest.mark.parametrize(("number", "code"), CODES, ids=["SIGINT", "SIGTERM"])
-def test_fit_says_the_command_that_goes_on(number, code, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_fit_says_the_command_that_goes_on(number, tmp_path, monkeypatch, capsys):
     """In the third epoch of five; what is printed is run as it stands."""
     before = signal.getsignal(number)
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
-    small = ["--model.model.hidden_channels=8", "--model.model.num_layers=1", "--trainer.max_epochs=5"]
-    arguments = ["fit", "--config", CONFIG, *small, "--out", str(tmp_path / "a folder"), "--ckpt_path=null"]
+    small = [*TINY, "--trainer.max_epochs=5", "--out", str(tmp_path / "a folder"), "--ckpt_path=null"]
+
+    def stop(module):
+        return module.current_epoch == 2 and os.kill(os.getpid(), number)
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            NodeClassifier,
-            "on_train_epoch_start",
-            lambda module: module.current_epoch == 2 and os.kill(os.getpid(), number),
-        )
-        assert main(arguments) == code
+        patch.setattr(NodeClassifier, "on_train_epoch_start", stop)
+        assert main(["fit", "--config", CONFIG, *small]) == 128 + number
     message = capsys.readouterr().err
     assert f"Stopped by {number.name}." in message
     assert "Traceback" not in message
@@ -59,11 +53,11 @@ def test_fit_says_the_command_that_goes_on(number, code, tmp_path, monkeypatch, 
     assert signal.getsignal(number) == before
 
 
-@pytest.mark.parametrize(("number", "code"), CODES, ids=["SIGINT", "SIGTERM"])
-def test_a_table_says_to_start_again(number, code, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_table_says_to_start_again(number, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(NodeClassifier, "training_step", lambda *_: os.kill(os.getpid(), number))
     options = ["--splits=1", "--jobs=1", "--only", "mlp", "--configs", str(Path(CONFIG).parent), "--out", str(tmp_path)]
-    assert main(options) == code
+    assert main(options) == 128 + number
     message = capsys.readouterr().err
     assert f"Stopped by {number.name}.\nNothing is lost; start again with\n" in message
     assert "  diffusion-mp --splits=1 --jobs=1 --only mlp --configs" in message

@@ -42,7 +42,6 @@ def read_npz(path: Path, names: Sequence[str], largest: int) -> dict[str, Shaped
 
 
 _SECONDS = 600
-# Limits its own memory, then writes each matrix of real numbers to a file of its own.
 _CHILD = """
 import sys
 import numpy as np

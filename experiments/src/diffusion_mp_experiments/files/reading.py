@@ -47,8 +47,7 @@ def reading(path: Path, way_out: str) -> Iterator[None]:
     """Turn any error about the content of `path` into one ValueError, "path: what. way_out".
 
     Parsers raise nearly everything. Only what says nothing about the content passes: an OSError with an error number,
-    too little memory, a missing library; and a ValueError that names `path` already. Keep all but reading out of the
-    block.
+    too little memory, a missing library; and a ValueError that names `path` already. Do nothing but read in the block.
     """
     try:
         yield

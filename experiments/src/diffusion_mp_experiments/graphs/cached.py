@@ -33,16 +33,26 @@ T = TypeVar("T")
 def made_once(folder: Path, load: Callable[[Path], T | None], make: Callable[[Path], None], *, anew: bool = False) -> T:
     """Return `load(folder)`; where that is None, or with `anew`, `make` writes the folder first.
 
-    `load` returns None unless the folder is complete and current. `make` gets an empty folder beside it, which is
-    renamed once everything is written. The process that makes it holds the lock `<folder>.lock`, which the operating
-    system releases if that process dies; others wait and then read. A complete folder is read without a lock, so it may
-    be read-only.
+    `load` returns None unless the folder is current, and raises ValueError, which becomes a warning, where it is
+    damaged. `make` gets an empty folder beside it, which is renamed once everything is written. The process that makes
+    it holds the lock `<folder>.lock`, which the operating system releases if that process dies; others wait and then
+    read. A complete folder is read without a lock, so it may be read-only.
     """
-    if not anew and (found := load(folder)) is not None:
+
+    def read() -> T | None:
+        try:
+            return load(folder)
+        except FileNotFoundError:  # it is not there, or another process is replacing it
+            return None
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=3)
+            return None
+
+    if not anew and (found := read()) is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if not anew and (found := load(folder)) is not None:  # another process made it in the meantime
+        if not anew and (found := read()) is not None:  # another process made it in the meantime
             return found
         prefix = f"{folder.name}.part-"
         for left in folder.parent.iterdir():  # by processes that were killed
@@ -55,7 +65,7 @@ def made_once(folder: Path, load: Callable[[Path], T | None], make: Callable[[Pa
             if folder.exists():
                 folder.rename(Path(part) / "old")
             new.rename(folder)
-        found = load(folder)
+        found = read()
     if found is None:
         raise ValueError(f"{folder} was written and cannot be read. Delete it and see whether the disk is full.")
     return found
@@ -113,14 +123,8 @@ class CachedDataset(InMemoryDataset):
             check_collated(data, slices, self._num_graphs)
             self.data, self.slices = data_cls.from_dict(data), slices
 
-    def _read(self, folder: Path) -> bool | None:
-        if not (folder / _GRAPHS).is_file():
-            return None
-        try:
-            self.load(str(folder / _GRAPHS))
-        except ValueError as error:
-            warnings.warn(str(error), stacklevel=2)
-            return None
+    def _read(self, folder: Path) -> bool:
+        self.load(str(folder / _GRAPHS))
         note = folder / _NOTE
         if note.is_file() and note.read_bytes() != _printed(self.pre_transform):
             warnings.warn(
@@ -250,25 +254,20 @@ def mapped_graph(
     """
     arrays = mapped_arrays(cache, make, sources, made_by=made_by)
     with reading(cache, "Delete the folder, and it is made anew."):
-        _check(cache, arrays, classes)
+        num_nodes, (ends, num_edges) = len(arrays["y"]), arrays["edge_index"].shape
+        for name, array in arrays.items():
+            rows, found = (num_edges, "edges") if name.startswith("edge_") else (num_nodes, "nodes")
+            if name != "edge_index" and len(array) != rows:
+                raise ValueError(f"{name} has {len(array)} rows for {rows} {found}")
+            if name in ("edge_index", "y") and array.dtype != torch.long:
+                raise ValueError(f"{name} must be whole numbers of 64 bits, got {array.dtype}")
+        if ends != 2:
+            raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
+        check_indices(arrays["y"], classes, "y", low=-1)
+        for start in range(0, 2 * num_edges, _BLOCK):  # mapped again each time, so that pages leave the memory
+            ends_here = map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK]
+            check_indices(torch.from_numpy(ends_here), num_nodes, "edge_index")
     return Data(**arrays)
-
-
-def _check(cache: Path, arrays: dict[str, Tensor], classes: int) -> None:
-    """Raise ValueError unless the arrays are a graph with one row for each node, or edge where the name says so."""
-    num_nodes, (ends, num_edges) = len(arrays["y"]), arrays["edge_index"].shape
-    for name, array in arrays.items():
-        rows, found = (num_edges, "edges") if name.startswith("edge_") else (num_nodes, "nodes")
-        if name != "edge_index" and len(array) != rows:
-            raise ValueError(f"{name} has {len(array)} rows for {rows} {found}")
-        if name in ("edge_index", "y") and array.dtype != torch.long:
-            raise ValueError(f"{name} must be whole numbers of 64 bits, got {array.dtype}")
-    if ends != 2:
-        raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
-    check_indices(arrays["y"], classes, "y", low=-1)
-    for start in range(0, 2 * num_edges, _BLOCK):  # mapped again each time, so that pages leave the memory
-        ends_here = map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK]
-        check_indices(torch.from_numpy(ends_here), num_nodes, "edge_index")
 
 
 def mapped_arrays(
@@ -281,20 +280,27 @@ def mapped_arrays(
     damaged; one with anything but arrays is refused. Sources may be deleted; `sources.json` keeps their SHA-256 sums.
     """
     sources = list(sources)
+    if strange := [path.name for path in cache.glob("*") if path.name != _RECORD and path.suffix != ".npy"]:
+        raise ValueError(f"{cache} holds {strange[0]}, which is no array; name a folder of its own for the arrays.")
 
     def load(folder: Path) -> dict[str, Tensor] | None:
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        if strange := [name for name in names if name != _RECORD and not name.endswith(".npy")]:
-            way_out = "name a folder of its own for the arrays"
-            raise ValueError(f"{folder} holds {strange[0]}, which is no array; {way_out}.")
-        try:
-            with reading(folder, "A cache that cannot be read is made anew."):
-                return _load(folder, sources, made_by) if names else None
-        except FileNotFoundError:  # another process is replacing the folder
+        if not any(folder.glob("*")):
             return None
-        except ValueError as error:
-            warnings.warn(str(error), stacklevel=2)
-            return None
+        with reading(folder, "A cache that cannot be read is made anew."):
+            if not (folder / _RECORD).is_file():
+                raise ValueError(f"it has no {_RECORD}")
+            record = json.loads((folder / _RECORD).read_text())
+            before = record["files"]
+            if record["made_by"] != made_by or not all(
+                file.name in before and before[file.name].items() >= _stamp(file).items()
+                for file in sources
+                if file.exists()
+            ):
+                return None
+            arrays = _arrays(folder)
+            if _shapes(arrays) != record["arrays"]:
+                raise ValueError(f"its arrays are {_shapes(arrays)}, expected {record['arrays']}")
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def write(folder: Path) -> None:
         make(ArrayFolder(folder))
@@ -303,22 +309,6 @@ def mapped_arrays(
         (folder / _RECORD).write_text(json.dumps(record, indent=1))
 
     return made_once(cache, load, write)
-
-
-def _load(folder: Path, sources: list[Path], made_by: str) -> dict[str, Tensor] | None:
-    """Return the arrays, or None where others would be made now; a damaged record raises any error."""
-    if not (folder / _RECORD).is_file():
-        raise ValueError(f"it has no {_RECORD}")
-    record = json.loads((folder / _RECORD).read_text())
-    before = record["files"]
-    if record["made_by"] != made_by or not all(
-        file.name in before and before[file.name].items() >= _stamp(file).items() for file in sources if file.exists()
-    ):
-        return None
-    arrays = _arrays(folder)
-    if _shapes(arrays) != record["arrays"]:
-        raise ValueError(f"its arrays are {_shapes(arrays)}, expected {record['arrays']}")
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _arrays(folder: Path) -> dict[str, Shaped[np.ndarray, " ..."]]:

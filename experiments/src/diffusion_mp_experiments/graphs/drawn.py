@@ -82,21 +82,19 @@ class SBMDataset(CachedDataset):
             raise TypeError(f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}.")
         low, high = (as_whole(size, f"pattern_sizes[{place}]") for place, size in enumerate(sizes))
         if not 1 <= low <= high:
-            must = "(smallest, largest) with 1 <= smallest <= largest"
-            raise ValueError(f"pattern_sizes must be {must}; got {low, high}.")
-        self.name, self.split, self.seed = name, split, seed
-        self._count, self._pattern_sizes = num_graphs, (low, high)
+            raise ValueError(f"pattern_sizes must have 1 <= smallest <= largest; got {low, high}.")
+        self.name, self.split, self.seed, self._pattern_sizes = name, split, seed, (low, high)
         patterns = f"-patterns{low}to{high}" if name == "PATTERN" else ""
         super().__init__(root, f"{name}{patterns}-{split}-{num_graphs}-seed{seed}-v{_VERSION}", num_graphs, **options)
 
     def make(self) -> Iterator[Data]:
         generator = self._generator(1 + list(_SIZES[self.name]).index(self.split))
         if self.name == "CLUSTER":
-            yield from (cluster_graph(generator) for _ in range(self._count))
+            yield from (cluster_graph(generator) for _ in range(self._num_graphs))
             return
         shared = self._generator(0)
         patterns = [draw_pattern(shared, sizes=self._pattern_sizes) for _ in range(_NUM_PATTERNS)]
-        yield from (pattern_graph(patterns[i % _NUM_PATTERNS], generator) for i in range(self._count))
+        yield from (pattern_graph(patterns[i % _NUM_PATTERNS], generator) for i in range(self._num_graphs))
 
     def _generator(self, stream: int) -> torch.Generator:
         """Streams: 0 the patterns, which all splits share, 1 to 3 the splits."""
@@ -180,8 +178,7 @@ def synthetic_pokec(
 ) -> Data:  # fmt: skip
     """Draw a directed graph of two classes with Pokec's number of users and friendships, in seconds.
 
-    - y_i is 0 for one half of the nodes and 1 for the other; a share `unlabelled` has −1 instead, and features and
-      edges of its hidden class.
+    - y_i is 0 for one half of the nodes, 1 for the other; a share `unlabelled` has −1, but x and edges of its class.
     - x_i = signal · s_i u + ε_i with s_i = ±1 the class, u = (1, …, 1)/√C and ε_i ~ N(0, I). No rule that reads x_i
       alone is right more often than Φ(signal): 62 % for 0.3.
     - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all sum to E;
@@ -198,9 +195,8 @@ def synthetic_pokec(
         >>> synthetic_pokec(num_nodes=100, num_edges=400, num_features=3).x.shape
         torch.Size([100, 3])
     """
-    check_counts(num_nodes=num_nodes, num_edges=num_edges, num_features=num_features)
-    if num_nodes < 2:
-        raise ValueError("num_nodes must be at least 2, a node for each class; got 1.")
+    check_counts(num_edges=num_edges, num_features=num_features)
+    check_counts(2, num_nodes=num_nodes)
     for name, share in (("homophily", homophily), ("unlabelled", unlabelled)):
         check_number(share, name, lambda p: 0 <= p <= 1, "be a probability, from 0 to 1")
     check_positive(signal, "signal", allow_zero=True)

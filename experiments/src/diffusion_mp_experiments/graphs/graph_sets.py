@@ -5,7 +5,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.io import read_tu_data
 from torch_geometric.utils import from_smiles
 
-from diffusion_mp.errors import check_choice, check_counts, check_kind, describe
+from diffusion_mp.errors import check_choice, check_counts, check_kind, describe, needed_by
 from diffusion_mp_experiments.files.arrays import read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 from diffusion_mp_experiments.graphs.cached import CachedDataset, check_collated
@@ -70,8 +70,7 @@ _LOGIC8 = "Make it anew of the files of https://github.com/google-research/graph
 def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]:
     """Load task "logic8" of Sanchez-Lengeling et al. (2020): molecules, and whether they have certain parts together.
 
-    Reads `root/logic8_graphs_plain.npz`, the published graphs without their pickles. The published split has 7 753
-    molecules to train and 918 to test.
+    Reads `root/logic8_graphs_plain.npz`, the published graphs without their pickles: 7 753 to train and 918 to test.
 
     Returns molecules with x [N, types], one-hot types of atoms, edge_index [2, E], edge_attr [E, 5], y [1] in 0..1, and
     node_label [N], whether an atom is part of the reason.
@@ -131,9 +130,8 @@ class PeptidesFunctional(CachedDataset):
     """Peptides-func (Dwivedi et al. 2022): 15 535 peptides with ten binary labels.
 
     Makes graphs of SMILES strings with PyG's `from_smiles` (extra `molecules`), once: that takes a few minutes. Nodes
-    are heavy atoms, edges bonds. PyG numbers the same nine atom and three bond features as the files of the Long Range
-    Graph Benchmark, but from other lists: models trained on one do not read the other. PyG's `LRGBDataset` unpickles
-    those files.
+    are heavy atoms, edges bonds. PyG numbers the same nine atom and three bond features as the Long Range Graph
+    Benchmark, but from other lists: a model of one does not read the other. PyG's `LRGBDataset` unpickles its files.
 
     Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10] of 0 and 1, float.
 
@@ -174,9 +172,8 @@ class PeptidesFunctional(CachedDataset):
         super().__init__(root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options)
 
     def make(self) -> Iterator[Data]:
-        if find_spec("rdkit") is None:
-            install = "pip install 'diffusion-mp-experiments[molecules]'"
-            raise ModuleNotFoundError(f"Molecules are read with rdkit, which is not installed: {install}.")
+        with needed_by("PeptidesFunctional", "diffusion-mp-experiments[molecules]"):
+            import_module("rdkit")
         path = self.source / _MOLECULES
         with reading(path, _LRGB):
             with gzip.open(path) as file:

@@ -29,8 +29,7 @@ _HETEROPHILOUS = "from the folder data of https://github.com/yandex-research/het
 def load_heterophilous(root: str | Path, name: str) -> Data:
     """Load a graph of Platonov et al. (2023): minesweeper, or chameleon_filtered, which is without duplicates.
 
-    Reads `root/<name>.npz`, or `root/<name>/raw/<name>.npz` where PyG's `HeterophilousGraphDataset` puts it, and makes
-    the same graph as PyG.
+    Reads `root/<name>.npz`, or `root/<name>/raw/<name>.npz`, and makes the graph of PyG's `HeterophilousGraphDataset`.
 
     Returns x [N, C], edge_index [2, E] in both directions, y [N], and the published splits as train_mask, val_mask and
     test_mask [N, splits]; `Split.of(data, i)` is split number i.
@@ -207,8 +206,7 @@ def load_digits(num_neighbors: int = 5) -> Data:
     """Load scikit-learn's 1 797 images of 8 × 8 pixels, the low-label setting of Wu, Wipf & Yan (2025).
 
     Two images are joined, in both directions, where one is among the `num_neighbors` (1..1 796) nearest of the other by
-    Euclidean distance. Returns x [1797, 64] in [0, 1], y [1797] in 0..9 and edge_index [2, E], sorted, without
-    self-loops.
+    Euclidean distance. Returns x [1797, 64] in [0, 1], y [1797] in 0..9, edge_index [2, E] sorted, without loops.
 
     Examples:
         >>> load_digits(num_neighbors=5).x.shape
@@ -231,9 +229,8 @@ _POOL_SEED = 2025  # the same in every run
 def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
     """Return the labels that splits for tuning, or for reported results, are drawn from; all others are −1.
 
-    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits of these
-    labels train, validate and test on their own side: no label of a reported result was seen while settings were
-    chosen.
+    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits train,
+    validate and test on one side: no label of a reported result was seen while settings were chosen.
     """
     check_flags(tuning=tuning)
     check_number(share, "share", lambda part: 0 < part < 1, "lie in (0, 1), the part of the labels for tuning")

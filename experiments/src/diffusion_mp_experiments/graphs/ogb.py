@@ -143,9 +143,8 @@ def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -
 class SumEdgeFeatures(BaseTransform):
     """x_i = Σ_{j→i} e_ji, the sum of the features of the edges that end in a node; zero where none does.
 
-    Models use these features on ogbn-proteins, which has none for nodes (Hu et al. 2020). They are summed block by
-    block and in double precision, so the edges may be memory-mapped. Shapes: edge_index [2, E], edge_attr [E, D]; x [N,
-    D].
+    Models use these features on ogbn-proteins, which has none for nodes (Hu et al. 2020). They are summed in double
+    precision and in blocks, so edges may be memory-mapped. Shapes: edge_index [2, E], edge_attr [E, D]; x [N, D].
 
     Examples:
         >>> data = SumEdgeFeatures()(Data(x=x, edge_index=edge_index, edge_attr=torch.ones(12, 2)))
@@ -153,7 +152,6 @@ class SumEdgeFeatures(BaseTransform):
 
     def forward(self, data: Any) -> Data:
         check_kind(data, "data", Data, "a torch_geometric Data")
-        check_kind(data.edge_index, "data.edge_index", Tensor, "a tensor [2, E]")
         check_kind(data.edge_attr, "data.edge_attr", Tensor, "a tensor [E, D] with the features of the edges")
         attr, nodes = data.edge_attr, int(data.num_nodes or 0)
         edges = check_pairs(data.edge_index, "data.edge_index", nodes, attr.device)

@@ -62,11 +62,9 @@ def load_pokec(
 
     There are no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, while their released command
     draws 50, 25 and 25 % (D13 in docs/errata.md): say which one a number was obtained with. The arrays are
-    memory-mapped from the folder `cache`, by default `root/processed/pokec-<source>`, which records the SHA-256 sums of
-    the files.
+    memory-mapped from the folder `cache`, by default `root/processed/pokec-<source>`, which records SHA-256 sums.
 
-    Returns x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated; of SNAP
-    also user_id [N].
+    Returns x [N, 65] float32, edge_index [2, E] source → target, y [N] 0, 1 or −1 (unstated); of SNAP also user_id [N].
 
     Examples:
         >>> load_pokec(folder)  # says what to put where

@@ -31,8 +31,7 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
     Reads `root/<name>.json`. A forecast sees `lags` values, 4 and 8 by default. Edges are made undirected: two
     directions have their mean weight, and one alone serves for both.
 
-    Returns snapshots in the order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight
-    [E].
+    Returns snapshots in order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight [E].
 
     Examples:
         >>> load_snapshots(folder / "none", "england_covid")  # says what to put where
@@ -79,8 +78,7 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
     - "zero": 0, the mean of a standardised series; "last": the latest lag; "mean": x̄_i, the mean of the lags.
     - "pooled": x̄_i + (1/N) Σ_j (x_jL − x̄_j): on top of its mean, every node departs from it as all do on average.
     - "own": the mean of y_i over the given snapshots, whatever the lags are.
-    - "ridge": a linear autoregression, the same for all nodes (Hoerl & Kennard 1970), its penalty chosen by
-      leave-one-out cross-validation.
+    - "ridge": one linear autoregression for all nodes (Hoerl & Kennard 1970), its penalty chosen by leave-one-out.
 
     Examples:
         >>> series = [Data(x=torch.rand(5, 4), y=torch.rand(5)) for _ in range(8)]

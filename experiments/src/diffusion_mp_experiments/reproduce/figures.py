@@ -25,14 +25,17 @@ def _looks() -> Iterator[dict[str, Any]]:
 
 def _panels(width: float, height: float, count: int = 1) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+    panels = list(figure.subplots(1, count, squeeze=False)[0])
+    for axes in panels:
+        axes.grid(linewidth=0.3)
+    return figure, panels
 
 
 def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
     """Write titles on the vertical axis, after plotting: ticks set before would not be in the limits."""
     axes.set_yticks(range(len(titles)), titles)
     axes.invert_yaxis()
-    axes.grid(axis="x", linewidth=0.3)
+    axes.grid(visible=False, axis="y")
 
 
 def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
@@ -92,7 +95,6 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
         panel.set_yticks(range(len(tables)), titles if panel is panels[0] else [""] * len(tables), fontsize=9)
         panel.tick_params(length=0)
         panel.set_title(kind, fontsize=9)
-        panel.grid(linewidth=0.3)
     label = "ahead of the tuned GCN by −20, −5, 0, 5, 20 points (of errors, % of the GCN's), ± 1 standard error"
     figure.supxlabel(label, fontsize=9)
     figure.savefig(path, dpi=120)
@@ -132,7 +134,6 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
                 panel.plot(range(len(last.states[name])), last.states[name], **{**look, "markersize": 2}, label=label)
     for panel, (name, label) in zip(panels, MEASURES.items(), strict=True):
         panel.set(xlabel="layer", ylabel=label, yscale="linear" if name == "rank" else "log")
-        panel.grid(linewidth=0.3)
     _save(path, figure, f"{table.title}: states of the trained models, {sweep.title} {sweep.values[-1]}", len(curves))
 
 
@@ -154,7 +155,6 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     for panel in (first, *others):
         panel.set_xticks(range(len(sweep.values)), [str(value) for value in sweep.values])
         panel.set_xlabel(sweep.title)
-        panel.grid(linewidth=0.3)
     _save(path, figure, table.title, len(curves))
 
 
@@ -164,6 +164,5 @@ def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
         axes.plot(range(len(line.states["F"])), line.states["F"], label=line.title, **{**look, "markersize": 3})
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="steps", ylabel="F", yscale="log", title=f"{table.title}: the energy of the trained networks")
-    axes.grid(linewidth=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120)

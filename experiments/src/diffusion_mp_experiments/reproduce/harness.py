@@ -55,8 +55,7 @@ class Search:
     """The trials of a row, each on all tuning splits; a row without axes has one trial and no splits.
 
     The settings of trial k are drawn with the seed k. So a search that was stopped continues as it would have, and rows
-    draw the same values of the axes that they share. With nested tuning `split` is the reported split whose validation
-    nodes decide.
+    draw the same values of shared axes. With nested tuning the validation nodes of the reported `split` decide.
     """
 
     def __init__(self, table: Table, row: Row, storage: BaseStorage, split: int | None = None) -> None:
@@ -93,13 +92,11 @@ class Search:
         return self.settings[max(known, key=lambda number: (known[number], -number))]
 
 
-Key = tuple[str, str, int, int, bool]
-
 #: A training that is planned: the beginning of its record, and its configuration.
 Planned = tuple[Record, dict[str, Any]]
 
 
-def key(record: Record) -> Key:
+def key(record: Record) -> tuple[str, str, int, int, bool]:
     """What identifies the run that makes a record."""
     return record["row"], record["config"], record["split"], record["seed"], record["tuning"]
 
@@ -127,7 +124,7 @@ class _Harness:
     def __init__(self, table: Table, out: Path, save: Path | None, device: str) -> None:
         self.table, self.out, self.save, self.device = table, out, save, device
         self.records = Records(out / "runs.jsonl")
-        self.done: dict[Key, Record] = {key(record): record for record in self.records.lines}
+        self.done = {key(record): record for record in self.records.lines}
         self.storage = open_storage(out / "search.log")
         self.found: dict[str, list[Search]] = {}
 

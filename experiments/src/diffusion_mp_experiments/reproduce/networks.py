@@ -83,8 +83,7 @@ ClassicConv = Literal["gcn", "sage", "gine", "gat", "gatedgcn"]
 
 
 class ClassicGNN(LayerStack):
-    """x⁰ = drop(ReLU(Norm(W x + b))),  xᵏ⁺¹ = xᵏ + drop(ReLU(Norm(conv(xᵏ) + W_k xᵏ))): a strong baseline (Luo, Shi &
-    Wu 2024).
+    """x⁰ = drop(ReLU(Norm(W x + b))),  xᵏ⁺¹ = xᵏ + drop(ReLU(Norm(conv(xᵏ) + W_k xᵏ))), after Luo, Shi & Wu (2024).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, layer_norm, dropout, task: see `LayerStack`.

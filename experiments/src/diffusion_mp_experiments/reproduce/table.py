@@ -64,8 +64,7 @@ class Row:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.predictor is None):
             raise ValueError(f"row {self.name!r} must have either a model or a predictor.")
-        if self.attention is not None:
-            check_choice(self.attention, "attention", ["identity", "uniform"])
+        check_choice(self.attention, "attention", [None, "identity", "uniform"])
 
 
 @dataclass(frozen=True)
@@ -269,14 +268,11 @@ class Records:
     def append(self, record: Record) -> None:
         """Append a line, which is on the disk when this returns."""
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            if os.write(file, line) < len(line):
+        with self.path.open("ab", buffering=0) as file:
+            if file.write(line) < len(line):
                 message = f"{self.path} cannot be written: its disk is full. Make room, and start again"
                 raise OSError(errno.ENOSPC, message)
             os.fsync(file)
-        finally:
-            os.close(file)
         self.lines.append(record)
 
 

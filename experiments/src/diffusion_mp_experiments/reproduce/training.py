@@ -111,7 +111,7 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 
 
 @lru_cache(4)
-def _data(config: str, split: int, tuning: bool, device: str = "cpu") -> DataModule:
+def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
     options = json.loads(config)
     options["init_args"] = {**options.get("init_args", {}), "split": split, "tuning": tuning}
     data = made(pl.LightningDataModule, options)
@@ -218,8 +218,7 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
 def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     """Measure the states of the first pass on a single graph: before any diffusion layer, then after each.
 
-    A state is measured as the next layer reads it, after normalisation and activation, and the last one as its layer
-    returns it.
+    A state is measured as the next layer reads it, normalised and activated, and the last one as its layer returns it.
     """
     found: dict[str, list[float]] = {name: [] for name in MEASURES}
     seen: list[tuple[Tensor, Graph]] = []

@@ -75,8 +75,7 @@ class IMDb(SequenceDataset):
     """Maas et al.'s (2011) film reviews, byte by byte; label 1 where the review is positive.
 
     Reads the published folder, or the archive without unpacking it. Bytes include markup; the Arena (Tay et al. 2021)
-    reads 4 000 and uses the test set for validation as well. Items are in the order of label and file name: shuffle
-    them.
+    reads 4 000 and validates on the test set. Items are in the order of label and file name: shuffle them.
 
     Shapes: tokens [L] long, 1–256, L <= max_length; label 0 or 1.
 

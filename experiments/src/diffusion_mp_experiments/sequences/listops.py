@@ -63,9 +63,8 @@ class ListOps(SequenceDataset):
     ) -> None:  # fmt: skip
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
-        check_counts(num=num, min_length=min_length, max_length=max_length, max_depth=max_depth, max_args=max_args)
-        if max_args < 2 or max_depth < 2:
-            raise ValueError(f"max_args and max_depth must be at least 2, for an operation; got {max_args, max_depth}.")
+        check_counts(num=num, min_length=min_length, max_length=max_length)
+        check_counts(2, max_depth=max_depth, max_args=max_args)
         if not _SHORTEST <= min_length <= max_length:
             least = f"{_SHORTEST}, that of [MAX 1 2 ]"
             raise ValueError(f"lengths must be in order and at least {least}; got {min_length, max_length}.")

@@ -83,8 +83,7 @@ class Pathfinder(SequenceDataset):
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
         check_counts(num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes)
-        if as_whole(distractors, "distractors") < 0:
-            raise ValueError(f"distractors must be at least 0; got {distractors}.")
+        check_counts(0, distractors=as_whole(distractors, "distractors"))
         if size < 24:
             raise ValueError(f"size must be at least 24 pixels for two paths; got {size}.")
         self.split, self.seed, self.size, self._num = split, as_whole(seed, "seed"), size, num

@@ -70,7 +70,8 @@ class TUDataModule(BatchDataModule):
 
     def parts(self) -> Parts:
         graphs = _tu(self.root, self.name)
-        return _selected(graphs, random_split(_labels(graphs, self.tuning), self.train, self.val, self.generator))
+        labels = visible_labels(torch.cat([graph.y for graph in graphs]), self.tuning)
+        return _selected(graphs, random_split(labels, self.train, self.val, self.generator))
 
 
 class SynMolDataModule(BatchDataModule):
@@ -91,13 +92,12 @@ class SynMolDataModule(BatchDataModule):
         self.root, self.val = as_path(root, "root"), val
 
     def parts(self) -> Parts:
-        graphs, tested = _synmol(self.root, "train"), _synmol(self.root, "test")
+        graphs = _synmol(self.root, "train")
+        y, known = torch.cat([graph.y for graph in graphs]), 1 - self.val
         if self.tuning:
-            split = random_split(_labels(graphs, True), 1 - 2 * self.val, self.val, self.generator)
-            return _selected(graphs, split)
-        split = random_split(torch.cat([graph.y for graph in graphs]), 1 - self.val, self.val, self.generator)
-        train, val, _ = _selected(graphs, split)
-        return train, val, tested
+            y, known = visible_labels(y, True), 1 - 2 * self.val
+        train, val, test = _selected(graphs, random_split(y, known, self.val, self.generator))
+        return train, val, test if self.tuning else _synmol(self.root, "test")
 
 
 class SnapshotDataModule(BatchDataModule):
@@ -170,10 +170,6 @@ class SnapshotDataModule(BatchDataModule):
 
 # A process trains many models on one data set: it is read once.
 _tu, _synmol, _snapshots = lru_cache(2)(load_tu), lru_cache(2)(load_synmol), lru_cache(2)(load_snapshots)
-
-
-def _labels(graphs: Sequence[Data], tuning: bool) -> torch.Tensor:
-    return visible_labels(torch.cat([graph.y for graph in graphs]), tuning)
 
 
 def _selected(graphs: Sequence[Data], split: Split) -> Parts:

@@ -16,8 +16,7 @@ from diffusion_mp_experiments.files.reading import as_path
 def replace_file(path: str | Path, data: bytes) -> None:
     """Write a file that is, at every moment and after a kill, the old one or the complete new one.
 
-    The bytes go to a neighbour with the ending .part, which is then renamed; only a kill can leave one behind. An
-    OSError names the file.
+    The bytes go to a neighbour that ends in .part and is renamed; only a kill leaves one. An OSError names the file.
 
     Examples:
         >>> replace_file(folder / "note", b"complete or absent")
@@ -60,8 +59,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         {'epoch': 3}
     """
     if "://" in str(path):
-        must = "Checkpoints are read from files of this machine only"
-        raise ValueError(f"{must}, got {path}; download it, and give its path.")
+        raise ValueError(f"Checkpoints are read from files of this machine only, got {path}; download it first.")
     path = as_path(path, "path")
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not the path of a file"

@@ -177,8 +177,7 @@ class PlanetoidDataModule(FullGraphDataModule):
         super().__init__(drawn, tuning)
         check_flags(sparse=sparse)
         if tuning and not self.numbered:
-            reason = "for only such splits keep its labels apart"
-            raise ValueError(f"tuning needs a number as split, {reason}; got {split!r}.")
+            raise ValueError(f"tuning needs a number as split, for only such splits keep labels apart; got {split!r}.")
         self.root, self.network, self.sparse, self.download = as_path(root, "root"), name, sparse, download
         self.per_class, self.num_val, self.num_test = per_class, num_val, num_test
 

@@ -4,7 +4,8 @@ import csv
 import logging
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -35,8 +36,7 @@ _PARTS = {"state_dict": dict, "hyper_parameters": dict, "epoch": int, "loops": d
 def run_lightning(args: list[str]) -> None:
     """Run a subcommand; errors of Lightning's configuration are raised as ValueErrors.
 
-    Its warnings are shown, except its own deprecations, that data in memory have no workers, and that a resumed run
-    finds its checkpoints.
+    Its warnings are shown, except its deprecations, that data have no workers, and that a resumed run has checkpoints.
     """
     names = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")  # their announcements have the level INFO
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
@@ -200,9 +200,7 @@ class DiffusionCLI(LightningCLI):
 class EpochProgress(ProgressBar):
     """One bar over epochs, on stderr: Lightning's, one per epoch on stdout, would flicker and mix with the results."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar = tqdm(disable=True)
+    _bar = tqdm(disable=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -248,13 +246,10 @@ def _check_local(args: Sequence[str]) -> None:
             )
 
 
-def _resuming(args: Iterable[str], checkpoint: str) -> str:
-    kept, words = [], iter(args)
-    for word in words:
-        if word == "--ckpt_path":
-            next(words, None)
-        elif not word.startswith("--ckpt_path="):
-            kept.append(word)
+def _resuming(args: Sequence[str], checkpoint: str) -> str:
+    parser = ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--ckpt_path")
+    _, kept = parser.parse_known_args(args)
     return shlex.join(["diffusion-mp", *kept, "--ckpt_path", checkpoint])
 
 

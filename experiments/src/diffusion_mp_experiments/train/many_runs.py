@@ -44,15 +44,14 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _initialise() -> None:
+    def end_with_parent() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
+    Thread(target=end_with_parent, daemon=True).start()
 
 
 def versions(device: str = "cpu") -> dict[str, str]:

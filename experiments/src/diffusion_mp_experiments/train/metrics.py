@@ -17,8 +17,7 @@ from diffusion_mp.errors import check_choice, check_counts
 class TaskMetric(Metric):
     """A score over all examples since the last reset, however they were cut into batches.
 
-    - "acc": the share of right classes; "macro_f1": F₁ within each class, averaged over classes. Logits [N, C], labels
-      [N].
+    - "acc": the share of right classes; "macro_f1": F₁ of each class, averaged over classes. Logits [N, C], labels [N].
     - "roc_auc", "ap": area under the ROC curve, and average precision, of each class against all others, or of each
       task of several. They are averaged over those that have both positive and negative examples (Hu et al. 2020).
       Logits [N, C] and labels [N] of C classes, or logits [N, T] and T labels [N, T] of 0 and 1.
@@ -93,7 +92,5 @@ def weighted_accuracy(num_classes: int) -> MulticlassRecall:
         >>> weighted_accuracy(3)(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))
         tensor(1.)
     """
-    check_counts(num_classes=num_classes)
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be at least 2, and two logits stand for two classes; got {num_classes}.")
+    check_counts(2, num_classes=num_classes)
     return MulticlassRecall(num_classes, average="macro")

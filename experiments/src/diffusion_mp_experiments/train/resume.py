@@ -39,8 +39,7 @@ class Resumable(Callback):
 
     The random states of torch, CUDA, numpy and Python in the first process are saved, so dropout continues. A run that
     early stopping ended stays ended. Best checkpoints are found in the current folder, even after it was moved.
-    Settings of the module and the patience of early stopping are the ones given now; ValueError where one cannot
-    change.
+    Settings of the module and the patience of early stopping are those given now; ValueError where one cannot change.
 
     Examples:
         >>> callback, checkpoint = Resumable(), {}  # pl.Trainer(callbacks=[callback]) does the following
@@ -49,9 +48,8 @@ class Resumable(Callback):
         ['cuda', 'numpy', 'python', 'torch']
     """
 
-    def __init__(self) -> None:
-        self._ended = False
-        self._random_state: State | None = None
+    _ended = False
+    _random_state: State | None = None
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer | None, pl_module: pl.LightningModule | None, checkpoint: State
