@@ -31,20 +31,13 @@ def discard(coupling: Coupling) -> None:
 
 
 def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Any:
-    """Return the output of a layer, and pass its coupling to ``collect``."""
-    *states, coupling = layer(x, graph, return_coupling=True, **inputs)
-    collect(coupling)
-    return states[0] if len(states) == 1 else tuple(states)
-
-
-def run_block(collect: Collect, block: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Tensor:
-    """Return the last state of a `CertifiedBlock`, and pass the couplings of its steps to ``collect``."""
-    if collect is discard:  # they take a computation of their own
-        return block(x, graph, **inputs)
-    state, found = block(x, graph, return_coupling=True, **inputs)
+    """Return the output of a layer, and pass its coupling, or those of all its steps, to ``collect``."""
+    if collect is discard:  # those of steps take a computation of their own
+        return layer(x, graph, **inputs)
+    *states, found = layer(x, graph, return_coupling=True, **inputs)
     for coupling in found if isinstance(found, list) else [found]:
         collect(coupling)
-    return state
+    return states[0] if len(states) == 1 else tuple(states)
 
 
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
@@ -254,7 +247,6 @@ class GraphModel(GraphLayer, ABC):
         return (logits, couplings) if return_coupling else logits
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
-        """Raise unless the features fit the model."""
         if self.categories is None:
             check_input(x, channels=channels, module=module)
             return

@@ -19,7 +19,7 @@ from diffusion_mp.errors import check_counts, check_flags, check_kind, check_pro
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
-from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, output_layers, run_block
+from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, output_layers, run_layer
 
 
 class CertifiedDIFFormer(GraphModel):
@@ -77,8 +77,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         source, beside = self._terms(x, graph)
-        state = run_block(collect, self.conv, source, graph, source=source, beside=beside)
-        return self.decoder(state)
+        return self.decoder(run_layer(collect, self.conv, source, graph, source=source, beside=beside))
 
     @property
     def num_layers(self) -> int | None:

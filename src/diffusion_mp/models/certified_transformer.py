@@ -24,7 +24,7 @@ from diffusion_mp.models.base import (
     Task,
     feature_columns,
     output_layers,
-    run_block,
+    run_layer,
 )
 
 
@@ -100,7 +100,7 @@ class CertifiedTransformer(GraphModel):
         source = state = x
         for number, block in enumerate(self.blocks):
             source = self._source(number, source, state)
-            state = run_block(collect, block, source, graph, edge_attr=edge_attr)
+            state = run_layer(collect, block, source, graph, edge_attr=edge_attr)
         return self.decoder(self.dropout(state))
 
     def _source(self, number: int, source: Tensor, state: Tensor) -> Tensor:
