@@ -21,7 +21,7 @@ from diffusion_mp.errors import check_counts, check_flags, check_kind, check_num
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.layers.features import ValueLinear
+from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
 
 
@@ -206,7 +206,7 @@ class GATConv(DiffusionConv):
         super().__init__(in_channels, out_channels, attention, ExplicitEuler(1.0, "residual"), heads, **options)
         self.edge_dim = edge_dim
         total = heads * out_channels if concat else out_channels
-        self.res = ValueLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
+        self.res = FeatureLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
 
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | Graph | None = None,

@@ -17,7 +17,7 @@ from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.diffusion_conv import GraphLayer
-from diffusion_mp.layers.features import channels_at_first, check_input, input_linear
+from diffusion_mp.layers.features import FeatureLinear, channels_at_first, check_input
 from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.updates import CertifiedStep
 
@@ -63,7 +63,7 @@ class FeatureEncoder(nn.Module):
         super().__init__()
         self.channels = feature_columns(channels, name)
         self.sizes = None if isinstance(channels, int) else tuple(channels)
-        self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
+        self.linear = FeatureLinear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
     def forward(self, x: Tensor, name: str = "x") -> Tensor:
@@ -275,7 +275,7 @@ class LayerStack(GraphModel):
         errors.check_counts(num_layers=num_layers)
         errors.check_flags(layer_norm=layer_norm)
         errors.check_probability(dropout, "dropout")
-        self.dropout, self.encoder = dropout, input_linear(in_channels, hidden_channels)
+        self.dropout, self.encoder = dropout, FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))

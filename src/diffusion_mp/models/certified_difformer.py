@@ -18,7 +18,7 @@ from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
-from diffusion_mp.layers.features import input_linear
+from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, output_layers, run_layer
 
 
@@ -68,7 +68,7 @@ class CertifiedDIFFormer(GraphModel):
         check_probability(dropout, "dropout")
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
-            layers += [input_linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
+            layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder, self.mean = nn.Sequential(*layers), UniformDiffusivity() if centre else None
         self.inputs = inputs
         options |= {"penalty": penalty, "constraint": constraint, "lam": lam, "mu": mu, "num_layers": num_layers}
