@@ -259,7 +259,16 @@ class GraphModel(GraphLayer, ABC):
         batch: Tensor | None = None,
     ) -> Certificate:  # fmt: skip
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
-        reason = f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
+        found: dict[str, str] = {}  # a phrase for one part of every kind that violates Theorem T1
+        for name, module in self.named_modules():
+            kind, update = type(module).__name__, getattr(module, "update", None)
+            if "Norm" in kind:
+                found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
+            elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):
+                by = f"by {type(update).__name__}" if isinstance(update, nn.Module) else "by a rule of its own"
+                values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
+                found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
+        reason = f"in {type(self).__name__} {'; '.join(found.values()) or 'no layer is a CertifiedStep'}."
         layers = layer_certificates(self, x, edge_index, edge_weight, batch)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
 
@@ -280,17 +289,3 @@ class LayerStack(GraphModel):
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
-
-
-def uncertified_parts(model: nn.Module) -> list[str]:
-    """Return the parts of a model that violate Theorem T1, one of every kind, as phrases for a message."""
-    found: dict[str, str] = {}
-    for name, module in model.named_modules():
-        kind, update = type(module).__name__, getattr(module, "update", None)
-        if "Norm" in kind:
-            found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
-        elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):
-            by = f"by {type(update).__name__}" if isinstance(update, nn.Module) else "by a rule of its own"
-            values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
-            found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
-    return list(found.values()) or ["no layer is a CertifiedStep"]
