@@ -204,13 +204,11 @@ class BlockStep(nn.Module):
 
     is_diffusion_layer = True
 
+    update: CertifiedStep
+
     def __init__(self, update: CertifiedStep) -> None:
         super().__init__()
-        self.updates = (update,)  # in a tuple, so that its parameters are not registered twice
-
-    @property
-    def update(self) -> CertifiedStep:
-        return self.updates[0]
+        self.__dict__["update"] = update  # not as a submodule: its parameters are those of the block
 
     def forward(self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator) -> Float[Tensor, "N H D"]:
         with without_autocast(x):
@@ -353,10 +351,7 @@ class CertifiedBlock(GraphLayer):
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None, **inputs: Any,
     ) -> Float[Tensor, " states"]:  # fmt: skip
-        """Return F before the first step and after every step, in float64; at rest of Z⁰ and the limit.
-
-        x is H, and ``inputs`` are those of :meth:`made`, such as ``edge_attr``.
-        """
+        """Return F of Z⁰ and after every step (or of the limit), in float64; x is H, ``inputs`` go to :meth:`made`."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, inputs.get("edge_attr"))
         energy, states = self.energy(x, graph, **inputs), self.states(x, graph, **inputs)
         return torch.stack([energy(self.by_head(state)) for state in states])

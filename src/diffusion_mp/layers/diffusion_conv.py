@@ -250,10 +250,7 @@ class DiffusionConv(GraphLayer):
         self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None, *, source: Tensor | None = None, features: Tensor | None = None,
     ) -> Certificate:  # fmt: skip
-        """Certify one step, by Theorem 7 for the coupling of a penalty and by Theorem 1 for any other symmetric one.
-
-        A ``source`` leaves the bounds as they are.
-        """
+        """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
         graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
         update, diffusivity = self.update, self.diffusivity
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan

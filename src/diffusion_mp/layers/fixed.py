@@ -138,9 +138,8 @@ class GINConv(DiffusionConv):
             if isinstance(scale, Tensor):
                 found["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
             elif abs(float(eps) + 1 - scale) > 1e-6:
-                way_out = f"Build GINConv(..., eps={float(eps):g}), or with train_eps=True."
                 both = f"{float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it"
-                raise ValueError(f"eps is {both}. {way_out}")
+                raise ValueError(f"eps is {both}. Build GINConv(..., eps={float(eps):g}), or with train_eps=True.")
         return found
 
     def _place_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:

@@ -108,10 +108,7 @@ class CertifiedDIFFormer(GraphModel):
         self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:  # fmt: skip
-        """Return the certificate that no step raises F at these inputs (by default random), or the failing premise.
-
-        Only the initial state and its coupling are checked, since every step preserves the premises (`certify_step`).
-        """
+        """Return the certificate that no step raises F at these inputs (by default random), see `certify_step`."""
         if x is None:
             x, edge_index, _ = random_input(self.in_channels, self.conv.mu.raw)
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
