@@ -87,7 +87,6 @@ class WeightedGraph(TermModule):
         errors.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
         shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
         self.matrix = None if matrix == "identity" else nn.Parameter(torch.empty(shape))
-        self.relations = relations
         self.gate = nn.Linear(2 * channels, relations) if gate else None
         self._draw()
 
@@ -98,7 +97,7 @@ class WeightedGraph(TermModule):
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
         if self.matrix is None:
-            return self.weight.raw.new_ones(self.relations, self.channels)
+            return self.weight.raw.new_ones(self.edge_dim or 1, self.channels)
         turns = self.symmetric and self.matrix.dim() == 3
         return contracting((self.matrix + self.matrix.mT) / 2 if turns else self.matrix, norm_bounds)
 
@@ -124,7 +123,7 @@ class WeightedGraph(TermModule):
             mutual = values_only(captured=True) and coupling.symmetric  # as the gate itself
             coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
         matrices = None if self.matrix is None else self.matrices()
-        norms = None if matrices is None else matrices.new_ones(self.relations)
+        norms = None if matrices is None else matrices.new_ones(matrices.size(0))
         term = MatrixTerm(coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric)
         return ScaledTerm(self.weight(), term)
 
@@ -203,8 +202,6 @@ class BlockStep(nn.Module):
     """One step of a block, or all of them to its limit: a module, so that hooks see the states before and after it."""
 
     is_diffusion_layer = True
-
-    update: CertifiedStep
 
     def __init__(self, update: CertifiedStep) -> None:
         super().__init__()
@@ -363,9 +360,8 @@ class CertifiedBlock(GraphLayer):
     ) -> Certificate:  # fmt: skip
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random H."""
         if x is None:
-            sizes = (getattr(term, "edge_dim", None) for term in self.terms)
-            edge_dim = next((size for size in sizes if size is not None), None)
-            x, edge_index, edge_attr = random_input(self.in_channels, self.beta.raw, edge_dim)
+            edge_dim = max((getattr(term, "edge_dim", None) or 0 for term in self.terms), default=0)
+            x, edge_index, edge_attr = random_input(self.in_channels, self.beta.raw, edge_dim or None)
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)

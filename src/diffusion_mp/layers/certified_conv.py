@@ -127,7 +127,6 @@ class CertifiedConv(CertifiedBlock):
     def made(  # type: ignore[override]
         self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
     ) -> list[EnergyTerm]:
-        """Return the term of all pairs and the graph."""
         return [AttractionTerm(self, self._fixed(source, graph, beside))]
 
     def energy(  # type: ignore[override]
@@ -194,7 +193,6 @@ class CertifiedConv(CertifiedBlock):
         return None if self.weight is None else contracting(self.weight)
 
     def _fixed(self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
-        """A, ``beside``, or their sum."""
         if self.graph_term is None or graph.edge_index is None:
             return beside
         edges: Coupling = self.graph_term(source, graph)
@@ -236,7 +234,6 @@ class AttractionTerm(SharedTerm):
         return ScaledTerm(self.mu, CouplingTerm(self.fixed)).weighted_mean(z)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
-        """Return W."""
         terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in self.weighted(z, graph)]
         return [reduce(add, terms) if terms else 0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)]
 

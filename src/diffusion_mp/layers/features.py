@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -109,7 +107,7 @@ class LaplacianEncoder(Resettable):
         check_mask(mask, eigenvectors)
         if mask is not None:
             both = both.masked_fill(~mask.unsqueeze(-1), 0.0)
-        return cast("Tensor", self.rho(both.sum(dim=1)))
+        return self.rho(both.sum(dim=1))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_channels}, hidden_channels={self.hidden_channels})"

@@ -112,9 +112,8 @@ class DiffusionGNN(GraphModel):
         if conv != "gin":  # which propagates the features themselves
             cast("DiffusionConv", self.convs[0]).check_features = check_input
 
-    def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect, **features: Any) -> Tensor:
         initial, states = None, []
-        features = {} if edge_attr is None else {"edge_attr": edge_attr}
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
             has_weights, has_source = any(True for _ in conv.parameters()), conv.update.beta != 0
             x = self._activated(x, k - 1) if has_weights and k else x

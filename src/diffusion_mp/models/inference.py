@@ -239,7 +239,6 @@ class _BlockwiseStep(StateUpdate):
 
 
 def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
-    """Return a function of a slice that computes these rows of S v."""
     if isinstance(coupling, SumCoupling):
         parts = [_rows_of(term, v) for term in coupling.terms]
         return lambda rows: reduce(add, [part(rows) for part in parts])
