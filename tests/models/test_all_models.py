@@ -124,15 +124,16 @@ def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
     made = []
     alive: list[int] = []
 
-    def watch(module: nn.Module, args, out) -> None:
+    def count(module: nn.Module, args, out) -> None:
         gc.collect()
         alive.append(sum(coupling() is not None for coupling in made))
-        made.append(weakref.ref(out[-1]))
 
     within = model.gnn if name == "sgformer" else model
     layers = within.blocks if name == "sfi-former" else within.convs
     for layer in layers:
-        layer.register_forward_hook(watch)
+        diffusivity = (layer.attention if name == "sfi-former" else layer).diffusivity
+        diffusivity.register_forward_hook(lambda module, args, coupling: made.append(weakref.ref(coupling)))
+        layer.register_forward_hook(count)
     with torch.no_grad():
         model(**case.inputs(12))
         assert alive == [0] * len(layers)
@@ -141,7 +142,8 @@ def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
         made.clear()
         alive.clear()
         _, couplings = model(**case.inputs(12), return_coupling=True)
-    assert name == "sgformer" or (len(couplings) == len(layers) and alive == list(range(len(layers))))
+    assert len(made) == len(layers)
+    assert name == "sgformer" or (len(couplings) == len(layers) and alive == list(range(1, len(layers) + 1)))
 
 
 def twice(x: Tensor) -> Tensor:

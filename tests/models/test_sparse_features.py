@@ -1,5 +1,7 @@
 """Sparse features: the linear map that reads them, training with dropout, and modules that need dense ones."""
 
+import copy
+
 import pytest
 import torch
 from test_all_models import LAYOUTS, results
@@ -51,6 +53,11 @@ def test_the_linear_map_is_differentiated_twice():
     call = lambda *parameters: torch.func.functional_call(linear, dict(zip(("weight", "bias"), parameters)), (x,))  # noqa: E731, B905
     assert torch.autograd.gradcheck(call, tuple(linear.parameters()))
     assert torch.autograd.gradgradcheck(lambda *p: call(*p).square(), tuple(linear.parameters()))
+
+
+def test_a_copy_takes_sparse_features_too():
+    model, x = built(lambda: DiffusionGNN(13, 8, 3)).double().eval(), features().to_sparse_csr()
+    torch.testing.assert_close(copy.deepcopy(model)(x, edges()), model(x, edges()))
 
 
 @pytest.mark.parametrize("layout", ["csr", "coo", "csc"])

@@ -25,7 +25,7 @@ from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.precision import inverse_root
 from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
-from diffusion_mp.layers.features import input_linear
+from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.progress import progress_bar, show_progress
 
 _BATCH = 256  # rows per step of Adam
@@ -185,7 +185,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         width, classes = int(self.hidden_channels), len(self.classes_)
         weight = 1 / targets.bincount(minlength=classes).double()
-        network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
+        network = nn.Sequential(FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
         rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
         optimizer = torch.optim.Adam(network.parameters(), **rates, fused=True)  # half the time for 80 000 columns
         with torch.enable_grad():

@@ -87,7 +87,6 @@ class WeightedGraph(TermModule):
         errors.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
         shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
         self.matrix = None if matrix == "identity" else nn.Parameter(torch.empty(shape))
-        self.relations = relations
         self.gate = nn.Linear(2 * channels, relations) if gate else None
         self._draw()
 
@@ -98,7 +97,7 @@ class WeightedGraph(TermModule):
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
         if self.matrix is None:
-            return self.weight.raw.new_ones(self.relations, self.channels)
+            return self.weight.raw.new_ones(self.edge_dim or 1, self.channels)
         turns = self.symmetric and self.matrix.dim() == 3
         return contracting((self.matrix + self.matrix.mT) / 2 if turns else self.matrix, norm_bounds)
 
@@ -124,7 +123,7 @@ class WeightedGraph(TermModule):
             mutual = values_only(captured=True) and coupling.symmetric  # as the gate itself
             coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
         matrices = None if self.matrix is None else self.matrices()
-        norms = None if matrices is None else matrices.new_ones(self.relations)
+        norms = None if matrices is None else matrices.new_ones(matrices.size(0))
         term = MatrixTerm(coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric)
         return ScaledTerm(self.weight(), term)
 
@@ -206,11 +205,7 @@ class BlockStep(nn.Module):
 
     def __init__(self, update: CertifiedStep) -> None:
         super().__init__()
-        self.updates = (update,)  # in a tuple, so that its parameters are not registered twice
-
-    @property
-    def update(self) -> CertifiedStep:
-        return self.updates[0]
+        self.__dict__["update"] = update  # not as a submodule: its parameters are those of the block
 
     def forward(self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator) -> Float[Tensor, "N H D"]:
         with without_autocast(x):
@@ -353,10 +348,7 @@ class CertifiedBlock(GraphLayer):
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None, **inputs: Any,
     ) -> Float[Tensor, " states"]:  # fmt: skip
-        """Return F before the first step and after every step, in float64; at rest of Z⁰ and the limit.
-
-        x is H, and ``inputs`` are those of :meth:`made`, such as ``edge_attr``.
-        """
+        """Return F of Z⁰ and after every step (or of the limit), in float64; x is H, ``inputs`` go to :meth:`made`."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, inputs.get("edge_attr"))
         energy, states = self.energy(x, graph, **inputs), self.states(x, graph, **inputs)
         return torch.stack([energy(self.by_head(state)) for state in states])
@@ -368,9 +360,8 @@ class CertifiedBlock(GraphLayer):
     ) -> Certificate:  # fmt: skip
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random H."""
         if x is None:
-            sizes = (getattr(term, "edge_dim", None) for term in self.terms)
-            edge_dim = next((size for size in sizes if size is not None), None)
-            x, edge_index, edge_attr = random_input(self.in_channels, self.beta.raw, edge_dim)
+            edge_dim = max((getattr(term, "edge_dim", None) or 0 for term in self.terms), default=0)
+            x, edge_index, edge_attr = random_input(self.in_channels, self.beta.raw, edge_dim or None)
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.linalg import vecdot
 
-from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling
 from diffusion_mp.couplings.weighted import averaged, contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
@@ -89,12 +89,11 @@ class CertifiedConv(CertifiedBlock):
         self.heads = heads if projection is None else 1
         self.lam, self.mu = None if penalty is None else Positive(lam), Positive(mu)
         self.attention: PairAttraction | None = None
-        self.weight: nn.Parameter | None = None
         if penalty is not None:
             found = SoftmaxPenalty(channels // heads) if penalty == "softmax" else get_penalty(penalty)
             self.attention = PairAttraction(found, heads, self.update, projection)
-            if projection is not None:
-                self.weight = nn.Parameter(torch.empty(heads, channels // heads, channels))
+        tied = projection is not None and penalty is not None
+        self.weight = nn.Parameter(torch.empty(heads, channels // heads, channels)) if tied else None
         self.graph_term: Diffusivity | None = graph if isinstance(graph, Diffusivity) else None
         if graph is True:
             self.graph_term = AdjacencyDiffusivity("sym", direction="undirected")
@@ -128,7 +127,6 @@ class CertifiedConv(CertifiedBlock):
     def made(  # type: ignore[override]
         self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
     ) -> list[EnergyTerm]:
-        """Return the term of all pairs and the graph."""
         return [AttractionTerm(self, self._fixed(source, graph, beside))]
 
     def energy(  # type: ignore[override]
@@ -176,10 +174,7 @@ class CertifiedConv(CertifiedBlock):
         return Certificate.refused("Theorem T1", math.nan, f"{type(self).__name__} {reason}")
 
     def limit(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
-        """Return the limit of the steps, without attention and constraint (β + μL)⁻¹ βH.
-
-        It uses ``Coupling.laplacian_function`` where there is one, else `Equilibrium`, which needs all rows.
-        """
+        """Return the limit of the steps, without attention and constraint (β + μL)⁻¹ βH."""
         if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
             return self.iterated(state, terms, graph)
         attraction, source = cast("tuple[AttractionTerm, ScaledTerm]", terms)
@@ -188,7 +183,7 @@ class CertifiedConv(CertifiedBlock):
             return h
         beta, mu = self.beta(), self.mu()
         rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
-        if rest is None and fixed.whole:
+        if rest is None and fixed.whole:  # a solve needs all rows
             rest = Equilibrium(leak=1.0).step(h, ScaledCoupling(mu / beta, fixed, nonnegative=True))
         return self.iterated(state, terms, graph) if rest is None else rest
 
@@ -198,7 +193,6 @@ class CertifiedConv(CertifiedBlock):
         return None if self.weight is None else contracting(self.weight)
 
     def _fixed(self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
-        """A, ``beside``, or their sum."""
         if self.graph_term is None or graph.edge_index is None:
             return beside
         edges: Coupling = self.graph_term(source, graph)
@@ -214,10 +208,7 @@ def _close(x: Tensor, expected: Tensor) -> bool:
 
 
 class AttractionTerm(SharedTerm):
-    """The terms of all pairs and of the graph in one, with their W in the precision of the state.
-
-    Modules make W, so that it may be computed for some of the rows at a time.
-    """
+    """The terms of all pairs and of the graph in one; modules make their W, so also for some of the rows at a time."""
 
     def __init__(self, layer: CertifiedConv, fixed: Coupling | None) -> None:
         self.layer, self.fixed, self.quadratic = layer, fixed, layer.attention is None
@@ -243,11 +234,8 @@ class AttractionTerm(SharedTerm):
         return ScaledTerm(self.mu, CouplingTerm(self.fixed)).weighted_mean(z)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
-        """Return W."""
         terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in self.weighted(z, graph)]
-        if not terms:
-            return [0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)]
-        return [terms[0] if len(terms) == 1 else SumCoupling(terms)]
+        return [reduce(add, terms) if terms else 0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)]
 
     def weighted(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[tuple[Tensor, Coupling]]:
         """Return μ and A, and λ and the coupling of all pairs."""
@@ -292,11 +280,7 @@ class PairAttraction(Diffusivity):
         return self.of_pairs
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        rows = x.unflatten(1, (self.heads, -1))
-        return self.of_pairs.coupling(rows, graph.segments, constraint=self.within, centre=graph.centre(rows))
-
-    @property
-    def within(self) -> Constraint:
-        """The constraint on the input of the penalty: a projection of norm one maps a sphere into its ball."""
-        constraint = self.step[0].constraint
-        return Ball(constraint.diameter / 2) if self.projected and not constraint.convex else constraint
+        rows, constraint = x.unflatten(1, (self.heads, -1)), self.step[0].constraint
+        if self.projected and not constraint.convex:  # a projection of norm one maps a sphere into its ball
+            constraint = Ball(constraint.diameter / 2)
+        return self.of_pairs.coupling(rows, graph.segments, constraint=constraint, centre=graph.centre(rows))

@@ -19,7 +19,7 @@ from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.features import ValueLinear, channels_at_first
+from diffusion_mp.layers.features import FeatureLinear, channels_at_first
 from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -56,7 +56,6 @@ class GraphLayer(KnowsPyGNames, Resettable):
         return Graph.coerce(x, edge_index, edge_weight, batch)
 
     def _find_channels(self, x: Tensor) -> None:
-        """Take ``in_channels`` from the first x."""
         self.in_channels = channels_at_first(self, x)
 
 
@@ -136,9 +135,9 @@ class DiffusionConv(GraphLayer):
         self.concat, self.keep, self.reads, self.steps = concat, keep, reads, steps
         self.dropout, self.validate, self.diffusivity = dropout, validate, diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
-        self.value: ValueLinear | None = None
+        self.value: FeatureLinear | None = None
         if transform:
-            self.value = ValueLinear(in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot")
+            self.value = FeatureLinear(in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot")
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
     def _draw(self) -> None:
@@ -208,7 +207,6 @@ class DiffusionConv(GraphLayer):
     def _evolve(
         self, x: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None, previous: Tensor | None
     ) -> Tensor:
-        """The state [N, C] after all steps."""
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
         if source is not None:
             errors.check_state(source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self)
@@ -252,19 +250,14 @@ class DiffusionConv(GraphLayer):
         self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None, *, source: Tensor | None = None, features: Tensor | None = None,
     ) -> Certificate:  # fmt: skip
-        """Certify one step, with inputs as of the layer.
-
-        By Theorem 7 where the coupling is that of a penalty, and by Theorem 1 for any other symmetric coupling; a
-        ``source`` leaves the bounds as they are.
-        """
+        """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
         graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
         update, diffusivity = self.update, self.diffusivity
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
         why = self.why_uncertified or broken_parameter(self)
-        if why is None and graph is None:
-            why = "that depends on the state and the graph: pass them, certify(model, data)."
-        if why is not None or x is None or graph is None or not isinstance(update, ExplicitEuler):
-            return Certificate.refused("Theorems 1 and 7", tau, why or "")
+        if x is None or graph is None or why is not None or not isinstance(update, ExplicitEuler):
+            reason = why or "that depends on the state and the graph: pass them, certify(model, data)."
+            return Certificate.refused("Theorems 1 and 7", tau, reason)
         known = diffusivity.penalty is not None and not diffusivity.needs_graph and self.reads != "features"
         if known and self.steps == 1:
             return certify(diffusivity, x, tau, form=update.form, leak=update.leak, ptr=graph.segments)

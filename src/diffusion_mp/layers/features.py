@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import cast
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 
-from diffusion_mp.errors import check_counts, check_kind, check_mask, check_place, check_state, describe, found_later
+from diffusion_mp.errors import check_counts, check_mask, check_place, check_state, describe
 from diffusion_mp.graph.cache import cached_by, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.spmm import spmm
@@ -37,42 +34,29 @@ def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module)
     check_place(x, module, name, dtype=True)
 
 
-def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x Wᵀ + b, dense [N, out_channels], for a sparse x; differentiable by W and b."""
-    x = x if x.layout is torch.sparse_csr else x.to_sparse_csr()
-    bounds, column = x.crow_indices(), x.col_indices()
-
-    def find() -> Pattern:
-        row = torch.repeat_interleave(bounds.diff(), output_size=column.numel())
-        return Pattern(Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1)))
-
-    pattern = cached_by((x,), "pattern", find) if values_only() else find()
-    out = spmm(pattern, x.values().unsqueeze(1), weight.t().contiguous().unsqueeze(1)).squeeze(1)
-    return out if bias is None else out + bias
-
-
-class FeatureLinear(nn.Linear):
-    """``torch.nn.Linear`` that also takes sparse features."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
-
-
-class ValueLinear(Linear):
+class FeatureLinear(Linear):
     """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
 
+    __deepcopy__ = None  # that of PyG 2.6 makes a Linear
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
+        if x.layout is torch.strided:
+            return super().forward(x)
+        x = x if x.layout is torch.sparse_csr else x.to_sparse_csr()
+        bounds, column = x.crow_indices(), x.col_indices()
 
+        def find() -> Pattern:
+            row = torch.repeat_interleave(bounds.diff(), output_size=column.numel())
+            return Pattern(Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1)))
 
-def input_linear(in_channels: int, out_channels: int) -> FeatureLinear | ValueLinear:
-    """Return the input map of a model; ``in_channels=-1`` takes them from the first call."""
-    return (ValueLinear if found_later(in_channels) else FeatureLinear)(in_channels, out_channels)
+        pattern = cached_by((x,), "pattern", find) if values_only() else find()
+        out = spmm(pattern, x.values().unsqueeze(1), self.weight.t().contiguous().unsqueeze(1)).squeeze(1)
+        return out if self.bias is None else out + self.bias
 
 
 def channels_at_first(module: nn.Module, x: object) -> int:
     """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown."""
-    first = next((part for part in module.modules() if isinstance(part, ValueLinear)), None)
+    first = next((part for part in module.modules() if isinstance(part, FeatureLinear)), None)
     if first is not None and not is_lazy(first.weight):
         return first.in_channels
     return x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else -1
@@ -115,16 +99,15 @@ class LaplacianEncoder(Resettable):
         check_state(eigenvectors, "eigenvectors", module=self)
         values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
         check_state(values, "eigenvalues", module=self)
-        check_kind(mask, "mask", (Tensor, NoneType), "a bool tensor of the shape of eigenvectors")
         for name, other in (("eigenvalues", values), ("mask", mask)):
-            if other is not None and other.shape != eigenvectors.shape:
+            if isinstance(other, Tensor) and other.shape != eigenvectors.shape:
                 shape = list(eigenvectors.shape)
                 raise ValueError(f"{name} must have the shape {shape} of eigenvectors; got {list(other.shape)}.")
         both = self.phi(torch.stack([eigenvectors, values], -1)) + self.phi(torch.stack([-eigenvectors, values], -1))
+        check_mask(mask, eigenvectors)
         if mask is not None:
-            check_mask(mask, eigenvectors)
             both = both.masked_fill(~mask.unsqueeze(-1), 0.0)
-        return cast("Tensor", self.rho(both.sum(dim=1)))
+        return self.rho(both.sum(dim=1))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_channels}, hidden_channels={self.hidden_channels})"

@@ -21,7 +21,7 @@ from diffusion_mp.errors import check_counts, check_flags, check_kind, check_num
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.layers.features import ValueLinear
+from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
 
 
@@ -138,9 +138,8 @@ class GINConv(DiffusionConv):
             if isinstance(scale, Tensor):
                 found["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
             elif abs(float(eps) + 1 - scale) > 1e-6:
-                way_out = f"Build GINConv(..., eps={float(eps):g}), or with train_eps=True."
                 both = f"{float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it"
-                raise ValueError(f"eps is {both}. {way_out}")
+                raise ValueError(f"eps is {both}. Build GINConv(..., eps={float(eps):g}), or with train_eps=True.")
         return found
 
     def _place_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
@@ -206,7 +205,7 @@ class GATConv(DiffusionConv):
         super().__init__(in_channels, out_channels, attention, ExplicitEuler(1.0, "residual"), heads, **options)
         self.edge_dim = edge_dim
         total = heads * out_channels if concat else out_channels
-        self.res = ValueLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
+        self.res = FeatureLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
 
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | Graph | None = None,

@@ -54,10 +54,7 @@ class EdgeLayer(GraphLayer, ABC):
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
-    """Return a batch or a layer normalisation, or for ``None`` the identity.
-
-    ``"batch"`` uses running statistics in evaluation, and in training for fewer than two rows, which have no variance.
-    """
+    """Return a norm; that of a batch uses running statistics in evaluation, and in training for fewer than two rows."""
     errors.check_choice(norm, "norm", ["batch", "layer", None])
     if norm == "batch":
         return BatchNorm(channels, allow_single_element=True)
@@ -167,23 +164,18 @@ class GPSBlock(EdgeLayer):
     def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
         total, edges, coupling = x.new_zeros(()), edge_attr, cast("Coupling", None)
         # Without edges and attention, local runs all the same and raises the error about missing edges.
-        needed = graph.edge_index is not None or self.attention is None
-        if self.local is not None and self.local_norm is not None and needed:
-            if isinstance(self.local, GatedGCNConv):
-                moved, *carried, coupling = self.local(x, graph, edge_attr=edge_attr, return_coupling=True)
+        local = self.local if graph.edge_index is not None or self.attention is None else None
+        for layer, norm in ((local, self.local_norm), (self.attention, self.attention_norm)):
+            if layer is None or norm is None:
+                continue
+            if layer is local and isinstance(layer, GatedGCNConv):
+                moved, *carried, coupling = layer(x, graph, edge_attr=edge_attr, return_coupling=True)
                 edges = carried[0] if carried else None
             else:
-                moved, coupling = self._residual(self.local, x, graph)
-            total = total + self.local_norm(moved)
-        if self.attention is not None and self.attention_norm is not None:
-            moved, coupling = self._residual(self.attention, x, graph)
-            total = total + self.attention_norm(moved)
+                change, coupling = layer(x, graph, return_coupling=True)
+                moved = x + dropout(change, self.dropout, self.training)
+            total = total + norm(moved)
         return self.norm(total + self.ffn(total)), edges, coupling
-
-    def _residual(self, layer: nn.Module, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling]:
-        """Return x + Dropout(layer(x, A)) and the coupling of the layer."""
-        change, coupling = layer(x, graph, return_coupling=True)
-        return x + dropout(change, self.dropout, self.training), coupling
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, dropout={self.dropout}"

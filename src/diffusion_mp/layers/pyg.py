@@ -89,10 +89,7 @@ class KnowsPyGNames:
             cls.__init__ = _translated(cls.__init__)  # type: ignore[method-assign]
 
     def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-        """Rename the parameters of PyG's layer; ``prefix`` is its path, for messages.
-
-        Several may get one name only if they are equal, else this raises ``ValueError``.
-        """
+        """Rename the parameters of PyG's layer, of path ``prefix``; raise where two that differ would get one name."""
         found, source = dict[str, Tensor](), dict[str, str]()
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)

@@ -216,11 +216,7 @@ class SelfAttention(Saved):
     def frozen(self, x: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """Return the map y ↦ W_O ‖_h A_h(x) W_V^h y + b, attention with its weights frozen at x."""
         weights = self.weights(x, mask)
-
-        def route(y: Tensor) -> Tensor:
-            return self._join(weights @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask)))
-
-        return route
+        return lambda y: self._join(weights @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask)))
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Reshape [B, L, C] to [B, H, L, D]."""

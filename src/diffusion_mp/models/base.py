@@ -17,7 +17,7 @@ from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.diffusion_conv import GraphLayer
-from diffusion_mp.layers.features import channels_at_first, check_input, input_linear
+from diffusion_mp.layers.features import FeatureLinear, channels_at_first, check_input
 from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.updates import CertifiedStep
 
@@ -31,20 +31,13 @@ def discard(coupling: Coupling) -> None:
 
 
 def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Any:
-    """Return the output of a layer, and pass its coupling to ``collect``."""
-    *states, coupling = layer(x, graph, return_coupling=True, **inputs)
-    collect(coupling)
-    return states[0] if len(states) == 1 else tuple(states)
-
-
-def run_block(collect: Collect, block: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Tensor:
-    """Return the last state of a `CertifiedBlock`, and pass the couplings of its steps to ``collect``."""
-    if collect is discard:  # they take a computation of their own
-        return block(x, graph, **inputs)
-    state, found = block(x, graph, return_coupling=True, **inputs)
+    """Return the output of a layer, and pass its coupling, or those of all its steps, to ``collect``."""
+    if collect is discard:  # those of steps take a computation of their own
+        return layer(x, graph, **inputs)
+    *states, found = layer(x, graph, return_coupling=True, **inputs)
     for coupling in found if isinstance(found, list) else [found]:
         collect(coupling)
-    return state
+    return states[0] if len(states) == 1 else tuple(states)
 
 
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
@@ -70,7 +63,7 @@ class FeatureEncoder(nn.Module):
         super().__init__()
         self.channels = feature_columns(channels, name)
         self.sizes = None if isinstance(channels, int) else tuple(channels)
-        self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
+        self.linear = FeatureLinear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
     def forward(self, x: Tensor, name: str = "x") -> Tensor:
@@ -254,7 +247,6 @@ class GraphModel(GraphLayer, ABC):
         return (logits, couplings) if return_coupling else logits
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
-        """Raise unless the features fit the model."""
         if self.categories is None:
             check_input(x, channels=channels, module=module)
             return
@@ -267,7 +259,16 @@ class GraphModel(GraphLayer, ABC):
         batch: Tensor | None = None,
     ) -> Certificate:  # fmt: skip
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
-        reason = f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
+        found: dict[str, str] = {}  # a phrase for one part of every kind that violates Theorem T1
+        for name, module in self.named_modules():
+            kind, update = type(module).__name__, getattr(module, "update", None)
+            if "Norm" in kind:
+                found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
+            elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):
+                by = f"by {type(update).__name__}" if isinstance(update, nn.Module) else "by a rule of its own"
+                values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
+                found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
+        reason = f"in {type(self).__name__} {'; '.join(found.values()) or 'no layer is a CertifiedStep'}."
         layers = layer_certificates(self, x, edge_index, edge_weight, batch)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
 
@@ -283,22 +284,8 @@ class LayerStack(GraphModel):
         errors.check_counts(num_layers=num_layers)
         errors.check_flags(layer_norm=layer_norm)
         errors.check_probability(dropout, "dropout")
-        self.dropout, self.encoder = dropout, input_linear(in_channels, hidden_channels)
+        self.dropout, self.encoder = dropout, FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
-
-
-def uncertified_parts(model: nn.Module) -> list[str]:
-    """Return the parts of a model that violate Theorem T1, one of every kind, as phrases for a message."""
-    found: dict[str, str] = {}
-    for name, module in model.named_modules():
-        kind, update = type(module).__name__, getattr(module, "update", None)
-        if "Norm" in kind:
-            found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
-        elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):
-            by = f"by {type(update).__name__}" if isinstance(update, nn.Module) else "by a rule of its own"
-            values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
-            found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
-    return list(found.values()) or ["no layer is a CertifiedStep"]

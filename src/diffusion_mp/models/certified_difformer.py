@@ -18,8 +18,8 @@ from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
-from diffusion_mp.layers.features import input_linear
-from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, output_layers, run_block
+from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, output_layers, run_layer
 
 
 class CertifiedDIFFormer(GraphModel):
@@ -68,7 +68,7 @@ class CertifiedDIFFormer(GraphModel):
         check_probability(dropout, "dropout")
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
-            layers += [input_linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
+            layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder, self.mean = nn.Sequential(*layers), UniformDiffusivity() if centre else None
         self.inputs = inputs
         options |= {"penalty": penalty, "constraint": constraint, "lam": lam, "mu": mu, "num_layers": num_layers}
@@ -77,8 +77,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         source, beside = self._terms(x, graph)
-        state = run_block(collect, self.conv, source, graph, source=source, beside=beside)
-        return self.decoder(state)
+        return self.decoder(run_layer(collect, self.conv, source, graph, source=source, beside=beside))
 
     @property
     def num_layers(self) -> int | None:
@@ -109,10 +108,7 @@ class CertifiedDIFFormer(GraphModel):
         self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:  # fmt: skip
-        """Return the certificate that no step raises F at these inputs (by default random), or the failing premise.
-
-        Only the initial state and its coupling are checked, since every step preserves the premises (`certify_step`).
-        """
+        """Return the certificate that no step raises F at these inputs (by default random), see `certify_step`."""
         if x is None:
             x, edge_index, _ = random_input(self.in_channels, self.conv.mu.raw)
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)

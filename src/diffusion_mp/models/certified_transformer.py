@@ -24,7 +24,7 @@ from diffusion_mp.models.base import (
     Task,
     feature_columns,
     output_layers,
-    run_block,
+    run_layer,
 )
 
 
@@ -74,9 +74,6 @@ class CertifiedTransformer(GraphModel):
         check_positive(mu, "mu")
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
-        def encoded(first: nn.Module) -> nn.Sequential:
-            return nn.Sequential(first, norm(hidden_channels), nn.ReLU(), nn.Dropout(dropout))
-
         def block() -> CertifiedBlock:
             terms: list[TermModule] = []
             if graph is not None:
@@ -90,7 +87,9 @@ class CertifiedTransformer(GraphModel):
             return CertifiedBlock(hidden_channels, terms, num_layers, constraint=constraint, radius=radius)
 
         later = (nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1))
-        self.encoders = nn.ModuleList(map(encoded, (encoder, *later)))
+        self.encoders = nn.ModuleList(
+            nn.Sequential(first, norm(hidden_channels), nn.ReLU(), nn.Dropout(dropout)) for first in (encoder, *later)
+        )
         self.blocks = nn.ModuleList(block() for _ in range(num_blocks))
         self.dropout, self.edge_dim, self.categories = nn.Dropout(dropout), edge_dim, encoder.sizes
         self.reads = () if edge_dim is None else ("edge_attr",)
@@ -100,7 +99,7 @@ class CertifiedTransformer(GraphModel):
         source = state = x
         for number, block in enumerate(self.blocks):
             source = self._source(number, source, state)
-            state = run_block(collect, block, source, graph, edge_attr=edge_attr)
+            state = run_layer(collect, block, source, graph, edge_attr=edge_attr)
         return self.decoder(self.dropout(state))
 
     def _source(self, number: int, source: Tensor, state: Tensor) -> Tensor:

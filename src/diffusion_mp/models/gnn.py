@@ -16,7 +16,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_kind, check_po
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
-from diffusion_mp.layers.features import check_input, input_linear
+from diffusion_mp.layers.features import FeatureLinear, check_input
 from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.modules import Resettable
@@ -93,7 +93,7 @@ class DiffusionGNN(GraphModel):
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
                     for a, b in pairs:
-                        first, second = input_linear(a, hidden_channels), nn.Linear(hidden_channels, b)
+                        first, second = FeatureLinear(a, hidden_channels), nn.Linear(hidden_channels, b)
                         yield GINConv(a, nn.Sequential(first, _activation(act), second), train_eps=True)
                 case "gat":
                     *hidden, last = pairs
@@ -112,9 +112,8 @@ class DiffusionGNN(GraphModel):
         if conv != "gin":  # which propagates the features themselves
             cast("DiffusionConv", self.convs[0]).check_features = check_input
 
-    def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect, **features: Any) -> Tensor:
         initial, states = None, []
-        features = {} if edge_attr is None else {"edge_attr": edge_attr}
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
             has_weights, has_source = any(True for _ in conv.parameters()), conv.update.beta != 0
             x = self._activated(x, k - 1) if has_weights and k else x
@@ -138,7 +137,7 @@ class ResidualGCN(Resettable):
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.encoder = input_linear(in_channels, hidden_channels)
+        self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(GCNConv(hidden_channels, hidden_channels) for _ in range(num_layers))
         self.norms = nn.ModuleList(make_norm("batch", hidden_channels) for _ in range(num_layers + 1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import NoneType
 from typing import Any, cast
 
@@ -136,9 +137,7 @@ class GatedGCN(BlockStack):
         self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
         *, norm: Norm = "batch", dropout: float = 0.0, **options: Any,
     ) -> None:  # fmt: skip
-        def block() -> nn.Module:
-            return GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
-
+        block = partial(GatedGCNConv, hidden_channels, norm=norm, dropout=dropout)
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial, reduce
 from operator import add
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from jaxtyping import Float
@@ -63,8 +63,7 @@ def full_graph_inference(
         # Usually one pass for each row-wise module and two for each coupling.
         passes = sum(isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules())
         with progress_bar("inference", "block", passes * -(-x.size(0) // block_size)) as blocks.bar:
-            logits: Tensor = runner(x, graph)
-    return logits
+            return runner(x, graph)
 
 
 class Blocks:
@@ -93,7 +92,7 @@ class Blocks:
 
     def slices(self, num_rows: int) -> list[slice]:
         """Return the blocks of ``num_rows`` rows, one empty block for no rows."""
-        return [slice(first, min(first + self.size, num_rows)) for first in range(0, max(num_rows, 1), self.size)]
+        return [slice(first, first + self.size) for first in range(0, max(num_rows, 1), self.size)]
 
     def announced(self, num_rows: int) -> list[slice]:
         """Return the blocks and extend the progress bar by them."""
@@ -132,8 +131,7 @@ class _RowWise(nn.Module):
         if x.device != self.blocks.device:
             return self.blocks.each(self.module, x)
         self.blocks.bar.update(len(self.blocks.announced(x.size(0))))
-        out: Tensor = self.module(x)  # all rows: only the result needs memory there
-        return out
+        return self.module(x)  # all rows: only the result needs memory there
 
 
 class _Blockwise(Diffusivity):
@@ -177,7 +175,7 @@ class RowBlock(Graph):
 class PartialCoupling(Coupling):
     """Base of couplings that have some of the rows at a time: products, with the promises of ``like``."""
 
-    no_transpose = ""
+    no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
 
     def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
         promises: dict[str, Any] = {name: partial(getattr, like, name) for name in PROMISES} | {"symmetric": symmetric}
@@ -241,7 +239,6 @@ class _BlockwiseStep(StateUpdate):
 
 
 def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
-    """Return a function of a slice that computes these rows of S v."""
     if isinstance(coupling, SumCoupling):
         parts = [_rows_of(term, v) for term in coupling.terms]
         return lambda rows: reduce(add, [part(rows) for part in parts])
@@ -255,16 +252,14 @@ def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice],
 
 
 class _KnownRows(PartialCoupling):
-    """Some rows of a coupling, with given products and row sums."""
+    """Some rows of a coupling, with given products and, for conservative steps, given row sums."""
 
-    no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
-
-    def __init__(self, coupling: Coupling, moved: Float[Tensor, "N H D"], degree: Tensor | None) -> None:
+    def __init__(self, coupling: Coupling, moved: Float[Tensor, "N H D"], sums: Tensor | None) -> None:
         super().__init__(moved.size(0), coupling, symmetric=False)
-        self.moved, self._degree = moved, degree
+        self.moved, self.sums = moved, sums
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.moved
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        return super().degree() if self._degree is None else self._degree
+        return cast("Tensor", self.sums)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 
-from diffusion_mp.errors import check_choice, check_counts, check_kind, check_mask, describe
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_mask, describe
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
@@ -76,7 +76,7 @@ class PDETransformer(Resettable):
             check_counts(in_channels=in_channels)
         sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
         check_counts(**sizes, num_layers=num_layers, max_length=max_length)
-        check_kind(causal, "causal", bool, "True or False")
+        check_flags(causal=causal)
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", get_args(Pooling))

@@ -93,7 +93,6 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
         if name not in came:
             lacks = f"{kind.__name__} has {place!r}, which is {name!r} in the released code, and released lacks it"
             raise ValueError(f"{lacks}. Build the model without {_option(name) or 'it'}.")
-    for name, place in places.items():
         if own[place].shape != released[came[name]].shape:
             raise ValueError(
                 f"released[{came[name]!r}] is {describe(released[came[name]])}, but {place!r} of the model has shape "

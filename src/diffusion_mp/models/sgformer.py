@@ -12,7 +12,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_flags, check_p
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import SGFormerConv
-from diffusion_mp.layers.features import input_linear
+from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 
@@ -87,7 +87,7 @@ class SGFormer(GraphModel):
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def encoder() -> nn.Module:
-            return nn.Sequential(input_linear(in_channels, hidden_channels), norm(hidden_channels), nn.ReLU())
+            return nn.Sequential(FeatureLinear(in_channels, hidden_channels), norm(hidden_channels), nn.ReLU())
 
         def attention() -> nn.ModuleList:
             conv = SGFormerConv(hidden_channels, hidden_channels, **options)
