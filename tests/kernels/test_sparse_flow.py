@@ -194,7 +194,7 @@ def test_every_path_equals_the_sort(batch, backend, tile, friction, generator, m
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
     run = partial(everything, ptr=ptr, backend=backend)
-    assert_same(run, partial(everything_by_sort, ptr=ptr), arguments, generator)
+    assert_same(run, partial(everything_by_sort, ptr=ptr), arguments)
     fast, plain = (sparse_flow_potentials(*arguments[:6], ptr, backend=name) for name in (backend, "reference"))
     for name, got, expected in zip(fast._fields, fast, plain, strict=True):
         torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name)
