@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,24 @@ def close(got: Any, expected: Any, operation: str = "product") -> None:
     """Both, tensors or tuples of them, are equal up to the tolerance of the operation in their dtype."""
     dtype = (got if isinstance(got, Tensor) else got[0]).dtype
     torch.testing.assert_close(got, expected, **tolerance(operation, dtype)._asdict())
+
+
+def agree(
+    got: Tensor,
+    expected: Tensor,
+    leaves: Iterable[Tensor],
+    values: tuple[float, float],
+    slopes: tuple[float, float] | None = None,
+    *,
+    unused: bool = False,
+) -> None:
+    """Both are equal up to (rtol, atol), and so are the gradients of a weighted sum, up to ``slopes``."""
+    rtol, atol = values
+    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+    losses, leaves = [(out * randn(*out.shape, seed=9).to(out)).sum() for out in (got, expected)], list(leaves)
+    grads = [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=unused) for loss in losses]
+    rtol, atol = slopes or values
+    torch.testing.assert_close(*grads, rtol=rtol, atol=atol)
 
 
 def refuses(*cases: tuple[Any, ...], error: Any = (TypeError, ValueError)) -> Callable[..., None]:

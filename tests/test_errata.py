@@ -117,14 +117,6 @@ def test_the_variational_bound_is_from_above() -> None:
     assert max(gap) > 0.5
 
 
-def test_softmax_attention_keeps_its_root_of_d() -> None:
-    """D25: Eq. 21 divides by √d in f and forgets it in ŝ."""
-    x = torch.nn.functional.normalize(torch.randn(5, 9, generator=torch.Generator().manual_seed(0), dtype=DOUBLE))
-    got = SoftmaxDiffusivity()(x).to_dense()[0]
-    torch.testing.assert_close(got, (x @ x.T / 3).softmax(1))
-    assert (got - (x @ x.T).softmax(1)).abs().max() > 0.05
-
-
 @pytest.mark.parametrize(("radius", "tau"), [(4.0, 64.0), (0.25, 0.25)])
 def test_the_variance_of_random_features(radius: float, tau: float) -> None:
     """N10: m·Var = e^{6r²/τ} − e^{2r²/τ} where q = k has norm r; Theorem 1 of the slides has e^{6r/τ}, no bound."""

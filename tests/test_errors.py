@@ -31,10 +31,6 @@ def conv(x: Tensor = X, edge_index: Any = EDGES, *rest: Any, **named: Any) -> An
     return GCNConv(3, 2)(x, edge_index, *rest, **named)
 
 
-def skewed() -> SparseCoupling:
-    return SparseCoupling(Graph(4, EDGES))
-
-
 def ring() -> SparseCoupling:
     both = torch.tensor([[0, 1, 2, 3, 1, 2, 3, 0], [1, 2, 3, 0, 0, 1, 2, 3]])
     return SparseCoupling(Graph(4, both), symmetric=True, nonnegative=True)
@@ -54,6 +50,8 @@ VALUES: list[tuple[Any, ...]] = [
     (lambda: Energy("simple", source=X).surrogate(X, None, X[:3]), r"at must have the shape \[4, 3\]"),
     (lambda: JointEnergy(None, ptr=torch.tensor([0, 9]))(X), "ptr must rise from 0 to num_nodes = 4"),
     (lambda: SimplePenalty().coupling(X, torch.tensor([0, 3])), "ptr must rise from 0 to num_nodes = 4"),
+    (lambda: SimplePenalty().total(X, torch.tensor([0, 3])),
+     "ptr must end at the 4 rows of x; its graphs hold 3 nodes"),
     (lambda: FunctionPenalty(torch.exp, domain=(0, "a")), "domain must be .*; got"),
     (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, "matrix must have values; got .*meta"),
     (lambda: ring().to("meta").to("cpu"), "device must be meta, .* no values to move"),
@@ -225,11 +223,8 @@ test_bad_types = refuses(*TYPES, error=TypeError)
 
 
 def test_what_is_not_an_error() -> None:
-    no_edges = torch.zeros(2, 0, dtype=torch.long)
-    assert DIFFormer(3, 4, 2)(X[:0]).shape == (0, 2)
-    assert GCNConv(3, 2)(X[:0], no_edges).shape == (0, 2)
-    assert GCNConv(3, 2)(X, no_edges).shape == (4, 2)
     layer = GCNConv(3, 2)
+    assert layer(X, torch.zeros(2, 0, dtype=torch.long)).shape == (4, 2)
     as_tensors = layer(X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0]))
     for weight, batch in (([1.0, 0.5, 2.0], [0, 0, 0, 0]), (np.array([1, 0.5, 2]), np.zeros(4, np.int32))):
         assert torch.equal(layer(X, EDGES, weight, batch), as_tensors)

@@ -19,6 +19,7 @@ from diffusion_mp.couplings import (
     UniformCoupling,
 )
 from diffusion_mp.diffusivities import AuxiliaryLoss, SoftmaxDiffusivity, auxiliary_loss, edge_loss
+from helpers import agree
 
 DOUBLE = torch.float64
 N, H, E = 11, 2, 24
@@ -61,10 +62,7 @@ def test_the_edge_loss_is_the_slides_double_sum(kind, weighted, ptr, generator):
     coupling = ATTENTION[kind](query, key, ptr)
     got, expected = edge_loss(coupling, graph), double_sum(coupling.to_dense(), adjacency, edges)
     assert got.dim() == 0
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-    leaves = (query, key, weight) if weighted else (query, key)
-    ours, oracle = (torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (got, expected))
-    torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-10)
+    agree(got, expected, (query, key, weight) if weighted else (query, key), (1e-12, 1e-12), (1e-9, 1e-10))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

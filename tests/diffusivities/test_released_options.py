@@ -11,7 +11,7 @@ from torch import Tensor
 from diffusion_mp import *
 from diffusion_mp.diffusivities import RelationalBias
 from diffusion_mp.testing import check_diffusivity
-from helpers import randn
+from helpers import agree, randn
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
@@ -30,11 +30,7 @@ def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> Non
     """Dense entries, and the gradients of a product with random values."""
     torch.testing.assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
     v = randn(expected.size(1), expected.size(0), 3, seed=8)
-    products = coupling @ v, torch.einsum("hij,jhd->ihd", expected, v)
-    torch.testing.assert_close(*products, rtol=1e-10, atol=1e-10)
-    losses = [(out * randn(*out.shape, seed=9)).sum() for out in products]
-    gradients = [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True) for loss in losses]
-    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+    agree(coupling @ v, torch.einsum("hij,jhd->ihd", expected, v), leaves, (1e-10, 1e-10), unused=True)
 
 
 def matrix(weight: Tensor) -> Tensor:
@@ -58,9 +54,10 @@ def degree_normalized(a: Tensor, counts: Tensor, normalization: str, direction: 
     ("normalization", "direction", "loops"),
     list(product(["sym", "row", "sum"], ["directed", "undirected", "pyg"], ["keep", "add", "remaining", "remove"])),
 )
-def test_degrees_may_count_edges(normalization: Any, direction: Any, loops: Any) -> None:
+@pytest.mark.parametrize("degrees", ["weighted", "count"])
+def test_degrees_are_weighted_and_directed_or_count_edges(normalization: Any, direction: Any, loops: Any, degrees: Any):
     weight = weights()
-    a, counts = matrix(weight), matrix((weight > 0).double())
+    a, counts = matrix(weight), matrix(weight if degrees == "weighted" else (weight > 0).double())
     if direction == "undirected":
         a, counts = (a + a.T) / 2, (counts + counts.T) / 2
     eye, diagonal = torch.eye(11, dtype=DOUBLE), torch.diag(a.diagonal())
@@ -73,7 +70,7 @@ def test_degrees_may_count_edges(normalization: Any, direction: Any, loops: Any)
         a, counts = a + missing, counts + missing
     elif loops == "remove":
         a, counts = a - diagonal, counts - torch.diag(counts.diagonal())
-    diffusivity = AdjacencyDiffusivity(normalization, direction=direction, self_loops=loops, degrees="count")
+    diffusivity = AdjacencyDiffusivity(normalization, direction=direction, self_loops=loops, degrees=degrees)
     coupling = diffusivity(randn(11, 2, seed=1), Graph(11, EDGES, weight, ptr=PTR))
     assert_is(coupling, degree_normalized(a, counts, normalization, direction)[None], [weight])
 
@@ -100,18 +97,6 @@ def test_attention_and_graph_by_a_weight(mix: Any) -> None:
     if mix == "joint":
         expected = expected / expected.sum(1, keepdim=True)
     assert_is(coupling, expected[None], [x, weight])
-
-
-def test_a_weight_in_both_forms_of_the_update() -> None:
-    """``graph="sum"`` keeps (1 − τ) x, ``graph="mean"`` conserves with the row sums of what is mixed."""
-    x, graph = randn(11, 4, seed=1), Graph(11, EDGES)
-    for form in ("sum", "mean"):
-        options = {"transform": False, "keep": "state", "bias": False, "projection": None}
-        layer = DIFFormerConv(4, 4, graph=form, graph_weight=0.3, tau=0.4, **options).double()
-        out, coupling = layer(x, graph, return_coupling=True)
-        s = coupling.to_dense()[0]
-        keep = 1 - 0.4 * (s.sum(1, keepdim=True) if form == "mean" else 1)
-        torch.testing.assert_close(out, keep * x + 0.4 * s @ x, rtol=1e-10, atol=1e-10)
 
 
 ATTENTION, TERM = SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("row")

@@ -121,11 +121,6 @@ def test_diffusivity_without_a_theorem_is_refused(attributes: dict, form: str, r
     assert reason in certificate.reason
 
 
-def test_bad_arguments(no_typecheck: None, ball) -> None:
-    with pytest.raises(ValueError, match="x must be given"):
-        dm.certify(dm.SimplePenalty(), None, 0.5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lanczos_agrees_with_the_dense_solver(dtype: torch.dtype, symmetric_graph, ball, monkeypatch) -> None:
     s = symmetric_graph(60, 0.1)

@@ -22,7 +22,9 @@ import diffusion_mp as dm
 from diffusion_mp.couplings.weighted import averaged
 from diffusion_mp.energies import Ball, Constraint, certification, get_constraint, get_penalty
 from diffusion_mp.errors import CouplingMismatchError
+from diffusion_mp.testing.laws import seeded
 from diffusion_mp.updates import CertifiedStep
+from helpers import built
 
 pytestmark = pytest.mark.unwatched
 
@@ -129,8 +131,7 @@ def of_a_model(d: Draws) -> Case:
     features = d.choice([None, None, d.diffusivity()])
     if features is not None and features.needs_graph and edges is None:
         features = None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(d.randint(0, 1 << 30))
+    with seeded(d.randint(0, 1 << 30)):
         layers = d.randint(1, 4)
         options = {"penalty": penalty, "heads": heads, "inputs": features, "projection": d.choice([None, "tied"])}
         options |= {"constraint": d.constraint(), "beta": d.decades(-3, 2), "lam": d.decades(-3, 3)}
@@ -155,18 +156,13 @@ def of_a_model(d: Draws) -> Case:
     if penalty is not None and d.random() < 0.02:
         nn.init.constant_(model.conv.lam.raw, 3e38)  # finite, and too large to be multiplied in single precision
 
-    def seeded(call: Callable[[], Any]) -> Any:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return call()
-
     def inputs() -> tuple[Tensor, dm.Coupling | None]:
-        return seeded(lambda: model._terms(x, graph))
+        return built(lambda: model._terms(x, graph))
 
     def attacked() -> tuple[Step, Callable[[Tensor], dm.JointEnergy], Tensor, Tensor]:
         double = copy.deepcopy(model).double().requires_grad_(False)
         conv = double.conv
-        source, beside = seeded(lambda: double._terms(x.double(), graph))
+        source, beside = built(lambda: double._terms(x.double(), graph))
         state = conv.update.constraint.project(conv.by_head(source))
 
         def step(z: Tensor, h: Tensor) -> Tensor:
@@ -187,7 +183,7 @@ def of_a_model(d: Draws) -> Case:
         _, after, *_ = model.conv.states(source, graph, beside=beside)
         return after
 
-    return Case(lambda: seeded(lambda: model.certificate(x, graph)), energy, model, state, moved, attacked)
+    return Case(lambda: built(lambda: model.certificate(x, graph)), energy, model, state, moved, attacked)
 
 
 def of_an_energy(d: Draws) -> Case:

@@ -16,12 +16,10 @@ from diffusion_mp.energies import (
     Unconstrained,
     get_constraint,
 )
+from helpers import refuses
 
-ALL = [
-    Unconstrained(),
-    *(Nonnegative(), Ball(), Ball(0.3), NonnegativeBall(0.7)),
-    *(Sphere(), Sphere(2.5), NonnegativeSphere(0.7)),
-]
+ALL = [Unconstrained(), Nonnegative(), Ball(), Ball(0.3), NonnegativeBall(0.7)]
+ALL += [Sphere(), Sphere(2.5), NonnegativeSphere(0.7)]
 
 
 @pytest.fixture
@@ -77,17 +75,19 @@ def test_rows_that_are_equally_far_from_a_nonnegative_sphere_keep_close_to_their
     assert NonnegativeSphere().project(y, start).tolist() == [[0.6, 0.8, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
 
 
-def test_getting_one_by_name(no_typecheck: None) -> None:
+def test_getting_one_by_name() -> None:
     assert get_constraint(None) == Unconstrained()
     assert get_constraint("ball", 2.0) == Ball(2.0)
     assert get_constraint(Sphere(3.0), 2.0) == Sphere(3.0)
     assert [c.convex for c in ALL] == [True] * 5 + [False] * 3
-    with pytest.raises(
-        ValueError, match=r"constraint must be one of None, 'nonnegative', 'ball', 'sphere', .*; got 'cone'"
-    ):
-        get_constraint("cone")
-    with pytest.raises(TypeError, match="radius must be a number"):
-        Ball("wide")
-    for constraint in ALL[1:]:
-        with pytest.raises(TypeError, match="x must be floating point"):
-            constraint.holds(torch.ones(2, 3, dtype=torch.long))
+
+
+test_what_is_none_is_refused = refuses(
+    (
+        lambda: get_constraint("cone"),
+        ValueError,
+        "constraint must be one of None, 'nonnegative', 'ball', 'sphere', .*; got 'cone'",
+    ),
+    (lambda: Ball("wide"), TypeError, "radius must be a number"),
+    *((lambda c=c: c.holds(torch.ones(2, 3).long()), TypeError, "x must be floating point") for c in ALL[1:]),
+)

@@ -2,10 +2,11 @@
 
 import math
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
-from energy_cases import every_penalty, laplacian, squares
+from energy_cases import every_penalty, from_dense, laplacian, squares
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
@@ -13,6 +14,7 @@ from diffusion_mp.energies import Energy, JointEnergy, Penalty, QuadraticPenalty
 from diffusion_mp.energies.pairs import large_distance
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
+from helpers import refuses
 
 
 def same(got: Tensor, expected: Tensor | float) -> None:
@@ -133,27 +135,29 @@ def test_gradients(ball, symmetric_graph) -> None:
     assert torch.autograd.gradcheck(energy, (x, previous))
 
 
-def test_what_does_not_fit_is_refused(no_typecheck: None, ball, symmetric_graph) -> None:
-    x, s = ball(6, 4), symmetric_graph(6)
-    two = SparseCoupling(s.graph, s.weight.expand(-1, 2), symmetric=True, nonnegative=True)
-    for options, sentence in [
-        *(({name: value}, f"^{name} must be ") for name, value in (("laplacian", "symmetric"), ("penalty", "huber"))),
-        ({"source": ball(5, 4)}, r"source must have the shape \[6, 4\]"),
-        ({"source": x, "version": "printed"}, "x_prev must be given for version='printed' with a source"),
-        ({"leak": 1.0, "metric": torch.ones(5)}, r"metric must be \[6\] or \[6, heads\]"),
-        ({"penalty": "quadratic", "coupling": symmetric_graph(5)}, "coupling must have 6 nodes"),
-        ({"graph_term": two}, r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            Energy(**({"penalty": "simple"} | options))(x)
-    for x_prev in (ball(6, 3), x.unsqueeze(1)):
-        with pytest.raises(ValueError, match=r"x_prev must have the shape \[6, 4\]"):
-            Energy("simple")(x, x_prev)
-    with pytest.raises(CouplingMismatchError, match="SigmoidPenalty over the entries of a coupling needs a Sparse"):
-        Energy("sigmoid", coupling=SimplePenalty().coupling(x))
-    with pytest.raises(CouplingMismatchError, match="laplacian='residual' needs the quadratic penalty"):
-        Energy("sigmoid", coupling=s, laplacian="residual")
-    assert repr(Energy("simple", 0.5, source=x)) == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
+def of(penalty: str = "simple", previous: Tensor | None = None, **options: object) -> Callable[[], Tensor]:
+    return lambda: Energy(penalty, **options)(X, previous)
+
+
+X, S = torch.ones(6, 4), from_dense(torch.ones(6, 6))
+TWO = SparseCoupling(S.graph, torch.ones(36, 2), symmetric=True, nonnegative=True)
+test_what_does_not_fit_is_refused = refuses(
+    (of(laplacian="symmetric"), ValueError, "^laplacian must be "),
+    (of("huber"), ValueError, "^penalty must be "),
+    (of(source=X[:5]), ValueError, r"source must have the shape \[6, 4\]"),
+    (of(source=X, version="printed"), ValueError, "x_prev must be given for version='printed' with a source"),
+    (of(leak=1.0, metric=X[:5, 0]), ValueError, r"metric must be \[6\] or \[6, heads\]"),
+    (of("quadratic", coupling=from_dense(torch.ones(5, 5))), ValueError, "coupling must have 6 nodes"),
+    (of(graph_term=TWO), ValueError, r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]"),
+    (of(previous=X[:, :3]), ValueError, r"x_prev must have the shape \[6, 4\]"),
+    (of(previous=X.unsqueeze(1)), ValueError, r"x_prev must have the shape \[6, 4\]"),
+    (of("sigmoid", coupling=SimplePenalty().coupling(X)), CouplingMismatchError, "SigmoidPenalty over .* needs a Spa"),
+    (of("sigmoid", coupling=S, laplacian="residual"), CouplingMismatchError, "'residual' needs the quadratic penalty"),
+)
+
+
+def test_its_repr_names_its_terms() -> None:
+    assert repr(Energy("simple", 0.5, source=X)) == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
 
 
 def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph) -> None:

@@ -14,6 +14,7 @@ from diffusion_mp.couplings import Coupling, LowRankCoupling, ScaledCoupling, Sp
 from diffusion_mp.energies import Ball, get_constraint
 from diffusion_mp.models import LabelPropagation
 from diffusion_mp.updates import CertifiedStep
+from helpers import refuses
 
 BOTH = [[0, 1, 2, 3], [1, 0, 3, 2]]
 
@@ -261,17 +262,18 @@ def test_a_constraint_that_is_replaced_is_that_of_the_attention_too() -> None:
     assert (energies.diff() <= 1e-13 * energies[:-1]).all()
 
 
-def test_nothing_to_certify_and_what_is_no_subject() -> None:
+def test_nothing_to_certify() -> None:
     for energy, x in (("gaussian", torch.zeros(0, 1, 2)), (None, torch.zeros(0, 1, 2)), (None, torch.ones(3, 1, 2))):
         assert dm.certify(dm.JointEnergy(energy), x)
-    with pytest.raises(TypeError, match=r"subject must be a Coupling, .* a layer or a model; got a float32"):
-        dm.certify(torch.rand(3, 4), torch.rand(3, 4))
     assert "nor is there a layer in it" in dm.certify(LabelPropagation()).reason
-    with pytest.raises(ValueError, match="tau must be given"):
-        dm.certify(dm.SimplePenalty(), torch.rand(3, 4))
-    with pytest.raises(TypeError, match="data must have an attribute x"):
-        dm.certify(dm.DIFFormer(4, 6, 3), [1])
-    with pytest.raises(ValueError, match="x must have 4 rows, one per node of the coupling"):
-        dm.energies.certify_step(dm.JointEnergy("gaussian"), ring(4), torch.rand(3, 4))
-    with pytest.raises(ValueError, match="x must have values"):
-        dm.certify(dm.JointEnergy("gaussian"), torch.rand(3, 4, device="meta"))
+
+
+X, GAUSSIAN, JOINT = torch.rand(3, 4), dm.GaussianPenalty(), dm.JointEnergy("gaussian")
+test_what_is_no_subject_or_no_state_of_it = refuses(
+    (lambda: dm.certify(X, X), TypeError, r"subject must be a Coupling, .* a layer or a model; got a float32"),
+    (lambda: dm.certify(GAUSSIAN, None, 0.5), ValueError, "x must be given"),
+    (lambda: dm.certify(GAUSSIAN, X), ValueError, "tau must be given"),
+    (lambda: dm.certify(dm.DIFFormer(4, 6, 3), [1]), TypeError, "data must have an attribute x"),
+    (lambda: dm.energies.certify_step(JOINT, ring(4), X), ValueError, "x must have 4 rows, one per node of the coup"),
+    (lambda: dm.certify(JOINT, X.to("meta")), ValueError, "x must have values"),
+)

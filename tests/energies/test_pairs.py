@@ -74,11 +74,6 @@ def test_gradients_of_both_orders(penalty: Penalty, ball, small_tiles: None) -> 
     assert torch.autograd.gradgradcheck(penalty.total, (x,))
 
 
-def test_ptr_must_fit() -> None:
-    with pytest.raises(ValueError, match=r"ptr must end at the 4 rows of x; its graphs hold 3 nodes"):
-        SimplePenalty().total(torch.zeros(4, 2), torch.tensor([0, 3]))
-
-
 @pytest.mark.parametrize("shift", [0.0, 7.0])
 def test_find_distance_above(shift: float, ball, small_tiles: None) -> None:
     """A witness if and only if there is a pair beyond the limit, wherever the state lies and however the tiles fall."""

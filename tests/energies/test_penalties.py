@@ -15,7 +15,7 @@ from diffusion_mp.couplings import pairwise
 from diffusion_mp.energies import Penalty, Sphere, get_penalty
 from diffusion_mp.testing import assert_energy_descent
 from diffusion_mp.updates import Backtracking
-from helpers import randn
+from helpers import agree, randn, refuses
 
 
 def grid(penalty: dm.Penalty, points: int = 401, far: float = 12.0) -> torch.Tensor:
@@ -144,17 +144,6 @@ def test_a_mixture_is_learned_and_stays_one() -> None:
     torch.testing.assert_close(narrow.coupling(far).to_dense().double(), wanted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("make", "sentence"), [
-    (lambda: dm.MixturePenalty([]), "widths must hold a number at least, and weights as many; got 0 and 0"),
-    (lambda: dm.MixturePenalty([1.0], [1.0, 2.0]), "got 1 and 2"),
-    (lambda: dm.MixturePenalty([1.0], [-1.0]), "every one of weights must be finite and > 0"),
-    (lambda: get_penalty("huber"), "penalty must be one of 'quadratic', 'simple'"),
-])  # fmt: skip
-def test_what_is_no_penalty_is_refused(make, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        make()
-
-
 def test_get_penalty() -> None:
     assert get_penalty("simple") == dm.SimplePenalty()
     assert get_penalty("gaussian", bandwidth=2.0) == dm.GaussianPenalty(2.0)
@@ -199,23 +188,18 @@ def test_delta_is_the_integral_of_f_and_f_the_derivative_of_delta(f, delta) -> N
 def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known: Penalty, given: str) -> None:
     own = dm.FunctionPenalty(**{given: getattr(known, given)})
     x = randn(11, 2, 3).requires_grad_()
-    v, weight = randn(11, 2, 5, seed=1), randn(11, 2, 5, seed=2)
+    v = randn(11, 2, 5, seed=1)
     omega = torch.linspace(0.001, 1.1, 30, dtype=torch.float64)
     torch.testing.assert_close(own.conjugate(omega), known.conjugate(omega), rtol=1e-8, atol=1e-9)
     assert own.conjugate(torch.tensor([-0.1])).item() == -math.inf
     for constraint, normalize in product((None, Sphere(1.5)), (False, True)):
         couplings = [penalty.coupling(x, PTR, normalize, constraint) for penalty in (own, known)]
-        outs = [coupling @ v for coupling in couplings]
-        torch.testing.assert_close(*outs, rtol=1e-10, atol=1e-12)
-        slopes = [torch.autograd.grad((out * weight).sum(), x)[0] for out in outs]
-        torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-11)
+        agree(*(coupling @ v for coupling in couplings), [x], (1e-10, 1e-12), (1e-9, 1e-11))
         for promise in ("symmetric", "nonnegative", "row_stochastic"):
             assert getattr(couplings[0], promise) == getattr(couplings[1], promise)
     options = {"source": v[:, :, :3], "constraint": "ball", "radius": 9.0, "ptr": PTR}
-    energies = [dm.JointEnergy(penalty, 0.7, **options)(x) for penalty in (own, known)]
-    torch.testing.assert_close(*energies, rtol=1e-9, atol=0)
-    slopes = [torch.autograd.grad(energy, x)[0] for energy in energies]
-    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-8)
+    energies = (dm.JointEnergy(penalty, 0.7, **options)(x) for penalty in (own, known))
+    agree(*energies, [x], (1e-9, 0), (1e-6, 1e-8))
 
 
 def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +212,7 @@ def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch
         out = coupling @ v
         results.append((out, *torch.autograd.grad(out.square().sum(), [q, k, v, scale])))
     assert len(coupling._tiles()) == 4
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-12)
     dense = coupling.to_dense()
     torch.testing.assert_close(results[0][0], torch.einsum("hij,jhd->ihd", dense, v), rtol=1e-11, atol=1e-12)
     expected = 1 / (1 + scale * (q[4:, 1, None] - k[4:, 1]).square().sum(2))
@@ -259,24 +242,26 @@ def test_the_explicit_step_of_such_an_attention_descends() -> None:
     assert energy(moved, x) < energy(x, x)
 
 
-@pytest.mark.parametrize(("make", "error", "sentence"), [
-    (lambda: dm.FunctionPenalty(), ValueError, "f or delta must be given"),
-    (lambda: dm.FunctionPenalty(lambda z2: z2), ValueError, "f rises from f"),
-    (lambda: dm.FunctionPenalty(lambda z2: 1 - z2 / 4), ValueError, r"f\(.*\) = -.* is negative"),
-    (lambda: dm.FunctionPenalty(delta=lambda z2: -z2), ValueError, "is negative"),
-    (lambda: dm.FunctionPenalty(delta=lambda z2: z2.square()), ValueError, "f rises"),
-    (lambda: dm.FunctionPenalty(lambda z2: 1 / z2), ValueError, r"f\(0\) = inf is not finite"),
-    (lambda: dm.FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)), ValueError, r"f\(0\) = 1 to f\(9\)"),
-    (lambda: dm.FunctionPenalty(cauchy, lambda z2: z2), ValueError, "f is not the derivative of δ"),
-    (lambda: dm.FunctionPenalty(lambda z2: z2.sum()), ValueError, "f must give a tensor of the shape of z²"),
-    (lambda: dm.FunctionPenalty(cauchy, domain=(1.0, 2.0)), ValueError, r"domain must be \(0, the largest"),
-    (lambda: dm.FunctionPenalty(cauchy, domain=(0.0, -2.0)), ValueError, r"domain must be \(0, the largest"),
+test_what_is_no_penalty_is_refused_in_words = refuses(
+    (lambda: dm.MixturePenalty([]), "widths must hold a number at least, and weights as many; got 0 and 0"),
+    (lambda: dm.MixturePenalty([1.0], [1.0, 2.0]), "got 1 and 2"),
+    (lambda: dm.MixturePenalty([1.0], [-1.0]), "every one of weights must be finite and > 0"),
+    (lambda: get_penalty("huber"), "penalty must be one of 'quadratic', 'simple'"),
+    (lambda: dm.FunctionPenalty(), "f or delta must be given"),
+    (lambda: dm.FunctionPenalty(lambda z2: z2), "f rises from f"),
+    (lambda: dm.FunctionPenalty(lambda z2: 1 - z2 / 4), r"f\(.*\) = -.* is negative"),
+    (lambda: dm.FunctionPenalty(delta=lambda z2: -z2), "is negative"),
+    (lambda: dm.FunctionPenalty(delta=lambda z2: z2.square()), "f rises"),
+    (lambda: dm.FunctionPenalty(lambda z2: 1 / z2), r"f\(0\) = inf is not finite"),
+    (lambda: dm.FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)), r"f\(0\) = 1 to f\(9\)"),
+    (lambda: dm.FunctionPenalty(cauchy, lambda z2: z2), "f is not the derivative of δ"),
+    (lambda: dm.FunctionPenalty(lambda z2: z2.sum()), "f must give a tensor of the shape of z²"),
+    (lambda: dm.FunctionPenalty(cauchy, domain=(1.0, 2.0)), r"domain must be \(0, the largest"),
+    (lambda: dm.FunctionPenalty(cauchy, domain=(0.0, -2.0)), r"domain must be \(0, the largest"),
     (lambda: dm.FunctionPenalty(lambda a, b: a), TypeError, "f must take a tensor of .*it raised TypeError"),
     (lambda: dm.PenaltyDiffusivity(cauchy), TypeError, "penalty must be a Penalty"),
-])  # fmt: skip
-def test_what_is_no_penalty_is_refused_in_words(make, error, sentence: str, no_typecheck: None) -> None:
-    with pytest.raises(error, match=sentence):
-        make()
+    error=ValueError,
+)
 
 
 def test_it_is_looked_at_within_its_domain_alone() -> None:

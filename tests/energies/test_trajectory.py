@@ -8,6 +8,7 @@ from energy_cases import every_penalty
 from torch import Tensor
 
 import diffusion_mp as dm
+from diffusion_mp.energies import certify_trajectory
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
@@ -34,7 +35,7 @@ def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | N
 def test_one_lambda_holds_at_every_step(penalty: dm.Penalty, ball, uniform, size) -> None:
     for _ in range(10):
         x, tau = ball(size(1, 12), size(1, 4)), uniform(0.02, 1.0)
-        certificate = dm.energies.certify_trajectory(penalty, x, tau)
+        certificate = certify_trajectory(penalty, x, tau)
         assert certificate
         states = run(penalty, x, tau, 15)
         for factor in (1.0, 10.0):
@@ -47,7 +48,7 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None
     penalty, outgrown, risen = dm.GaussianPenalty(0.2), 0, 0
     for _ in range(30):
         x = ball(6, 2)
-        states, whole = run(penalty, x, 1.0, 12), dm.energies.certify_trajectory(penalty, x, 1.0).lam
+        states, whole = run(penalty, x, 1.0, 12), certify_trajectory(penalty, x, 1.0).lam
         later = [dm.certify(penalty, state, 1.0).lam for state in states]
         outgrown += max(later) > 1.01 * later[0]
         assert max(later) <= whole
@@ -59,18 +60,16 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None
 def test_every_graph_counts_for_itself(ball) -> None:
     penalty, ptr = dm.GaussianPenalty(0.4), torch.tensor([0, 3, 3, 12])
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
-    certificate = dm.energies.certify_trajectory(penalty, x, 0.7, ptr=ptr)
-    alone = [dm.energies.certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
+    certificate = certify_trajectory(penalty, x, 0.7, ptr=ptr)
+    alone = [certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
     assert certificate.lam == pytest.approx(0.7 / (2 * 1.0 * (2 - 0.7 * 2 * (1 - 1 / 9))), rel=0.5)
     assert certificate.lam >= max(each.lam for each in alone)
     assert rises(penalty, certificate.lam, run(penalty, x, 0.7, 10, ptr), ptr) == 0
-    flipped = dm.energies.certify_trajectory(penalty, x.flip(0), 0.7, ptr=torch.tensor([0, 9, 9, 12]))
+    flipped = certify_trajectory(penalty, x.flip(0), 0.7, ptr=torch.tensor([0, 9, 9, 12]))
     assert flipped.lam == pytest.approx(certificate.lam, rel=1e-12)
     heads = torch.stack([ball(5, 2), 3 * ball(5, 2)], 1)
-    assert (
-        dm.energies.certify_trajectory(penalty, heads, 0.7).lam
-        == dm.energies.certify_trajectory(penalty, heads[:, 1], 0.7).lam
-    )
+    of_heads, of_one = (certify_trajectory(penalty, part, 0.7) for part in (heads, heads[:, 1]))
+    assert of_heads.lam == of_one.lam
 
 
 def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None:
@@ -79,20 +78,18 @@ def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None
     across = 4 * (wide - wide.mean(0)).square().sum(1).max()
     degree = 1 + 4 * float(penalty.f(across))
     wanted = tau / (2 * degree * (2 - tau * 2 * (1 - 1 / 5)))
-    assert dm.energies.certify_trajectory(penalty, x, tau).lam == pytest.approx(wanted, rel=1e-12)
+    assert certify_trajectory(penalty, x, tau).lam == pytest.approx(wanted, rel=1e-12)
 
 
 def test_refusals(ball) -> None:
-    certificate = dm.energies.certify_trajectory(dm.SigmoidPenalty(), ball(5, 2), 1.01)
+    certificate = certify_trajectory(dm.SigmoidPenalty(), ball(5, 2), 1.01)
     assert not certificate
     assert certificate.tau_max == 1
     assert str(certificate).startswith("Theorem T2 does not cover τ = 1.01: above τ = 1")
     unit = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1)
-    assert dm.energies.certify_trajectory(dm.SimplePenalty(), unit, 1.0)
-    assert (
-        "beyond the domain of SimplePenalty()"
-        in dm.energies.certify_trajectory(dm.SimplePenalty(), 1.01 * unit, 0.5).reason
-    )
-    assert dm.energies.certify_trajectory(dm.QuadraticPenalty(), torch.zeros(0, 2), 1.0)
+    assert certify_trajectory(dm.SimplePenalty(), unit, 1.0)
+    outside = certify_trajectory(dm.SimplePenalty(), 1.01 * unit, 0.5)
+    assert "beyond the domain of SimplePenalty()" in outside.reason
+    assert certify_trajectory(dm.QuadraticPenalty(), torch.zeros(0, 2), 1.0)
     with pytest.raises(TypeError, match="penalty must be a Penalty"):
-        dm.energies.certify_trajectory("simple", unit, 0.5)
+        certify_trajectory("simple", unit, 0.5)

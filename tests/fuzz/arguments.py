@@ -33,18 +33,13 @@ NOT_A_NUMBER = bad("a string | None | a list | complex | a dict | a module")
 NOT_A_TENSOR = bad("a list: [[1.0, 2.0], [3.0, 4.0]] | an array | a string | a number | a dict | a module")
 
 
-def _one_of(d: Draw, right: Sequence[str], wrong: Sequence[Wrong], optional: bool) -> Arg:
-    """One of some right expressions; an optional argument is left out half of the time."""
-    source = None if optional and not d.maybe(0.5) else d.pick(right)
-    return Arg(source, wrong, optional)
-
-
 def fixed(source: object, *wrong: Wrong) -> Arg:
     return Arg(str(source), wrong)
 
 
 def options(d: Draw, *right: object, wrong: Sequence[Wrong] = (), optional: bool = False) -> Arg:
-    return _one_of(d, [str(option) for option in right], wrong, optional)
+    """One of some right expressions; an optional argument is left out half of the time."""
+    return Arg(None if optional and not d.maybe(0.5) else str(d.pick(right)), wrong, optional)
 
 
 def never(wrong: Sequence[Wrong]) -> Arg:
@@ -58,7 +53,7 @@ def count(d: Draw, *right: int, optional: bool = False, zero: bool = False, none
         "negative | a fraction | a bool: True | NaN | a tensor?: torch.tensor(2) | a NumPy integer?: np.int64(2)",
         "a tensor of two: torch.ones(2)" + " | zero" * (not zero),
     )
-    arg = _one_of(d, [str(number) for number in right or (1, 2, 3)], wrong, optional)
+    arg = options(d, *(right or (1, 2, 3)), wrong=wrong, optional=optional)
     return arg.without("None") if none else arg
 
 
@@ -75,13 +70,13 @@ def number(
         "" if zero or negative else "zero: 0.0",
         "" if below is None else f"beyond its bound: {below}",
     )
-    arg = _one_of(d, [str(value) for value in right or (0.5, 1.0, 0.1)], wrong, optional)
+    arg = options(d, *(right or (0.5, 1.0, 0.1)), wrong=wrong, optional=optional)
     return arg.without("None") if none else arg
 
 
 def probability(d: Draw, *, optional: bool = True) -> Arg:
     wrong = NOT_A_NUMBER + bad("one: 1.0 | negative: -0.1 | NaN | two: 2")
-    return _one_of(d, ["0.0", "0.5"], wrong, optional)
+    return options(d, 0.0, 0.5, wrong=wrong, optional=optional)
 
 
 def choice(d: Draw, *right: str | None, optional: bool = True) -> Arg:
@@ -90,17 +85,18 @@ def choice(d: Draw, *right: str | None, optional: bool = True) -> Arg:
         "another string: 'nonsense' | a number | a list: ['sym'] | a dict | a tensor | an array: np.array(['a', 'b'])",
         "" if None in right else "None",
     )
-    return _one_of(d, [repr(option) for option in right], wrong, optional)
+    return options(d, *map(repr, right), wrong=wrong, optional=optional)
 
 
 def flag(d: Draw, *, optional: bool = True) -> Arg:
     """True or False. Python takes anything for one of them, so a string may be accepted."""
-    return _one_of(d, ["False", "True"], bad("a string?: 'yes' | a tensor of two?: torch.ones(2)"), optional)
+    wrong = bad("a string?: 'yes' | a tensor of two?: torch.ones(2)")
+    return options(d, False, True, wrong=wrong, optional=optional)
 
 
 def generator(d: Draw, *, optional: bool = True) -> Arg:
     wrong = bad("a number | a string: 'seed' | NumPy's: np.random.default_rng(0)", "" if optional else "None")
-    return _one_of(d, ["torch.Generator().manual_seed(0)"], wrong, optional)
+    return options(d, "torch.Generator().manual_seed(0)", wrong=wrong, optional=optional)
 
 
 NOT_A_SEED = bad("a string | None | a fraction | a list | a tensor | NaN | negative? | beyond 64 bits?: 2**70")
@@ -165,7 +161,7 @@ def wrong_tensors(
 
 def tensor(d: Draw, *shape: int, optional: bool = False, positive: bool = False, lists: bool | None = False) -> Arg:
     wrong = wrong_tensors(*shape, dtype=d.dtype, none=optional, lists=lists, meta=None)
-    return _one_of(d, [real(d, *shape, positive=positive)], wrong, optional)
+    return options(d, real(d, *shape, positive=positive), wrong=wrong, optional=optional)
 
 
 def state(d: Draw, channels: int | None = None, *, parameters: bool = True, dtype: str | None = None) -> Arg:
@@ -358,7 +354,7 @@ def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
 
 def coupling(d: Draw, *, symmetric: bool = False, optional: bool = False, other_size: bool | None = False) -> Arg:
     wrong = [*NOT_A_COUPLING, Wrong(f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size)]
-    arg = _one_of(d, [coupling_source(d, symmetric=symmetric)], wrong, optional)
+    arg = options(d, coupling_source(d, symmetric=symmetric), wrong=wrong, optional=optional)
     return arg.without("None") if optional else arg
 
 
@@ -375,14 +371,17 @@ def diffusivity(d: Draw, *right: str) -> Arg:
 
 
 def update(d: Draw) -> Arg:
-    return _one_of(d, UPDATES, NOT_AN_UPDATE, True)
+    return options(d, *UPDATES, wrong=NOT_AN_UPDATE, optional=True)
 
 
 def module(source: str, *more: Wrong) -> Arg:
     return Arg(source, [*NOT_A_MODULE, *more])
 
 
+def to_dtype(d: Draw) -> str:
+    return "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
+
+
 def cast(d: Draw) -> str:
     """What turns a freshly made module into one of this program's dtype, in training or evaluation."""
-    to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
-    return to + d.pick(["", "", ".eval()"])
+    return to_dtype(d) + d.pick(["", "", ".eval()"])

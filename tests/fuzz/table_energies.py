@@ -339,9 +339,8 @@ def diagnose(d: Draw) -> None:
 
 
 def random_features(d: Draw) -> Arg:
-    to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
     wrong = NOT_A_DIFFUSIVITY + bad("of another kind: mp.SimpleDiffusivity()")
-    return Arg(f"mp.KernelizedSoftmaxDiffusivity({d.channels}){to}", wrong)
+    return Arg(f"mp.KernelizedSoftmaxDiffusivity({d.channels}){to_dtype(d)}", wrong)
 
 
 def feature_counts(d: Draw) -> Arg:

@@ -3,6 +3,7 @@
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from diffusion_mp.diffusivities import SparseFlowDiffusivity
@@ -158,34 +159,16 @@ NOT_FALLING = bad(
 )
 
 
-def dense(d: Draw) -> None:
-    matrix = tensor(d, d.nodes, d.nodes).without("a lower rank", "a higher rank", "a list")
-    built(d, "DenseCoupling", matrix=matrix, ptr=never(wrong_ptr(d)))
+def made(name: str, **own: Make) -> Strategy:
+    return lambda d: built(d, name, **own)
 
 
-def of_distance(d: Draw) -> None:
-    built(d, "DistanceCoupling", function=options(d, *FALLING, wrong=NOT_FALLING[:3]), **features(d))
+def any_coupling(d: Draw) -> Arg:
+    return coupling(d, other_size=None)
 
 
-def sparse(d: Draw) -> None:
-    weight = tensor(d, len(d.edges), optional=True).without("a higher rank")
-    built(d, "SparseCoupling", graph=just_graph(d), weight=weight)
-
-
-def neumann(d: Draw) -> None:
-    weight = tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension")  # which is of heads
-    built(d, "NeumannCoupling", num_nodes=node_count(d), alpha=weight)
-
-
-def polynomial(d: Draw) -> None:
-    coefficients = tensor(d, d.pick([1, 2, 3])).without("a longer last dimension", "a higher rank")
-    built(d, "PolynomialCoupling", coupling=coupling(d, other_size=None), coefficients=coefficients)
-
-
-def reweighted(d: Draw) -> None:
-    one = "a longer last dimension"  # which is of heads
-    rows = {name: tensor(d, d.nodes, 1, optional=True).without(one) for name in ("row", "column")}
-    built(d, "ReweightedCoupling", coupling=coupling(d, other_size=None), **rows)
+def per_node(d: Draw) -> Arg:
+    return tensor(d, d.nodes, 1, optional=True).without("a longer last dimension")  # which is of heads
 
 
 def projected(d: Draw) -> None:
@@ -196,20 +179,19 @@ def projected(d: Draw) -> None:
     d.call("out", "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]", v=v)
 
 
-def scaled(d: Draw) -> None:
+def scale(d: Draw) -> Arg:
     wrong = NOT_A_SCALE + bad("array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)")
-    scale = options(d, 0.5, -2, "torch.tensor(0.5)", "torch.ones(1)", wrong=wrong)
-    built(d, "ScaledCoupling", scale=scale, coupling=coupling(d, other_size=None))
+    return options(d, 0.5, -2, "torch.tensor(0.5)", "torch.ones(1)", wrong=wrong)
 
 
-def summed(d: Draw) -> None:
+def terms(d: Draw) -> Arg:
     one, other = coupling_source(d), coupling_source(d)
     sizes = ", ".join(f"mp.couplings.UniformCoupling({d.nodes + more})" for more in (0, 1))
     wrong = bad(
         f"empty | None | a string | a number | numbers: [1, 2] | a tensor | a term that is none: [{one}, None]",
         f"terms of two sizes: [{sizes}] | a coupling: {one}",
     )
-    built(d, "SumCoupling", terms=options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong))
+    return options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong)
 
 
 def abstract(name: str) -> Strategy:
@@ -231,16 +213,26 @@ def abstract(name: str) -> Strategy:
 _constant = numbers(0.0, 1.0, zero=True, negative=True)
 COUPLINGS: dict[str, Strategy] = {
     "Graph": graphs, "Coupling": abstract("Coupling"), "PooledCoupling": abstract("PooledCoupling"),
-    "IdentityCoupling": lambda d: built(d, "IdentityCoupling", num_nodes=node_count(d, beyond_memory=True)),
-    "UniformCoupling": lambda d: built(d, "UniformCoupling", num_nodes=node_count(d)),
+    "IdentityCoupling": made("IdentityCoupling", num_nodes=partial(node_count, beyond_memory=True)),
+    "UniformCoupling": made("UniformCoupling", num_nodes=node_count),
     "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
     "LinearAttentionCoupling": by_features("LinearAttentionCoupling", positive=True, pooled=True, constant=_constant,
         own=_constant),
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
-    "LogLowRankCoupling": log_low_rank, "SparseFlowCoupling": sparse_flow, "DenseCoupling": dense,
-    "DistanceCoupling": of_distance, "SparseCoupling": sparse, "NeumannCoupling": neumann,
-    "PolynomialCoupling": polynomial, "ReweightedCoupling": reweighted, "ProjectedCoupling": projected,
-    "ScaledCoupling": scaled, "SumCoupling": summed,
+    "LogLowRankCoupling": log_low_rank, "SparseFlowCoupling": sparse_flow, "ProjectedCoupling": projected,
+    "DenseCoupling": made("DenseCoupling", ptr=lambda d: never(wrong_ptr(d)),
+        matrix=lambda d: tensor(d, d.nodes, d.nodes).without("a lower rank", "a higher rank", "a list")),
+    "DistanceCoupling": lambda d: built(d, "DistanceCoupling",
+        function=options(d, *FALLING, wrong=NOT_FALLING[:3]), **features(d)),
+    "SparseCoupling": made("SparseCoupling", graph=just_graph,
+        weight=lambda d: tensor(d, len(d.edges), optional=True).without("a higher rank")),
+    "NeumannCoupling": made("NeumannCoupling", num_nodes=node_count,
+        alpha=lambda d: tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension")),  # which is of heads
+    "PolynomialCoupling": made("PolynomialCoupling", coupling=any_coupling,
+        coefficients=lambda d: tensor(d, d.pick([1, 2, 3])).without("a longer last dimension", "a higher rank")),
+    "ReweightedCoupling": made("ReweightedCoupling", coupling=any_coupling, row=per_node, column=per_node),
+    "ScaledCoupling": made("ScaledCoupling", scale=scale, coupling=any_coupling),
+    "SumCoupling": made("SumCoupling", terms=terms),
 }  # fmt: skip
 
 
@@ -255,8 +247,7 @@ def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
             projection = own["projection"].right
             if projection not in (None, "None") or (name == "SGFormerDiffusivity" and projection is None):
                 own["channels"] = Arg(str(d.channels), channels.wrong)
-        to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
-        d.call("diffusivity", f"{address(name)}({{args}}){to}", **own)
+        d.call("diffusivity", f"{address(name)}({{args}}){to_dtype(d)}", **own)
         d.call("coupling", "diffusivity({args})", x=state(d, parameters=told), graph=graph(d, needed=needed))
         normalized = "row_stochastic" not in own or own["row_stochastic"].right != "False"
         # e^{(q·k − 1)/σ²} where nothing bounds q·k leaves the range of any dtype

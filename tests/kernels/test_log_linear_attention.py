@@ -56,7 +56,7 @@ def test_values_and_gradients(batch, what, slack, block, samples, generator, mon
         "product": (log_linear_product, [log_q, log_k, v, row_shift, col_shift]),
         "logsumexp": (log_linear_logsumexp, [log_q, log_k, col_shift]),
     }[what]
-    assert_same(partial(run, ptr=ptr), partial(run, ptr=ptr, backend="reference"), inputs, generator)
+    assert_same(partial(run, ptr=ptr), partial(run, ptr=ptr, backend="reference"), inputs)
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
@@ -69,7 +69,7 @@ def test_the_entries_equal_their_reference(nodes, edges, chunk, generator, monke
     def written_out(log_q: Tensor, log_k: Tensor) -> Tensor:
         return (log_q[edge_index[1]] + log_k[edge_index[0]]).exp().sum(2).log()
 
-    assert_same(partial(log_linear_entries, edge_index), written_out, [log_q, log_k], generator)
+    assert_same(partial(log_linear_entries, edge_index), written_out, [log_q, log_k])
 
 
 def far_apart(scale: float, generator: torch.Generator) -> list[Tensor]:
@@ -101,15 +101,13 @@ def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator, monke
     inputs, weight = [log_q, log_k, v, row_shift, col_shift], torch.randn(v.shape, generator=generator, dtype=DOUBLE)
     got, expected = (run(log_linear_product, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE))
     assert expected[0].abs().max() > 1  # rows weigh about one: nothing is compared with an underflow
-    for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, **tolerance("product", torch.float32)._asdict())
+    torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
     inputs, weight = [log_q, log_k, col_shift], torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
     got, expected = (run(log_linear_logsumexp, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE))
     torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
     # float32 rounds L by 2⁻²⁴ of itself, twice; the weights exp(· − L) inherit that as a relative error.
     rounding = 2**-23 * expected[0].abs().max().item() + tolerance("product", torch.float32).rtol
-    for mine, theirs in zip(got[1:], expected[1:], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=rounding, atol=rounding * weight.abs().max().item())
+    torch.testing.assert_close(got[1:], expected[1:], rtol=rounding, atol=rounding * weight.abs().max().item())
 
 
 def test_which_bound_is_taken(generator):

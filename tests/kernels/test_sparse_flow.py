@@ -1,15 +1,13 @@
 """Sparse flow: exact against the optimality conditions and a converged proximal run; the fast path against the sort."""
 
-import importlib
 import math
-import sys
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, everything, randn
+from proximal import proximal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,9 +15,6 @@ from diffusion_mp.kernels.sparse_flow import Features, solve_rows, sparse_flow_p
 from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there
-proximal = importlib.import_module("proximal").proximal
 
 LAMBDAS = [10.0**power for power in range(-3, 4)]
 ALPHAS = [0.01, 0.1, 1.0, math.inf]
@@ -199,7 +194,7 @@ def test_every_path_equals_the_sort(batch, backend, tile, friction, generator, m
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
     run = partial(everything, ptr=ptr, backend=backend)
-    assert_same(run, partial(everything_by_sort, ptr=ptr), arguments, generator)
+    assert_same(run, partial(everything_by_sort, ptr=ptr), arguments)
     fast, plain = (sparse_flow_potentials(*arguments[:6], ptr, backend=name) for name in (backend, "reference"))
     for name, got, expected in zip(fast._fields, fast, plain, strict=True):
         torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name)

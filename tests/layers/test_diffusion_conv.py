@@ -45,12 +45,3 @@ test_features_come_if_and_only_if_they_are_read_and_fit = refuses(
     (of(ONES.to("meta")), ValueError, "features must be on the device of"),
     (of([[1.0]] * 4), TypeError, "features must be a tensor"),
 )
-
-
-def test_dropout_acts_on_the_values_only(generator: torch.Generator) -> None:
-    x = torch.randn(5, 3, generator=generator)
-    conv = DiffusionConv(3, 3, SimpleDiffusivity(), transform=False, bias=False, dropout=0.5)
-    steady, clean = conv.eval()(x, return_coupling=True)
-    noisy, coupling = conv.train()(x, return_coupling=True)
-    assert torch.equal(coupling.to_dense(), clean.to_dense())
-    assert not torch.equal(noisy, steady)

@@ -11,7 +11,7 @@ import diffusion_mp as dm
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import seeded
-from helpers import built
+from helpers import agree, built
 
 MODELS = {
     "DIFFormer": lambda **o: dm.DIFFormer(5, 8, 3, 2, graph="sum", **o),
@@ -53,11 +53,7 @@ def test_a_graph_alone_is_the_graph_in_a_batch(make, generator):
     together = model(x, edges, batch=batch)
     assert together.shape == (3, 3)
     alone = torch.cat([model(x, edges) for x, edges in graphs])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
-    weights = torch.randn(3, 3, dtype=torch.float64, generator=generator)
-    leaves, losses = [*model.parameters()], [(out * weights).sum() for out in (together, alone)]
-    gradients = [torch.autograd.grad(loss, leaves, materialize_grads=True) for loss in losses]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
+    agree(together, alone, model.parameters(), (0, 1e-12), (0, 1e-11), unused=True)
 
 
 def test_the_head_reads_the_mean_of_its_nodes(make, generator):

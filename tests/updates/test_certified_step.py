@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dense_updates import random
 from torch import Tensor
 
 from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
@@ -15,6 +14,8 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, WeightedGraph
 from diffusion_mp.updates import CertifiedStep, certified_step
 from diffusion_mp.updates.certified_step import _lasting_share, _rounded
+from helpers import randn as random
+from helpers import refuses
 
 PTR = torch.tensor([0, 4, 4, 5, 11])
 PENALTIES = {name: get_penalty(name) for name in ("simple", "sigmoid", "gaussian", "quadratic")}
@@ -180,25 +181,36 @@ def test_a_row_at_rest_stays_where_rounding_has_left_it(constraint: str) -> None
     assert torch.equal(CertifiedStep(1.0, constraint=constraint)(x, alone, source=x), x)
 
 
-def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
-    x, one, step = torch.ones(5, 1, 2), torch.ones(5, 1, 1), CertifiedStep()
-    for missing in ("symmetric", "nonnegative", "symmetric or nonnegative"):
-        promises = {name: True for name in ("symmetric", "nonnegative") if name not in missing}
-        sentence = rf"does not promise to be {missing}\. Take row_stochastic=False"
-        with pytest.raises(CouplingMismatchError, match=sentence):
-            step(x, LowRankCoupling(one, one.clone(), **promises), source=x)
-    good = LowRankCoupling(one, one.clone(), symmetric=True, nonnegative=True)
-    torch.testing.assert_close(step(x, good, x, x), step(x, good, source=x))
-    for call, sentence in [
-        (lambda: step(x, good, x.clone(), x), "CertifiedStep moves the state itself; got other values"),
-        (lambda: step(x, good), "beta=1 weighs a source, but none came"),
-        (lambda: CertifiedStep(Positive(2.0))(x, good), r"beta=Positive\(initial=2\) weighs a source, but none came"),
-        (lambda: step(x, good, source=x, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
-        (lambda: step(x, good, source=x, metric=torch.ones(5, 3)), r"metric must be \[5\] or \[5, heads\]"),
-        (lambda: CertifiedStep(0.0)(x, good, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            call()
+def of_ones(**promises: bool) -> LowRankCoupling:
+    return LowRankCoupling(torch.ones(5, 1, 1), torch.ones(5, 1, 1), **promises)
+
+
+MISMATCH, STEP = CouplingMismatchError, CertifiedStep()
+ONES, GOOD = torch.ones(5, 1, 2), of_ones(symmetric=True, nonnegative=True)
+BOTH, WAY = "symmetric or nonnegative", "Take row_stochastic=False"
+ONE_WAY = Graph(5, torch.tensor([[0, 1, 2], [1, 2, 3]]))
+test_what_does_not_fit_is_refused_in_sentences = refuses(
+    *(
+        (lambda p=kept: STEP(ONES, of_ones(**p), source=ONES), MISMATCH, rf"does not promise to be {missing}\. {WAY}")
+        for missing, kept in {"symmetric": {"nonnegative": True}, "nonnegative": {"symmetric": True}, BOTH: {}}.items()
+    ),
+    (
+        lambda: STEP(ONES, AdjacencyDiffusivity("sym")(ONES[:, 0], ONE_WAY), source=ONES),
+        MISMATCH,
+        r"does not promise to be symmetric.*graph.to_undirected\(\)",
+    ),
+    (lambda: STEP(ONES, GOOD, ONES.clone(), ONES), "CertifiedStep moves the state itself; got other values"),
+    (lambda: STEP(ONES, GOOD), "beta=1 weighs a source, but none came"),
+    (lambda: CertifiedStep(Positive(2.0))(ONES, GOOD), r"beta=Positive\(initial=2\) weighs a source, but none came"),
+    (lambda: STEP(ONES, GOOD, source=ONES, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
+    (lambda: STEP(ONES, GOOD, source=ONES, metric=torch.ones(5, 3)), r"metric must be \[5\] or \[5, heads\]"),
+    (lambda: CertifiedStep(0.0)(ONES, GOOD, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
+    error=ValueError,
+)
+
+
+def test_the_state_may_come_as_its_values() -> None:
+    torch.testing.assert_close(STEP(ONES, GOOD, ONES, ONES), STEP(ONES, GOOD, source=ONES))
 
 
 def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
@@ -217,21 +229,6 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
     small = get_constraint("sphere", 0.5)
     state = small.project(x)
     torch.testing.assert_close(simple.coupling(state, constraint=small).to_dense(), simple.coupling(state).to_dense())
-
-
-def test_whether_an_undirected_graph_is_symmetric_is_asked_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diffusion_mp.graph import graph as graph_module
-
-    asked = []
-    look = graph_module.is_symmetric
-    monkeypatch.setattr(graph_module, "is_symmetric", lambda *args: asked.append(1) or look(*args))
-    graph, x, diffusivity = undirected(9), random(9, 2), AdjacencyDiffusivity("sym")
-    for _ in range(3):
-        x = CertifiedStep()(x, diffusivity(x, graph), source=x)
-    assert len(asked) == 1
-    one_way = Graph(9, graph.edges[:, :5])
-    with pytest.raises(CouplingMismatchError, match=r"does not promise to be symmetric.*graph.to_undirected\(\)"):
-        CertifiedStep()(x, diffusivity(x, one_way), source=x)
 
 
 @pytest.mark.parametrize(("best", "rounded"), [(0.03, 0.0), (0.06, 0.0625)])

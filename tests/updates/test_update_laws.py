@@ -17,6 +17,7 @@ from diffusion_mp.testing.problems import Problem, path_problem
 from diffusion_mp.updates import Backtracking, CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
 from diffusion_mp.updates.base import Positive
 from diffusion_mp.updates.implicit import SolvedUpdate
+from helpers import refuses
 
 from diffusion_mp.updates import StateUpdate  # isort: skip
 
@@ -65,16 +66,15 @@ SOLVERS = [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0), Equilibrium(
 solvers = pytest.mark.parametrize("update", SOLVERS, ids=lambda update: type(update).__name__)
 
 
-@pytest.mark.parametrize(("build", "error", "sentence"), [
+TWO = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, 2))
+test_bad_options_and_heads = refuses(
+    (lambda: ExplicitEuler(0.1)(torch.zeros(3, 3, 1), TWO), ValueError, r"x must have 2 heads \(or 1\)"),
+    (lambda: ExplicitEuler(0.1)(torch.zeros(3, 5), TWO), ValueError, "2 heads must divide the channels of x"),
     (lambda: ExplicitEuler(torch.tensor(-0.5)), ValueError, "tau must be finite and > 0"),
     (lambda: ExplicitEuler(torch.tensor([0.5])), ValueError, "tau must be one number"),
     (lambda: ExplicitEuler(torch.tensor(1)), TypeError, "tau must be floating point"),
     (lambda: Backtracking(SigmoidPenalty(), exact=True), ValueError, r"exact=True needs Simple.*got Sigmoid"),
-])  # fmt: skip
-@pytest.mark.usefixtures("no_typecheck")
-def test_bad_options(build, error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=sentence):
-        build()
+)
 
 
 class Untouchable(SparseCoupling):
@@ -123,15 +123,6 @@ def test_shapes(update: StateUpdate, change: dict[str, object], error: type[Exce
     arguments = {"x": problem.state, "values": problem.state, "source": problem.state} | change
     with pytest.raises(error, match=sentence):
         update(coupling=problem.coupling, **arguments)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_heads_of_the_coupling() -> None:
-    two = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, 2))
-    with pytest.raises(ValueError, match=r"x must have 2 heads \(or 1\)"):
-        ExplicitEuler(0.1)(torch.zeros(3, 3, 1), two)
-    with pytest.raises(ValueError, match="2 heads must divide the channels of x"):
-        ExplicitEuler(0.1)(torch.zeros(3, 5), two)
 
 
 @solvers
