@@ -267,7 +267,7 @@ def _same_graphs(terms: Sequence[Coupling]) -> bool:
 
 def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
     """The metric of all terms; a diagonal term is self-adjoint in any."""
-    metrics = [term.metric for term in _reaching(terms)] or [term.metric for term in terms]
+    metrics = [term.metric for term in _reaching(terms) or terms]
     first = metrics[0]
     return first if all(m is not None and first is not None and bool((m == first).all()) for m in metrics) else None
 

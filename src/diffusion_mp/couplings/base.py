@@ -104,7 +104,9 @@ class Coupling(ABC):
         if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
             plain = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
             if not (plain and 0 <= num_nodes <= MOST_NODES and heads > 0):
-                num_nodes, heads = _sizes(num_nodes, heads, like)
+                num_nodes, heads = as_num_nodes(num_nodes), errors.as_size(heads)  # tensors under torch.jit.trace
+                errors.check_counts(heads=heads)
+                errors.check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
         origin = like if isinstance(like, Coupling) else None
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
@@ -126,12 +128,9 @@ class Coupling(ABC):
             if type(promise) is list:
                 known = True
                 for part in promise:
-                    of_part = vars(part).get(name)
-                    if of_part is False:
-                        known = False
-                        break
-                    if of_part is None:  # not found out yet
-                        known = promise
+                    of_part = vars(part).get(name, promise)  # the list itself, if not found out yet
+                    if known is True or of_part is False:
+                        known = of_part
             if type(known) is bool:
                 setattr(self, name, known)
             elif type(known) is list or (callable(known) and not isinstance(known, nn.Module)):
@@ -401,14 +400,6 @@ class Coupling(ABC):
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
 
-def _sizes(num_nodes: Any, heads: Any, like: object) -> tuple[int, int]:
-    """Check the sizes, which are tensors while ``torch.jit.trace`` runs, and ``like``."""
-    num_nodes, heads = as_num_nodes(num_nodes), errors.as_size(heads)
-    errors.check_counts(heads=heads)
-    errors.check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
-    return num_nodes, heads
-
-
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
     """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
     if not isinstance(coupling, Coupling):
@@ -467,11 +458,9 @@ class Change:
         if isinstance(value, nn.Module):
             module = copy.deepcopy(value).to(device=self.device, dtype=self.dtype)
             return self.keep(value, module.requires_grad_(False) if self.detach else module)
-        if isinstance(value, tuple):
+        if isinstance(value, (list, tuple)):
             parts = map(self.of, value)
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        if isinstance(value, list):
-            return [self.of(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, dict):
             return {key: self.of(part) for key, part in value.items()}
         if isinstance(value, MethodType):

@@ -92,10 +92,9 @@ class NeumannDiffusivity(Diffusivity):
         self.boundary, self.symmetric = boundary, is_symmetric_stencil(strides, boundary)
         self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
         self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
-        self.reset_parameters()
+        self._draw()
 
-    def reset_parameters(self) -> None:
-        """Restore the initial α; no random numbers are drawn."""
+    def _draw(self) -> None:
         if self.eta is None or self.budget is None:
             nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
         else:

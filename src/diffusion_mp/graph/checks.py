@@ -20,8 +20,7 @@ def as_num_nodes(num_nodes: object) -> int:
     if torch.compiler.is_compiling() or (type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES):
         return cast("int", num_nodes)  # a symbol under torch.compile
     count = errors.as_whole(errors.as_size(num_nodes), "num_nodes")
-    if count < 0:
-        raise ValueError(f"num_nodes must be at least 0; got {count}.")
+    errors.check_counts(0, num_nodes=count)
     if count > MOST_NODES:
         raise ValueError(f"num_nodes must be at most {MOST_NODES}, beyond which pairs have no number; got {count}.")
     return count
