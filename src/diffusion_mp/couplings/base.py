@@ -41,8 +41,7 @@ Promise = bool | Callable[[], bool] | list["Coupling"]
 class Lazy(Generic[T]):
     """Attribute that is set at construction, or computed by ``coupling._questions`` on first access and then kept.
 
-    A question is a function, or a list of couplings, for ``all`` of their promises. A function must not refer to its
-    own coupling: with such a cycle, only the garbage collector would free the tensors of both.
+    A function there must not refer to its coupling: only the garbage collector would free the tensors of such a cycle.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -128,7 +128,6 @@ def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor
 
 
 def _is_symmetric(block: Tensor) -> bool:
-    """Whether a block is its own transpose up to rounding."""
     rounding = 64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
     return bool(((block - block.mT).abs() <= rounding).all())
 

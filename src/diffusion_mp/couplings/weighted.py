@@ -120,9 +120,7 @@ def averaged(coupling: Coupling) -> Coupling:
 
 
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
-    r"""Divide a coupling by the square roots of its row sums, on both sides.
-
-    D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
+    r"""Return D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
 
     The spectral radius of the result is at most one; a node without neighbours becomes a zero row. Scores of pairs
     (:class:`PairwiseCoupling`) are normalised in log space, where no row sum under- or overflows.

@@ -168,10 +168,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
         if constraint is not None and not self.reads_the_state:
-            raise ValueError(
-                f"constraint is that of the state, so f must read the state: projection=None, normalize=None, "
-                f"measure='distance'; got {projection=}, {normalize=}, {measure=}."
-            )
+            raise ValueError(f"constraint needs an f that reads the state; {self.why_no_penalty}")
 
     @property
     def reads_the_state(self) -> bool:
@@ -260,9 +257,9 @@ class SoftmaxDiffusivity(_NamedDiffusivity):
 
 
 class GaussianDiffusivity(_NamedDiffusivity):
-    """Attention that falls with distance as a Gaussian does.
+    """Attention by a Gaussian of distances, f = exp(−z²/2σ²): the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
-    f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ > 0 is ``bandwidth``.
+    σ > 0 is ``bandwidth``; further arguments are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
@@ -287,11 +284,9 @@ KERNELS: dict[str, type[AllPairDiffusivity]] = {
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
-    """Attention that falls with distance as a learned mixture of Gaussians does.
+    """Attention by a learned mixture of Gaussians of distances, f = Σ_m c_m exp(−z²/2σ_m²); see `MixturePenalty`.
 
-    f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable c_m and σ_m: ``weights`` and ``widths``.
-
-    Further arguments are those of :class:`AllPairDiffusivity`; see `MixturePenalty`.
+    ``weights`` and ``widths`` are c and σ at first; further arguments are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads

@@ -64,7 +64,6 @@ def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype)
 
 
 def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
-    """The smallest dtype of indices that holds both."""
     return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
 
 
@@ -180,7 +179,6 @@ class Compressed:
     Attributes:
         ptr: [N+1] bounds the entries of each node. Like the others computed on first access.
         order: [E], the edge of each entry.
-        moved: ``order``, or ``None`` where the edges already stand in this order.
         other: [E], the other end of each entry.
     """
 
@@ -203,10 +201,6 @@ class Compressed:
         return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
 
     @property
-    def moved(self) -> Int[Tensor, " E"] | None:
-        return self.parts[1]
-
-    @property
     def other(self) -> Int[Tensor, " E"]:
         return self.parts[2]
 
@@ -215,7 +209,7 @@ class Compressed:
         return "parts" in self.__dict__
 
     @cached_property
-    def parts(self) -> Parts:  # ptr, moved and other
+    def parts(self) -> Parts:  # ptr, order or None where the edges already stand in it, and other
         return persistent(self._find)
 
     def _find(self) -> Parts:
@@ -256,7 +250,6 @@ class Pattern:
 
     @property
     def T(self) -> Pattern:
-        """The pattern of the transpose."""
         return Pattern(self.by_col, self.by_row)
 
     @cached_property
