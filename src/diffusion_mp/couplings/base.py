@@ -73,8 +73,7 @@ class Coupling(ABC):
         low_rank: :meth:`low_rank_form` represents all of S.
         metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not called if S is symmetric.
 
-    Boundaries and promises may also be functions, called on first access of the attribute. A promise may be a list of
-    couplings too, all of which have to make it.
+    ``ptr`` and promises may be functions called on first access; a promise may be a list of couplings that all make it.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -240,8 +239,7 @@ class Coupling(ABC):
         With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
         S is positive semi-definite. `CouplingMismatchError` unless S promises to be symmetric and nonnegative.
         """
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        nothing = torch.empty(self.num_nodes, self.heads, 0, dtype=dtype, device=self.device)
+        nothing = self._ones().unsqueeze(2)[:, :, :0]
         return self.majorized(nothing, convex)[1].squeeze(2)
 
     def majorized(self, v: Tensor, convex: bool) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
@@ -354,8 +352,7 @@ class Coupling(ABC):
         """
         for value in args:
             dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
-        if dtype is not None:
-            errors.floating((), dtype, "meta")
+        errors.floating((), dtype, "meta")  # raises if it is no dtype
         place = None if device is None else errors.as_device(device)
         if place is not None and place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())

@@ -215,7 +215,7 @@ class SimpleDiffusivity(_NamedDiffusivity):
 
     (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
     is exact for states of any norm. Then f ≥ 0, and the energy descends, while all ‖x_i − x_j‖ ≤ 2, a condition that
-    the paper omits (docs/errata.md, D7). Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
+    the paper omits (docs/errata.md, D7). Arguments are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> SimpleDiffusivity(4, projection="separate", heads=2)(x).heads
@@ -228,8 +228,7 @@ class SimpleDiffusivity(_NamedDiffusivity):
 class SigmoidDiffusivity(_NamedDiffusivity):
     """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
 
-    The published equations normalise q and k; ``normalize=None`` is the released code (docs/errata.md, D2). Arguments,
-    shapes and errors are those of :class:`AllPairDiffusivity`.
+    Arguments are those of :class:`AllPairDiffusivity`; ``normalize=None`` is the released code (docs/errata.md, D2).
 
     Examples:
         >>> torch.allclose(SigmoidDiffusivity()(x).degree(), torch.ones(6, 1))
@@ -242,8 +241,7 @@ class SigmoidDiffusivity(_NamedDiffusivity):
 class SoftmaxDiffusivity(_NamedDiffusivity):
     """Softmax attention: f = exp(q·k/√d), or exp((1 − z²/2)/√d), of d channels a head (Wu, Wipf & Yan 2025, Eq. 21).
 
-    The printed δ has another derivative, and is corrected here (docs/errata.md, D9). Arguments, shapes and errors are
-    those of :class:`AllPairDiffusivity`.
+    Arguments are those of :class:`AllPairDiffusivity`. The printed δ is corrected here (docs/errata.md, D9).
 
     Examples:
         >>> SoftmaxDiffusivity(4, projection="separate", heads=2)(x).heads

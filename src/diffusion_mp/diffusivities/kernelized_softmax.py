@@ -86,9 +86,8 @@ def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = Fa
         why = "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
         raise ValueError(why)
     if coupling.num_nodes != graph.num_nodes:
-        raise ValueError(
-            f"coupling and graph must have the same nodes; got {coupling.num_nodes} and {graph.num_nodes}."
-        )
+        nodes = f"{coupling.num_nodes} and {graph.num_nodes} nodes"
+        raise ValueError(f"coupling and graph must have the same nodes; got {nodes}.")
     target = graph.edge_index[1]
     (log_entries,), _ = accumulating(coupling.log_at(graph.edge_index))
     weight = graph.weights(log_entries)
@@ -282,8 +281,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 class RelationalBias(Diffusivity):
     r"""Walks along the observed graph with learned weights, Σ_p σ(b_p) Aᵖ with b = 0 at first, beside an attention.
 
-    Wu et al. 2022; slides, "Input Graphs as Relational Bias".
-    For one hop, z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v per head. The released code divides by degrees, as ``"sym"`` and
+    Wu et al. 2022; slides, "Input Graphs as Relational Bias". The released code divides by degrees, as ``"sym"`` and
     ``"row"`` do.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -29,25 +29,25 @@ def values_only(*, captured: bool = False) -> bool:
     )
 
 
-if TYPE_CHECKING:
-    from functools import cached_property as cached_property
-else:
+class cached_property(Generic[T]):
+    """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
-    class cached_property:
-        """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
+    def __init__(self, find: Callable[[Any], T]) -> None:
+        self.find, self.__doc__ = find, find.__doc__
 
-        def __init__(self, find):
-            self.find, self.__doc__ = find, find.__doc__
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
-        def __set_name__(self, owner, name):
-            self.name = name
-
-        def __get__(self, owner, kind=None):
-            if owner is None:
-                return self
-            found = self.find(owner)
-            setattr(owner, self.name, found)
-            return found
+    @overload
+    def __get__(self, owner: None, kind: type) -> cached_property[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type | None = None) -> T: ...
+    def __get__(self, owner: object | None, kind: type | None = None) -> cached_property[T] | T:
+        if owner is None:
+            return self
+        found = self.find(owner)
+        setattr(owner, self.name, found)
+        return found
 
 
 def persistent(make: Callable[[], T]) -> T:

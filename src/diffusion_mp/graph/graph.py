@@ -154,8 +154,7 @@ class Graph:
             errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
-    # Rows of different nodes meet in couplings and in a few sums. ``ShardedGraph``, whose rows lie with several
-    # processes, overrides these.
+    # Where rows of different nodes meet: ``ShardedGraph``, whose rows lie with several processes, overrides these.
 
     first_node: int = 0
     """The number of the first row in the whole graph."""
