@@ -191,7 +191,7 @@ def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ord
     node = node.sort().values if ordered else node
     expected = sorted_by_torch(node, opposite, nodes)
     found = Compressed(node, opposite, nodes)
-    assert (found.moved is None) == bool((node[1:] >= node[:-1]).all())
+    assert (found.parts[1] is None) == bool((node[1:] >= node[:-1]).all())
     for parts in ((found.ptr, found.order, found.other), compress(node, opposite, nodes)):
         for got, want in zip(parts, expected, strict=True):
             assert got.dtype == torch.int32
@@ -212,8 +212,8 @@ def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist() -> Non
 @pytest.mark.parametrize("policy", ["add", "remaining"])
 def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: str) -> None:
     graph = Graph(5, torch.tensor([[4, 0, 0, 3, 1], [2, 1, 0, 1, 4]]), torch.rand(5)).with_self_loops(policy)  # type: ignore[arg-type]
-    assert graph.csr.moved is None
-    assert graph.csc.moved is not None
+    assert graph.csr.parts[1] is None
+    assert graph.csc.parts[1] is not None
     for compressed, ends in ((graph.csr, 1), (graph.csc, 0)):
         ptr, order, other = sorted_by_torch(graph.edges[ends], graph.edges[1 - ends], 5)
         assert [part.tolist() for part in (compressed.ptr, compressed.order, compressed.other)] == [

@@ -163,9 +163,7 @@ class ScaledCoupling(Coupling):
 
 
 class SumCoupling(Coupling):
-    """The sum of couplings.
-
-    S₁ + S₂ + …; a term with a single head is added to every head of the others. Sums in a sum are flattened.
+    """The sum of couplings; one with a single head is added to every head of the others, and sums in it are flattened.
 
     Examples:
         >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
@@ -267,7 +265,7 @@ def _same_graphs(terms: Sequence[Coupling]) -> bool:
 
 def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
     """The metric of all terms; a diagonal term is self-adjoint in any."""
-    metrics = [term.metric for term in _reaching(terms)] or [term.metric for term in terms]
+    metrics = [term.metric for term in _reaching(terms) or terms]
     first = metrics[0]
     return first if all(m is not None and first is not None and bool((m == first).all()) for m in metrics) else None
 
@@ -287,9 +285,7 @@ def _sums_to_one(terms: Sequence[Coupling]) -> bool:
 
 
 class PolynomialCoupling(Coupling):
-    r"""A polynomial of a coupling: walks of several hops.
-
-    Σ_{p=1..P} c_p Sᵖ by Horner's rule, S(c₁v + S(c₂v + …)): P products with S, and no power of it is stored.
+    r"""A polynomial of a coupling, Σ_{p=1..P} c_p Sᵖ by Horner's rule: P products, and no power of it is stored.
 
     Args:
         coupling, coefficients: S, and c [P], or [P, H] with one polynomial per head.

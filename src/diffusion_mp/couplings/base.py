@@ -41,8 +41,7 @@ Promise = bool | Callable[[], bool] | list["Coupling"]
 class Lazy(Generic[T]):
     """Attribute that is set at construction, or computed by ``coupling._questions`` on first access and then kept.
 
-    A question is a function, or a list of couplings, for ``all`` of their promises. A function must not refer to its
-    own coupling: with such a cycle, only the garbage collector would free the tensors of both.
+    A function there must not refer to its coupling: only the garbage collector would free the tensors of such a cycle.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -74,8 +73,7 @@ class Coupling(ABC):
         low_rank: :meth:`low_rank_form` represents all of S.
         metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not called if S is symmetric.
 
-    Boundaries and promises may also be functions, called on first access of the attribute. A promise may be a list of
-    couplings too, all of which have to make it.
+    ``ptr`` and promises may be functions called on first access; a promise may be a list of couplings that all make it.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -104,7 +102,9 @@ class Coupling(ABC):
         if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
             plain = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
             if not (plain and 0 <= num_nodes <= MOST_NODES and heads > 0):
-                num_nodes, heads = _sizes(num_nodes, heads, like)
+                num_nodes, heads = as_num_nodes(num_nodes), errors.as_size(heads)  # tensors under torch.jit.trace
+                errors.check_counts(heads=heads)
+                errors.check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
         origin = like if isinstance(like, Coupling) else None
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
@@ -126,12 +126,9 @@ class Coupling(ABC):
             if type(promise) is list:
                 known = True
                 for part in promise:
-                    of_part = vars(part).get(name)
-                    if of_part is False:
-                        known = False
-                        break
-                    if of_part is None:  # not found out yet
-                        known = promise
+                    of_part = vars(part).get(name, promise)  # the list itself, if not found out yet
+                    if known is True or of_part is False:
+                        known = of_part
             if type(known) is bool:
                 setattr(self, name, known)
             elif type(known) is list or (callable(known) and not isinstance(known, nn.Module)):
@@ -242,8 +239,7 @@ class Coupling(ABC):
         With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
         S is positive semi-definite. `CouplingMismatchError` unless S promises to be symmetric and nonnegative.
         """
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        nothing = torch.empty(self.num_nodes, self.heads, 0, dtype=dtype, device=self.device)
+        nothing = self._ones().unsqueeze(2)[:, :, :0]
         return self.majorized(nothing, convex)[1].squeeze(2)
 
     def majorized(self, v: Tensor, convex: bool) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
@@ -356,8 +352,7 @@ class Coupling(ABC):
         """
         for value in args:
             dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
-        if dtype is not None:
-            errors.floating((), dtype, "meta")
+        errors.floating((), dtype, "meta")  # raises if it is no dtype
         place = None if device is None else errors.as_device(device)
         if place is not None and place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
@@ -399,14 +394,6 @@ class Coupling(ABC):
     def __repr__(self) -> str:
         promises = [f", {name}" for name in PROMISES if vars(self).get(name)]  # promises not accessed yet stay unknown
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
-
-
-def _sizes(num_nodes: Any, heads: Any, like: object) -> tuple[int, int]:
-    """Check the sizes, which are tensors while ``torch.jit.trace`` runs, and ``like``."""
-    num_nodes, heads = as_num_nodes(num_nodes), errors.as_size(heads)
-    errors.check_counts(heads=heads)
-    errors.check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
-    return num_nodes, heads
 
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
@@ -467,11 +454,9 @@ class Change:
         if isinstance(value, nn.Module):
             module = copy.deepcopy(value).to(device=self.device, dtype=self.dtype)
             return self.keep(value, module.requires_grad_(False) if self.detach else module)
-        if isinstance(value, tuple):
+        if isinstance(value, (list, tuple)):
             parts = map(self.of, value)
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        if isinstance(value, list):
-            return [self.of(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, dict):
             return {key: self.of(part) for key, part in value.items()}
         if isinstance(value, MethodType):

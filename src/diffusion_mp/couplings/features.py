@@ -92,9 +92,7 @@ def distance_features(
     x: Float[Tensor, "N H D"], y: Float[Tensor, "N H D"] | None = None, ptr: Tensor | None = None,
     *, centre: Tensor | None = None, sharpness: float | Tensor | None = None,
 ) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:  # fmt: skip
-    r"""Return features whose inner products are squared distances.
-
-    q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
+    r"""Return q = [x, −½‖x‖², 1] and k = [y, 1, −½‖y‖²], with q_i·k_j = −½‖x_i − y_j‖² (y = x by default).
 
     The result is in at least float32. A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for any norm;
     the DIFFormer-s score 2 − ½z² stays low-rank. (For unit vectors only it is 1 + q_i·k_j; D8 of docs/errata.md.)

@@ -59,11 +59,10 @@ def _finite(shift: Tensor) -> Tensor:
 class LogLowRankCoupling(PooledCoupling):
     r"""Attention through positive features, known by their logarithms, as NodeFormer's.
 
-    s_ij = (1/K) Σ_s p^s_ij,  p^s_ij = φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls}, within a graph.
+    s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls} within a graph, φ = exp(log_query), ψ = exp(log_key).
 
-    The mean of K low-rank couplings with the same features φ = exp(log_query), ψ = exp(log_key), which differ in the
-    weights of the senders. No feature overflows and no row vanishes at any range of the logarithms. A product costs
-    O(N K F D) time and O(N (F + D)) memory, forward and backward.
+    No feature overflows and no row vanishes at any range of the logarithms. A product costs O(N K F D) time and
+    O(N (F + D)) memory, forward and backward.
 
     Args:
         log_query, log_key: logarithms of the features of receivers and senders [N, H, F], F ≥ 1.

@@ -59,9 +59,7 @@ def merged(parts: list[Sums]) -> Sums:
 
 
 class PooledCoupling(Coupling):
-    r"""Base of couplings whose products go through sums over the senders.
-
-    S v in two steps: :meth:`pool` sums over the senders, and each receiver reads these sums (:meth:`read`).
+    r"""Base of couplings whose product has two steps: `pool` sums over the senders, and receivers `read` these sums.
 
     The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
     be processed block by block or be distributed over processes. Both steps are differentiable once and refuse a ragged
@@ -195,8 +193,7 @@ class UniformCoupling(LowRankCoupling):
         return (quotient(total, count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
 
     def block(self, rows: slice) -> PooledCoupling:
-        size = len(range(*rows.indices(self.num_nodes)))
-        return UniformCoupling(size, normalize=self.row_stochastic, dtype=self.dtype, device=self.device)
+        return UniformCoupling(len(self.key[rows]), normalize=self.row_stochastic, dtype=self.dtype, device=self.device)
 
 
 class LinearAttentionCoupling(PooledCoupling):

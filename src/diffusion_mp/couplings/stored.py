@@ -94,10 +94,9 @@ class DenseCoupling(Coupling):
         if self.ptr is None:
             return self.blocks[0][:, target, source].T
         entries = self.blocks[0].new_zeros(source.numel(), self.heads)
-        member = graph_of(self.ptr, target)
-        within = member == graph_of(self.ptr, source)
+        member = graph_of(self.ptr, edge_index)
         for graph, (start, block) in enumerate(zip(self.ptr.tolist(), self.blocks, strict=False)):
-            chosen = (within & (member == graph)).nonzero().squeeze(1)
+            chosen = (member == graph).all(0).nonzero().squeeze(1)
             entries = entries.index_put((chosen,), block[:, target[chosen] - start, source[chosen] - start].T)
         return entries
 
@@ -128,7 +127,6 @@ def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor
 
 
 def _is_symmetric(block: Tensor) -> bool:
-    """Whether a block is its own transpose up to rounding."""
     rounding = 64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
     return bool(((block - block.mT).abs() <= rounding).all())
 

@@ -114,15 +114,12 @@ def averaged(coupling: Coupling) -> Coupling:
     if coupling.ptr is None:
         return ScaledCoupling(1.0 / max(coupling.num_nodes, 1), coupling)
     member, count = members(coupling.ptr, coupling.num_nodes, coupling.device)
-    wide = torch.promote_types(coupling.dtype, torch.float32)
-    weight = count.to(wide).rsqrt().to(coupling.dtype)[member].unsqueeze(1)
+    weight = count.double().rsqrt().to(coupling.dtype)[member].unsqueeze(1)
     return ReweightedCoupling(coupling, weight, weight, nonnegative=coupling.nonnegative)
 
 
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
-    r"""Divide a coupling by the square roots of its row sums, on both sides.
-
-    D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
+    r"""Return D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
 
     The spectral radius of the result is at most one; a node without neighbours becomes a zero row. Scores of pairs
     (:class:`PairwiseCoupling`) are normalised in log space, where no row sum under- or overflows.
@@ -229,12 +226,10 @@ class OffDiagonalCoupling(Coupling):
 
 
 class ProjectedCoupling(Coupling):
-    r"""Heads that see projections of the state, as one coupling of the state.
+    r"""Heads that see projections of the state, as one coupling Σ_h W_hᵀ S_h W_h of a state of one head [N, 1, C].
 
-    Σ_h W_hᵀ S_h W_h on a state of one head [N, 1, C]: its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖².
-
-    (Remark c of Theorem T1, docs/certified.md.) As it mixes channels, there are no entries and row sums, but a product,
-    a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
+    Its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² (Remark c of Theorem T1, docs/certified.md). As it mixes
+    channels, there are no entries and row sums, but a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
 
     Args:
         coupling, projection: S, with H heads or one, and W [H, D, C].
@@ -251,8 +246,7 @@ class ProjectedCoupling(Coupling):
             shape = f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
             raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
         same = [coupling]
-        promises: dict[str, Any] = {"symmetric": same, "nonnegative": same, "positive_semidefinite": same}
-        super().__init__(coupling.num_nodes, 1, coupling, **promises)
+        super().__init__(coupling.num_nodes, 1, coupling, symmetric=same, nonnegative=same, positive_semidefinite=same)
         self.coupling, self.projection = coupling, projection
 
     def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:

@@ -168,10 +168,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
         if constraint is not None and not self.reads_the_state:
-            raise ValueError(
-                f"constraint is that of the state, so f must read the state: projection=None, normalize=None, "
-                f"measure='distance'; got {projection=}, {normalize=}, {measure=}."
-            )
+            raise ValueError(f"constraint needs an f that reads the state; {self.why_no_penalty}")
 
     @property
     def reads_the_state(self) -> bool:
@@ -218,7 +215,7 @@ class SimpleDiffusivity(_NamedDiffusivity):
 
     (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
     is exact for states of any norm. Then f ≥ 0, and the energy descends, while all ‖x_i − x_j‖ ≤ 2, a condition that
-    the paper omits (docs/errata.md, D7). Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
+    the paper omits (docs/errata.md, D7). Arguments are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> SimpleDiffusivity(4, projection="separate", heads=2)(x).heads
@@ -231,8 +228,7 @@ class SimpleDiffusivity(_NamedDiffusivity):
 class SigmoidDiffusivity(_NamedDiffusivity):
     """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
 
-    The published equations normalise q and k; ``normalize=None`` is the released code (docs/errata.md, D2). Arguments,
-    shapes and errors are those of :class:`AllPairDiffusivity`.
+    Arguments are those of :class:`AllPairDiffusivity`; ``normalize=None`` is the released code (docs/errata.md, D2).
 
     Examples:
         >>> torch.allclose(SigmoidDiffusivity()(x).degree(), torch.ones(6, 1))
@@ -245,8 +241,7 @@ class SigmoidDiffusivity(_NamedDiffusivity):
 class SoftmaxDiffusivity(_NamedDiffusivity):
     """Softmax attention: f = exp(q·k/√d), or exp((1 − z²/2)/√d), of d channels a head (Wu, Wipf & Yan 2025, Eq. 21).
 
-    The printed δ has another derivative, and is corrected here (docs/errata.md, D9). Arguments, shapes and errors are
-    those of :class:`AllPairDiffusivity`.
+    Arguments are those of :class:`AllPairDiffusivity`. The printed δ is corrected here (docs/errata.md, D9).
 
     Examples:
         >>> SoftmaxDiffusivity(4, projection="separate", heads=2)(x).heads
@@ -260,9 +255,9 @@ class SoftmaxDiffusivity(_NamedDiffusivity):
 
 
 class GaussianDiffusivity(_NamedDiffusivity):
-    """Attention that falls with distance as a Gaussian does.
+    """Attention by a Gaussian of distances, f = exp(−z²/2σ²): the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
-    f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ > 0 is ``bandwidth``.
+    σ > 0 is ``bandwidth``; further arguments are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
@@ -287,11 +282,9 @@ KERNELS: dict[str, type[AllPairDiffusivity]] = {
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
-    """Attention that falls with distance as a learned mixture of Gaussians does.
+    """Attention by a learned mixture of Gaussians of distances, f = Σ_m c_m exp(−z²/2σ_m²); see `MixturePenalty`.
 
-    f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable c_m and σ_m: ``weights`` and ``widths``.
-
-    Further arguments are those of :class:`AllPairDiffusivity`; see `MixturePenalty`.
+    ``weights`` and ``widths`` are c and σ at first; further arguments are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads

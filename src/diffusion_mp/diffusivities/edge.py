@@ -164,8 +164,7 @@ class EdgeDiffusivity(Diffusivity):
         graph = graph.with_self_loops(self.self_loops)
         rows, score = graph.pattern.by_row, self.edge_penalty.score
         s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=score.sharpness))
-        in_logs = score.g not in ("linear", "function")  # these may be zero
-        if self.row_stochastic and in_logs:
+        if self.row_stochastic and score.g not in ("linear", "function"):  # these may be zero, without a logarithm
             weight = edge_softmax(rows, score.log(s), _prior(graph, s))
         else:
             weight = graph.weights(s).unsqueeze(1) * score(s)

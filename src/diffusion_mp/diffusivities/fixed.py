@@ -92,10 +92,9 @@ class NeumannDiffusivity(Diffusivity):
         self.boundary, self.symmetric = boundary, is_symmetric_stencil(strides, boundary)
         self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
         self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
-        self.reset_parameters()
+        self._draw()
 
-    def reset_parameters(self) -> None:
-        """Restore the initial α; no random numbers are drawn."""
+    def _draw(self) -> None:
         if self.eta is None or self.budget is None:
             nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
         else:
@@ -195,7 +194,6 @@ class AdjacencyDiffusivity(Diffusivity):
 
 
 def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
-    """Apply the options for directions and self-loops."""
     return (graph.to_undirected() if direction == "undirected" else graph).with_self_loops(self_loops)
 
 
@@ -219,16 +217,14 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
 
 
 class SymmetricDiffusivity(Diffusivity):
-    r"""An attention divided by the square roots of its row sums, on both sides.
-
-    D^-½ΩD^-½ with D the row sums of Ω, or with Ω less its diagonal in place of Ω (Zhou et al. 2004, Section 2).
+    r"""An attention divided by the square roots of its row sums, D^-½ΩD^-½; see :func:`symmetric_normalized`.
 
     The normalisation of GCN for any nonnegative symmetric Ω. Rows do not sum to one. The spectral radius is at most
     one, so label propagation and ``Equilibrium`` of the residual form are well posed for any leak.
 
     Args:
         diffusivity: the diffusivity of Ω, with ``row_stochastic=False``.
-        diagonal: whether ω_ii counts; see :func:`symmetric_normalized`.
+        diagonal: whether ω_ii counts.
 
     Examples:
         >>> SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False), diagonal=False)(x).symmetric
@@ -326,9 +322,7 @@ class AdjacencyEnhancedCoupling(couplings.SumCoupling):
 
 
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
-    r"""An attention beside the normalised adjacency, with a learned weight.
-
-    (1 + γ)⁻¹ [γ S + Ã] with Ã = D^-½ (A + I) D^-½ and a learnable γ > 0 (SFi-Former, Eq. 11).
+    r"""An attention S beside Ã = D^-½ (A + I) D^-½ with a learned weight, (1 + γ)⁻¹ [γ S + Ã] (SFi-Former, Eq. 11).
 
     γ = e^g with a learnable g, at first ``gamma``, so the weights σ(g) and σ(−g) form a convex combination. For
     ``self_loops`` of Ã see :class:`AdjacencyDiffusivity`.

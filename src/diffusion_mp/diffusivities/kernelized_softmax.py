@@ -66,9 +66,7 @@ def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, gr
 
 
 def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
-    r"""The loss by which observed edges teach an attention.
-
-    −(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
+    r"""Negative log-likelihood of observed edges under attention π, −(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv, in O(E).
 
     Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
     u. The mean is over all N nodes of a batch and over heads; the released code takes it over edges (docs/errata.md,
@@ -84,15 +82,14 @@ def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = Fa
     check_coupling_kind(coupling)
     errors.check_kind(graph, "graph", Graph, "a Graph")
     errors.check_flags(relative=relative)
-    nodes = coupling.num_nodes, graph.num_nodes
     if graph.edge_index is None:
         why = "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
         raise ValueError(why)
-    if nodes[0] != nodes[1]:
-        raise ValueError(f"coupling and graph must have the same nodes; got {nodes[0]} and {nodes[1]} nodes.")
+    if coupling.num_nodes != graph.num_nodes:
+        nodes = f"{coupling.num_nodes} and {graph.num_nodes} nodes"
+        raise ValueError(f"coupling and graph must have the same nodes; got {nodes}.")
     target = graph.edge_index[1]
-    log_entries = coupling.log_at(graph.edge_index)
-    log_entries = log_entries.to(torch.promote_types(log_entries.dtype, torch.float32))
+    (log_entries,), _ = accumulating(coupling.log_at(graph.edge_index))
     weight = graph.weights(log_entries)
     degree = weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
     share = quotient(weight, degree[target])
@@ -282,11 +279,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
 
 class RelationalBias(Diffusivity):
-    r"""The observed graph beside an attention: walks of several hops with learned weights.
+    r"""Walks along the observed graph with learned weights, Σ_p σ(b_p) Aᵖ with b = 0 at first, beside an attention.
 
-    Σ_p σ(b_p) Aᵖ with learnable b, zero at the start (Wu et al. 2022; slides, "Input Graphs as Relational Bias").
-
-    For one hop, z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v per head. The released code divides by degrees, as ``"sym"`` and
+    Wu et al. 2022; slides, "Input Graphs as Relational Bias". The released code divides by degrees, as ``"sym"`` and
     ``"row"`` do.
 
     Args:

@@ -123,7 +123,6 @@ class TensorCache(Generic[T]):
         return new.value
 
     def _can_keep(self, tensors: tuple[Any, ...]) -> bool:
-        """Whether these are tensors with values, none requires a gradient, and torch neither compiles nor traces."""
         if not values_only():
             return False
         numbers = 0
@@ -138,7 +137,5 @@ class TensorCache(Generic[T]):
         self._made = tuple(made for made in self._made if made.alive)
 
 
-def _same(before: Tensor | None, now: Tensor | None) -> bool:
-    if before is None or now is None:
-        return before is now
-    return before.dtype == now.dtype and before.device == now.device and torch.equal(before, now)
+def _same(before: Any, now: Any) -> bool:  # two tensors, or None and None
+    return before is now or (before.dtype == now.dtype and before.device == now.device and torch.equal(before, now))

@@ -20,8 +20,7 @@ def as_num_nodes(num_nodes: object) -> int:
     if torch.compiler.is_compiling() or (type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES):
         return cast("int", num_nodes)  # a symbol under torch.compile
     count = errors.as_whole(errors.as_size(num_nodes), "num_nodes")
-    if count < 0:
-        raise ValueError(f"num_nodes must be at least 0; got {count}.")
+    errors.check_counts(0, num_nodes=count)
     if count > MOST_NODES:
         raise ValueError(f"num_nodes must be at most {MOST_NODES}, beyond which pairs have no number; got {count}.")
     return count
@@ -102,7 +101,6 @@ def check_ptr(num_nodes: int, ptr: Tensor) -> None:
 
 
 def check_full_degree(full_degree: object, num_nodes: int) -> None:
-    """Raise unless it is floating point [N, 2]."""
     fits = isinstance(full_degree, Tensor) and full_degree.is_floating_point() and full_degree.shape == (num_nodes, 2)
     if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]
         what = f"floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole graph"
@@ -134,18 +132,15 @@ def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor |
         crossing = int((source != target).sum())
         if crossing:
             raise ValueError(f"edge_index joins nodes of different graphs of the batch ({crossing} edges do).")
-    if edge_weight is not None:
-        errors.check_finite(edge_weight, "edge_weight")
-        if bool((edge_weight < 0).any()):
-            raise ValueError(
-                f"edge_weight must be non-negative, a degree needs that; the smallest is {float(edge_weight.min()):g}. "
-                f"Graph(..., validate=False) takes signed weights for use without normalisation."
-            )
-        _check_degrees(num_nodes, edge_index, edge_weight)
-
-
-def _check_degrees(num_nodes: int, edge_index: Tensor, edge_weight: Tensor) -> None:
-    """Raise where a degree is too large: one beyond the range of its dtype would make every entry of its row zero."""
+    if edge_weight is None:
+        return
+    errors.check_finite(edge_weight, "edge_weight")
+    if bool((edge_weight < 0).any()):
+        raise ValueError(
+            f"edge_weight must be non-negative, a degree needs that; the smallest is {float(edge_weight.min()):g}. "
+            f"Graph(..., validate=False) takes signed weights for use without normalisation."
+        )
+    # A degree beyond the range of its dtype would make every entry of its row zero.
     precision = torch.promote_types(edge_weight.dtype, torch.float32)  # in which weights are added up
     largest = torch.finfo(precision).max / (1 << 16)  # products with a state stay in range
     weight = edge_weight.detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from types import NoneType
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -17,20 +17,11 @@ from diffusion_mp.graph import checks
 from diffusion_mp.graph.cache import TensorCache, cached_property, persistent, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
 
+if TYPE_CHECKING:
+    from diffusion_mp.couplings import Coupling
+    from diffusion_mp.diffusivities import Diffusivity
+
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
-
-#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
-Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
-
-
-@runtime_checkable
-class Couples(Protocol):
-    """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
-
-    depends_on: Dependence
-    needs_graph: bool
-
-    def couple(self, x: Tensor, graph: Graph) -> Any: ...
 
 
 class Graph:
@@ -163,17 +154,16 @@ class Graph:
             errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
-    # Rows of different nodes meet in couplings and in a few sums. ``ShardedGraph``, whose rows lie with several
-    # processes, overrides these.
+    # Where rows of different nodes meet: ``ShardedGraph``, whose rows lie with several processes, overrides these.
 
     first_node: int = 0
     """The number of the first row in the whole graph."""
 
-    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
+    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
         """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
         return diffusivity.couple(x, self)
 
-    def share(self, coupling: Any) -> Any:
+    def share(self, coupling: Coupling) -> Coupling:
         """The coupling between the rows at hand and all nodes, from one between the rows at hand alone."""
         return coupling
 
@@ -228,9 +218,7 @@ class Graph:
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
         errors.check_kind(like, "like", Tensor, "a tensor")
-        if self.edge_weight is None:
-            return like.new_ones(self.edges.size(1))
-        return self.edge_weight.to(like)
+        return self._own_weights(like.dtype).to(like.device)
 
     @property
     def weighted(self) -> bool:
@@ -252,11 +240,8 @@ class Graph:
     @cached_property
     def pattern(self) -> Pattern:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
-        return self._compressed()
-
-    def _compressed(self, ptr: Tensor | None = None) -> Pattern:  # with ptr, edges stand in the order of their targets
         (source, target), size = self.edges, self.num_nodes
-        return Pattern(Compressed(target, source, size, ptr), Compressed(source, target, size))
+        return Pattern(Compressed(target, source, size), Compressed(source, target, size))
 
     @property
     def csr(self) -> Compressed:
@@ -344,7 +329,7 @@ class Graph:
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
         graph = self._with_edges(edges, None if weight is None else weight.index_select(0, order), full_degree)
-        graph.pattern, graph.origin = graph._compressed(ptr), order
+        graph.csr.parts, graph.origin = (ptr, None, other), order
         return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:

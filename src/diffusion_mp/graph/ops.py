@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.errors import check_range
 from diffusion_mp.graph.cache import cached_by, cached_property, persistent, values_only
@@ -21,8 +22,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor]
 @torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
 def batch_pointers(batch: Tensor) -> Tensor:
     """Row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
-    sizes = torch.bincount(batch.cpu()) if batch.numel() else torch.zeros(0, dtype=torch.long)
-    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return pad(torch.bincount(batch.cpu()).cumsum(0), (1, 0))
 
 
 @batch_pointers.register_fake
@@ -43,9 +43,8 @@ def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Te
 def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
     """Bounds [N+1] of the entries of each node in a sorted [E]."""
     check_range(ordered, "edge_index", num_nodes)
-    ptr = torch.zeros(num_nodes + 1, dtype=_narrowest(ordered.numel(), num_nodes), device=ordered.device)
-    torch.cumsum(torch.bincount(ordered, minlength=num_nodes), 0, dtype=ptr.dtype, out=ptr[1:])
-    return ptr
+    dtype = _narrowest(ordered.numel(), num_nodes)
+    return pad(torch.bincount(ordered, minlength=num_nodes).cumsum(0, dtype=dtype), (1, 0))
 
 
 def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +63,6 @@ def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype)
 
 
 def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
-    """The smallest dtype of indices that holds both."""
     return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
 
 
@@ -180,7 +178,6 @@ class Compressed:
     Attributes:
         ptr: [N+1] bounds the entries of each node. Like the others computed on first access.
         order: [E], the edge of each entry.
-        moved: ``order``, or ``None`` where the edges already stand in this order.
         other: [E], the other end of each entry.
     """
 
@@ -203,10 +200,6 @@ class Compressed:
         return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
 
     @property
-    def moved(self) -> Int[Tensor, " E"] | None:
-        return self.parts[1]
-
-    @property
     def other(self) -> Int[Tensor, " E"]:
         return self.parts[2]
 
@@ -215,7 +208,7 @@ class Compressed:
         return "parts" in self.__dict__
 
     @cached_property
-    def parts(self) -> Parts:  # ptr, moved and other
+    def parts(self) -> Parts:  # ptr, order or None where the edges already stand in it, and other
         return persistent(self._find)
 
     def _find(self) -> Parts:
@@ -256,7 +249,6 @@ class Pattern:
 
     @property
     def T(self) -> Pattern:
-        """The pattern of the transpose."""
         return Pattern(self.by_col, self.by_row)
 
     @cached_property
