@@ -201,15 +201,16 @@ class Segments(Dense):
         return self.zeros.index_add(0, self.target, entries)
 
     def top(self, entries: Tensor) -> Tensor:
-        return self._reduce(entries, "amax")
+        index = self.target.unsqueeze(1).expand_as(entries)
+        return self.zeros.to(entries).scatter_reduce(0, index, entries, "amax", include_self=False)
 
     def best(self, entries: Tensor) -> Tensor:
-        number = torch.arange(entries.size(0), device=entries.device).unsqueeze(1)
-        largest = entries == self.spread(self.top(entries))
-        return self._reduce(number.where(largest, entries.size(0) - 1), "amin")  # a row of NaN has no largest entry
+        n = entries.size(0)
+        last = torch.arange(n, 0, -1, device=entries.device).unsqueeze(1)
+        return n - self.top(last.where(entries == self.spread(self.top(entries)), 1))  # n for a row without an entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        # Padded, since there may be no entry; torch.compile may not know the number.
+        # Padded for rows without an entry, also where there is none at all.
         return pad(entries, (0, 0, 0, 1)).gather(0, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
@@ -218,16 +219,9 @@ class Segments(Dense):
     def spread(self, row: Tensor) -> Tensor:
         return row.index_select(0, self.target)
 
-    def some(self, *entries: Tensor) -> list[Tensor]:
-        return []
-
     def is_at(self, place: Tensor) -> Tensor:
         """Return which entries stand at the place of their row."""
         return self.spread(place) == torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
-
-    def _reduce(self, entries: Tensor, how: str) -> Tensor:
-        index = self.target.unsqueeze(1).expand_as(entries)
-        return self.zeros.to(entries).scatter_reduce(0, index, entries, how, include_self=False)
 
 
 def _edge_support(
@@ -248,12 +242,10 @@ def _support(
     return torch.empty_like(s, dtype=torch.bool), torch.empty_like(lam, dtype=torch.long)
 
 
-def _log_sum(x: Tensor, prior: Tensor, rows: Segments) -> Tensor:
-    """Return log Σ_e a_e e^{x_e} of every row, 0 where a row has no weight."""
-    closed = prior == 0
-    with torch.no_grad():
-        top = rows.top(x.masked_fill(closed, torch.finfo(x.dtype).min))
-    total = rows.add(prior * (x - rows.spread(top)).masked_fill(closed, 0.0).exp())
+def _log_sum(x: Tensor, rows: Segments) -> Tensor:
+    """Return log Σ_e e^{x_e} of every row, 0 where that is −∞."""
+    top = rows.top(x.detach()).clamp_min(torch.finfo(x.dtype).min)
+    total = rows.add((x - rows.spread(top)).exp())
     return torch.where(total == 0, 0.0, (total + (total == 0)).log() + top)
 
 
@@ -280,10 +272,10 @@ def sparse_flow_edges(
     """
     (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
     rows, closed = Segments(target, lam), prior == 0
-    resistance, friction = _log_sum(-s, prior, rows), _log_sum(u, prior, rows)
-    s = s + prior.masked_fill(closed, 1.0).log()
+    log_a = prior.masked_fill(closed, 1.0).log().masked_fill(closed, -math.inf)
+    resistance, friction, s = _log_sum(log_a - s, rows), _log_sum(log_a + u, rows), log_a + s
     with torch.no_grad():
-        active, best = _support(s.masked_fill(closed, -math.inf), u, resistance, friction, lam, leak, target)
+        active, best = _support(s, u, resistance, friction, lam, leak, target)
         idle = rows.add(active.to(lam.dtype)) == 0
         best = best.masked_fill(idle, 0)
     # A row where nothing flows is zero in the end, and has to be finite on the way.
