@@ -246,9 +246,9 @@ class SparseFlowCoupling(Coupling):
             if not isinstance(alpha, Tensor) and not conserved:
                 check_positive(alpha, "alpha")
         super().__init__(*sizes, ptr=ptr, row_stochastic=conserved, nonnegative=True)
-        (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
-        self._features = (q, k, friction_q, friction_k)
-        self.lam, leak = self._by_row(lam, "lam", q), self._by_row(1 / alpha, "alpha", q)
+        features, _ = accumulating(query, key, friction_query, friction_key)
+        self._features = sparse_flow.Features(*features)
+        self.lam, leak = self._by_row(lam, "lam", features[0]), self._by_row(1 / alpha, "alpha", features[0])
         solved = sparse_flow.sparse_flow_potentials(*self._features, self.lam, leak, self.ptr)
         self._terms, self.log_potentials = solved.terms, solved.log_mu
         self._work, self._support = solved.work, solved.support
@@ -282,9 +282,8 @@ class SparseFlowCoupling(Coupling):
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
         """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
         source, target = edge_index
-        q, k, friction_q, friction_k = self._features
-        s = listed_products(q, k, edge_index, self.ptr, across=-math.inf)
-        u = listed_products(friction_q, friction_k, edge_index, self.ptr, across=0.0)
+        s = listed_products(*self._features[:2], edge_index, self.ptr, across=-math.inf)
+        u = listed_products(*self._features[2:], edge_index, self.ptr, across=0.0)
         terms = RowTerms(*(t[target] for t in self._terms))
         return s, u, terms, terms.best == source.unsqueeze(1)
 
@@ -296,9 +295,8 @@ class SparseFlowCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        q, k, friction_q, friction_k = self._features
-        s = all_products(q, k, self.ptr, across=-math.inf)
-        u = all_products(friction_q, friction_k, self.ptr, across=0.0)
+        s = all_products(*self._features[:2], self.ptr, across=-math.inf)
+        u = all_products(*self._features[2:], self.ptr, across=0.0)
         terms = RowTerms(*(t.t().unsqueeze(2) for t in self._terms))
         best = terms.best == torch.arange(self.num_nodes, device=s.device)
         return sparse_flow.entries(s, u, terms, best).to(self.dtype)
@@ -319,13 +317,12 @@ class SparseFlowCoupling(Coupling):
 
     def without_friction(self) -> PairwiseCoupling:
         """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
-        query, key, *_ = self._features
-        return PairwiseCoupling(query, key, self.ptr)
+        return PairwiseCoupling(self._features.q, self._features.k, self.ptr)
 
     def to_sparse(self) -> SparseCoupling:
         """The same operator with stored entries, differentiable: faster if :meth:`density` is well below one tenth."""
         with torch.no_grad():
-            edge_index = sparse_flow.support(sparse_flow.Features(*self._features), self._terms, self.ptr)
+            edge_index = sparse_flow.support(self._features, self._terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
         weight = self._at(edge_index)
         return SparseCoupling(graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True)
