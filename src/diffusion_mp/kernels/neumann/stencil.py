@@ -175,7 +175,7 @@ def _known(*what: Any) -> Bags:
 
 
 def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
-    """Return the orthonormal DCT-II along the third axis, or its inverse; of the even extension it is a Fourier transform.
+    """Return the orthonormal DCT-II along the third axis, the Fourier transform of the even extension, or its inverse.
 
     With ``periodic`` it is the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
     """
