@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +24,12 @@ class Kernel(NamedTuple):
     log: Callable[[Tensor], Tensor]
     weight: Callable[..., Tensor]  # f(s), with ``out``
     times_slope: Callable[[Tensor, Tensor], None] | None  # multiply g in place by (log f)′(s); None where that is one
+    triton: dict[str, bool]  # the compile-time options that select f in ``triton.py``
 
 
 KERNELS = {
-    "exp": Kernel(lambda s: s, torch.exp, None),
-    "sigmoid": Kernel(logsigmoid, torch.sigmoid, _times_sigmoid_slope),
+    "exp": Kernel(lambda s: s, torch.exp, None, {"SIGMOID": False}),
+    "sigmoid": Kernel(logsigmoid, torch.sigmoid, _times_sigmoid_slope, {"SIGMOID": True}),
 }
 
 SCORES = tuple(KERNELS)
@@ -82,13 +83,25 @@ def pairwise_attention(
     return PairwiseRows(out, torch.cat([s.logsumexp(2).t() for s, _ in logs]))
 
 
-def _sigmoids(s: Tensor) -> Tensor:
-    """Return σ(s), or where rows may vanish σ(s) e^−m, with m the largest score of a row or 0 if that is less.
+class _Sigmoid(torch.autograd.Function):
+    """σ, with the slope σ(s) σ(−s), of which σ (1 − σ) would lose the digits."""
 
-    Their derivatives keep the digits that torch's of σ, σ (1 − σ), loses.
-    """
+    @staticmethod
+    def forward(ctx: Any, s: Tensor) -> Tensor:
+        weight = s.sigmoid()
+        ctx.save_for_backward(s, weight)
+        return weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        s, weight = ctx.saved_tensors
+        return torch.ops.aten.softplus_backward(grad * weight, s, -1, 50.0)
+
+
+def _sigmoids(s: Tensor) -> Tensor:
+    """Return σ(s), or where rows may vanish σ(s) e^−m, with m the largest score of a row or 0 if that is less."""
     if not s.numel() or lies_in(s, -20.0, math.inf):
-        return (1 + (-s).exp()).reciprocal() if s.requires_grad else s.sigmoid()
+        return _Sigmoid.apply(s) if s.requires_grad else s.sigmoid()
     largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
     return (largest.exp() + (largest - s).clamp(max=80.0).exp()).reciprocal()  # e^80 is finite, and e^−80 nothing
 

@@ -128,6 +128,7 @@ def _columns(weighting: Weighting) -> list[Tensor]:
 
 
 def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
+    """Return a_i or a_i + b_j of a tile, ``None`` without shifts."""
     if not shifts:
         return None
     a = cut(shifts[0], rows)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, row_contiguous, strides, tiles
-from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
+from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
@@ -136,8 +136,7 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
     height = 64 if wide <= 256 else 32 if wide <= 512 else 16
     while height > 16 and q.size(0) * q.size(1) < PROGRAMS * height:
         height //= 2
-    options |= {
-        "SIGMOID": score == "sigmoid",
+    options |= KERNELS[score].triton | {
         "LOOPS": loops,
         "BLOCK_M": height,
         "BLOCK_N": 64 if wide <= (256 if halves else 128) else 32 if wide <= 512 else 16,
@@ -154,6 +153,7 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
 ) -> PairwiseRows:
+    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
