@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -19,17 +18,11 @@ from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import cached_property
-from diffusion_mp.kernels import sparse_flow
-from diffusion_mp.kernels.pairwise import (
-    SCORES,
-    log_score,
-    pairwise_attention,
-    pairwise_logsumexp,
-    pairwise_product,
-    pairwise_rows,
-)
+from diffusion_mp.kernels import pairwise, sparse_flow
+from diffusion_mp.kernels.pairwise.scores import log_scores
 from diffusion_mp.kernels.precision import accumulating, without_autocast
-from diffusion_mp.kernels.sparse_flow import RowTerms, sparse_flow_potentials, sparse_flow_product
+from diffusion_mp.kernels.segments import slices
+from diffusion_mp.kernels.sparse_flow import RowTerms
 
 TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates at a time
 
@@ -62,7 +55,7 @@ class PairwiseCoupling(Coupling):
         *, normalize: bool | Literal["symmetric"] = True, loops: bool = True, symmetric: bool = False,
         positive_semidefinite: bool = False, reversible: bool = False,
     ) -> None:  # fmt: skip
-        check_choice(score, "score", SCORES)
+        check_choice(score, "score", pairwise.SCORES)
         sizes = feature_sizes(query, key)
         if not isinstance(normalize, str) or normalize != "symmetric":
             check_flags(normalize=normalize)
@@ -81,7 +74,7 @@ class PairwiseCoupling(Coupling):
         if not self.normalize:
             return zero, zero
         with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
-            lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
+            lse = pairwise.pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
             lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row: its entries are zero at any shift
             return (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, zero)
 
@@ -90,13 +83,13 @@ class PairwiseCoupling(Coupling):
         values = v.flatten(1).unsqueeze(1) if self.heads == 1 < v.size(1) else v
         pairs = self.query, self.key, values
         if self.row_stochastic and self.loops:
-            return pairwise_attention(*pairs, self.ptr, score=self.score).view_as(v)
-        return pairwise_product(*pairs, *self.shifts, self.ptr, score=self.score, loops=self.loops).view_as(v)
+            return pairwise.pairwise_attention(*pairs, self.ptr, score=self.score).view_as(v)
+        return pairwise.pairwise_product(*pairs, *self.shifts, self.ptr, score=self.score, loops=self.loops).view_as(v)
 
     def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(self):
             return super().both(v, w)
-        found, log_sums = pairwise_rows(self.query, self.key, v, self.ptr, score=self.score)
+        found, log_sums = pairwise.pairwise_rows(self.query, self.key, v, self.ptr, score=self.score)
         return found, self._turned(-log_sums, torch.zeros_like(log_sums)).matmul(w)
 
     def _transpose(self) -> Coupling:
@@ -119,20 +112,18 @@ class PairwiseCoupling(Coupling):
         s = listed_products(self.query, self.key, edge_index, self.ptr, across=-torch.inf)
         if not self.loops:
             s = s.masked_fill((source == target).unsqueeze(1), -torch.inf)
-        return log_score(s, self.score) + self.shifts[0][target] + self.shifts[1][source]
+        return pairwise.log_score(s, self.score) + self.shifts[0][target] + self.shifts[1][source]
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        s = all_products(self.query, self.key, self.ptr, across=-torch.inf)
-        if not self.loops:
-            s = s.masked_fill(torch.eye(self.num_nodes, dtype=torch.bool, device=self.device), -torch.inf)
+        logs = fill_blocks(log_scores(self.query, self.key, self.score, self.loops), self.ptr, -torch.inf)
         row, column = (shift.t() for shift in self.shifts)
-        return (log_score(s, self.score) + row.unsqueeze(2) + column.unsqueeze(1)).exp()
+        return (logs + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
 def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"], loops: bool) -> Tensor:
     """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
-    log_sums = pairwise_logsumexp(query.double(), key.double(), ptr, score=score, loops=loops)
+    log_sums = pairwise.pairwise_logsumexp(query.double(), key.double(), ptr, score=score, loops=loops)
     largest = log_sums.amax(0) if len(log_sums) else 0.0
     sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
     return sums.masked_fill(log_sums == -torch.inf, 1.0)
@@ -188,11 +179,11 @@ class DistanceCoupling(Coupling):
 
     def _tiles(self) -> list[tuple[slice, slice]]:
         """The rows and columns of every tile, each within one graph; a single empty tile if there are no nodes."""
-        bounds = [0, self.num_nodes] if self.ptr is None else self.ptr.tolist()
         tiles = []
-        for start, stop in pairwise(bounds):
+        for graph in slices(self.ptr, self.num_nodes):
+            start, stop = graph.start, graph.stop
             step = max(1, TILE_ENTRIES // max(1, self.heads * (stop - start)))
-            tiles += [(slice(row, min(row + step, stop)), slice(start, stop)) for row in range(start, stop, step)]
+            tiles += [(slice(row, min(row + step, stop)), graph) for row in range(start, stop, step)]
         return tiles or [(slice(0, 0), slice(0, 0))]
 
     def _transpose(self) -> Coupling:
@@ -255,10 +246,10 @@ class SparseFlowCoupling(Coupling):
             if not isinstance(alpha, Tensor) and not conserved:
                 check_positive(alpha, "alpha")
         super().__init__(*sizes, ptr=ptr, row_stochastic=conserved, nonnegative=True)
-        (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
-        self._features = (q, k, friction_q, friction_k)
-        self.lam, leak = self._by_row(lam, "lam", q), self._by_row(1 / alpha, "alpha", q)
-        solved = sparse_flow_potentials(*self._features, self.lam, leak, self.ptr)
+        features, _ = accumulating(query, key, friction_query, friction_key)
+        self._features = sparse_flow.Features(*features)
+        self.lam, leak = self._by_row(lam, "lam", features[0]), self._by_row(1 / alpha, "alpha", features[0])
+        solved = sparse_flow.sparse_flow_potentials(*self._features, self.lam, leak, self.ptr)
         self._terms, self.log_potentials = solved.terms, solved.log_mu
         self._work, self._support = solved.work, solved.support
 
@@ -278,10 +269,9 @@ class SparseFlowCoupling(Coupling):
         """S v or Sᵀ v, for values with the heads of S, or with any number of heads if S has one."""
         q, k, friction_q, friction_k = heads_of(v, *self._features)
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
-        return sparse_flow_product(q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose)
+        return sparse_flow.sparse_flow_product(q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self.moved(v)
+    _product = moved
 
     def _transpose(self) -> Coupling:
         return _Transposed(self)
@@ -292,9 +282,8 @@ class SparseFlowCoupling(Coupling):
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
         """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
         source, target = edge_index
-        q, k, friction_q, friction_k = self._features
-        s = listed_products(q, k, edge_index, self.ptr, across=-math.inf)
-        u = listed_products(friction_q, friction_k, edge_index, self.ptr, across=0.0)
+        s = listed_products(*self._features[:2], edge_index, self.ptr, across=-math.inf)
+        u = listed_products(*self._features[2:], edge_index, self.ptr, across=0.0)
         terms = RowTerms(*(t[target] for t in self._terms))
         return s, u, terms, terms.best == source.unsqueeze(1)
 
@@ -306,9 +295,8 @@ class SparseFlowCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        q, k, friction_q, friction_k = self._features
-        s = all_products(q, k, self.ptr, across=-math.inf)
-        u = all_products(friction_q, friction_k, self.ptr, across=0.0)
+        s = all_products(*self._features[:2], self.ptr, across=-math.inf)
+        u = all_products(*self._features[2:], self.ptr, across=0.0)
         terms = RowTerms(*(t.t().unsqueeze(2) for t in self._terms))
         best = terms.best == torch.arange(self.num_nodes, device=s.device)
         return sparse_flow.entries(s, u, terms, best).to(self.dtype)
@@ -329,13 +317,12 @@ class SparseFlowCoupling(Coupling):
 
     def without_friction(self) -> PairwiseCoupling:
         """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
-        query, key, *_ = self._features
-        return PairwiseCoupling(query, key, self.ptr)
+        return PairwiseCoupling(self._features.q, self._features.k, self.ptr)
 
     def to_sparse(self) -> SparseCoupling:
         """The same operator with stored entries, differentiable: faster if :meth:`density` is well below one tenth."""
         with torch.no_grad():
-            edge_index = sparse_flow.support(sparse_flow.Features(*self._features), self._terms, self.ptr)
+            edge_index = sparse_flow.support(self._features, self._terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
         weight = self._at(edge_index)
         return SparseCoupling(graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True)

@@ -145,13 +145,13 @@ def _bisected(f: Callable[[Tensor], Tensor], value: Tensor, low: Tensor, high: T
     return low
 
 
+@dataclass(frozen=True, eq=False)
 class MixtureScore(AnyScore):
     """f = Σ_m c_m e^{s/σ_m²} with positive widths σ and weights c [M]; the coupling is the sum of the terms'."""
 
-    g = "mixture"
-
-    def __init__(self, widths: Float[Tensor, " M"], weights: Float[Tensor, " M"]) -> None:
-        self.widths, self.weights = widths, weights
+    widths: Float[Tensor, " M"]
+    weights: Float[Tensor, " M"]
+    g: Literal["mixture"] = "mixture"
 
     def __call__(self, s: Tensor) -> Tensor:
         return (self.weights.to(s.dtype) * (s.unsqueeze(-1) / self.widths.to(s.dtype).square()).exp()).sum(-1)

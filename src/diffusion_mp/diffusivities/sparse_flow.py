@@ -87,12 +87,10 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             check_choice(friction, "friction", ["attention", "constant"])
         self.lam, self.lam_scale, self.alpha = lam, lam_scale, alpha
         self.depends_on = "graph"  # λ is λ*/n
-        self.friction: nn.Module | None = None
-        if lam > 0 and isinstance(friction, nn.Module):
-            self.friction = friction
-        elif lam > 0 and friction == "attention":
+        if lam > 0 and friction == "attention":
             width = cast("int", options.get("head_channels") or self.head_channels)
-            self.friction = FrictionAttention(channels, self.heads, width)
+            friction = FrictionAttention(channels, self.heads, width)
+        self.friction = friction if lam > 0 and isinstance(friction, nn.Module) else None
         self.row_stochastic = lam == 0 or alpha == math.inf
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
@@ -166,20 +164,17 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         graph = graph.with_self_loops(self.self_loops)
         if self.hops > 1:
             graph = graph.within(self.hops)
-        (q, k), _ = accumulating(*self.resistance_features(x, graph))
-        s = sddmm(graph.pattern, q, k)
+        s = sddmm(graph.pattern, *accumulating(*self.resistance_features(x, graph))[0])
         friction_q, friction_k = self.friction_features(x, graph)
         u = torch.zeros_like(s)
         if friction_q is not None and friction_k is not None:
-            (friction_q, friction_k), _ = accumulating(friction_q, friction_k)
-            u = sddmm(graph.pattern, friction_q, friction_k).to(s.dtype)
+            u = sddmm(graph.pattern, *accumulating(friction_q, friction_k)[0])
         prior, target = graph.weights(s).unsqueeze(1), graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
-        lam = self.lam / weight_in.masked_fill(weight_in == 0, math.inf)
+        lam = (self.lam / weight_in.masked_fill(weight_in == 0, math.inf)).expand(-1, self.heads)
         leak = torch.full_like(lam, 0.0 if self.row_stochastic else 1 / self.alpha)
-        flow, _ = sparse_flow_edges(s, u, prior, lam.expand(-1, self.heads), leak.expand(-1, self.heads), target)
-        weight, stochastic = flow.to(x.dtype), self.row_stochastic
-        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=stochastic, nonnegative=True)
+        weight = sparse_flow_edges(s, u, prior, lam, leak, target).flow.to(x.dtype)
+        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"

@@ -159,7 +159,7 @@ _linear_product = for_batches(linear_attention.trilinear, linear.product_of_one_
 
 def _sparse_flow_support(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
-) -> reference.Support:
+) -> tuple[Tensor, Tensor]:
     """Solve for the edges of every node by sorting: edges are to nodes what nodes are to graphs."""
     nodes, heads = lam.shape
     ptr, order, _ = compress(target, target, nodes)
@@ -174,7 +174,7 @@ def _sparse_flow_support(
     best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(2)
     entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))
     in_order = stack.back(active.flatten(0, 1).t())
-    return reference.Support(torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry])
+    return torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry]
 
 
 def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:

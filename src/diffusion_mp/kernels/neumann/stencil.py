@@ -5,8 +5,8 @@ The reference indexes by neighbours; the fast path sums bags of rows, cached by 
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -170,42 +170,32 @@ def _find(
 
 
 @lru_cache(maxsize=64)
-def _known(num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device) -> Bags:
-    """Cached :func:`_find` for one sequence."""
-    return persistent(lambda: _find(num_nodes, stride, boundary, turned, device))
+def _known(*what: Any) -> Bags:
+    return persistent(partial(_find, *what))
 
 
-def dct(v: Tensor) -> Tensor:
-    """Return the orthonormal DCT-II along the third axis, by the Fourier transform of the even extension."""
+def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
+    """Return the orthonormal DCT-II along the third axis, the Fourier transform of the even extension, or its inverse.
+
+    With ``periodic`` it is the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
+    """
+    if periodic:
+        spectrum = torch.fft.fft(v, dim=2, norm="ortho")
+        return spectrum.real - spectrum.imag
     n = v.size(2)
-    return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / _turn(n, v)).real
-
-
-def inverse_dct(v: Tensor) -> Tensor:
-    """Return the inverse of :func:`dct`, its transpose."""
-    n = v.size(2)
-    return torch.fft.irfft(_turn(n, v) * v, n=2 * n, dim=2)[:, :, :n]
-
-
-def _turn(n: int, like: Tensor) -> Tensor:
-    """Return √(2n) e^{iπm/2n}, √2 times that for m = 0: a shift of the cosines by ½, and their norm."""
-    mode = torch.arange(n, dtype=like.dtype, device=like.device)
+    mode = torch.arange(n, dtype=v.dtype, device=v.device)
     size = torch.full_like(mode, math.sqrt(2 * n))
     size[0] = math.sqrt(4 * n)
-    return torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
-
-
-def hartley(v: Tensor) -> Tensor:
-    """Return the orthonormal Hartley transform along the third axis, Σ_i v_i (cos + sin)(2πmi/n)/√n; an involution."""
-    spectrum = torch.fft.fft(v, dim=2, norm="ortho")
-    return spectrum.real - spectrum.imag
+    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)  # shifts cosines by ½, and norms them
+    if inverse:
+        return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
+    return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn).real
 
 
 def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
-    apply = hartley if periodic else inverse_dct if inverse else dct
     out = empty_like(v)
     for rows in by_size(ptr, v.size(0), v.device) if v.numel() else ():
-        found = apply(gather(v, rows)).transpose(1, 2)
+        found = _transformed(gather(v, rows), periodic, inverse).transpose(1, 2)
         out[rows] = found.squeeze(0) if isinstance(rows, slice) else found
     return out
 

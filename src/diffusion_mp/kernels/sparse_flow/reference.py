@@ -12,7 +12,7 @@ from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import rows as problem
-from diffusion_mp.kernels.sparse_flow.rows import Dense, Features, RowPotentials, RowTerms, or_still, solve
+from diffusion_mp.kernels.sparse_flow.rows import DENSE, Dense, Features, RowPotentials, RowTerms, or_still, solve
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
@@ -109,48 +109,61 @@ def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: T
     return RowPotentials(*(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True)))
 
 
+def _on_support(
+    s: Tensor, u: Tensor, log_c: Tensor, log_f: Tensor, lam: Tensor, leak: Tensor, active: Tensor, best: Tensor,
+    idle: Tensor, rows: Dense = DENSE,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a known support; ``log_c`` and ``log_f`` are those of ``best``.
+
+    Returns a, w, ρ, ν, lift, the slope and the log of what multiplies ρ in μ, and by entry ``through`` and ``dammed``:
+    z = through ρ − dammed on the support.
+    """
+    log_drag = log_c + log_f
+    unit, lift, rise, nu = problem.units((log_drag + lam.log()).detach())
+    a, w = unit - rows.at(s, best), rows.at(u, best) + rise
+    # ν moves as γ = c_o θ_o does, also where λ is 0.
+    nu_of_one = torch.where(lam > 0, nu / lam, log_drag.clamp(max=exp_limit(s.dtype)).exp()).detach()
+    nu = lam * nu_of_one * (log_drag - log_drag.detach()).exp()
+    apart = u - rows.spread(w)
+    log_through = (s + rows.spread(a) + rows.spread(lift) * (apart < 0)).masked_fill(~active, -math.inf)
+    through = log_through.clamp(max=problem.unit_limit(s.dtype)).exp()
+    dammed = through * rows.spread(nu) * rows.without(apart.masked_fill(~active, 0.0), best).expm1()
+    height = unit - log_c
+    slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
+    rho = (1 - leak * lam * log_f.exp() + rows.add(dammed)) / slope
+    return a, w, rho, nu, lift, slope, height, through, dammed
+
+
 def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
     """Solve the rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is absent."""
-    none, limit = s == -math.inf, exp_limit(s.dtype)
+    none = s == -math.inf
     resistance, friction = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
     # Not s + M and u − U, which cancel where the scores are large.
     log_c = -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
     log_f = u.log_softmax(2).masked_fill(none, -math.inf)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
-    thetas = lam * log_f.exp()
     with torch.no_grad():
         active = flowing(log_c, lam.log() + log_f, leak)
         # Padded with a closed entry, since an empty row has no largest.
         best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2, keepdim=True)
     idle = ~active.any(2, keepdim=True)
-    theta, w, log_c, log_f = (x.gather(2, best) for x in (thetas, u, log_c, log_f))
-    log_drag = log_c + log_f
-    unit, lift, rise, nu = problem.units((log_drag + lam.log()).detach())
-    a, w = unit - s.gather(2, best), w + rise
-    # ν moves as γ = c_o θ_o does, also where λ is 0.
-    nu_of_one = torch.where(lam > 0, nu / lam, log_drag.clamp(max=limit).exp()).detach()
-    nu = lam * nu_of_one * (log_drag - log_drag.detach()).exp()
-    # On the support Σ_j z_j + μ/α = 1 is linear in ρ, with z_j = through ρ − dammed.
-    through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).clamp(max=problem.unit_limit(s.dtype)).exp()
-    above = (u - w).masked_fill(~active, 0.0).scatter(2, best, 0.0).expm1()
-    dammed = through * nu * above
-    slope = (through.sum(2, keepdim=True) + leak * (unit - log_c).exp()).masked_fill(idle, 1.0)
-    rho = (1 - leak * theta + dammed.sum(2, keepdim=True)) / slope
+    of_best = log_c.gather(2, best), log_f.gather(2, best)
+    a, w, rho, nu, lift, slope, height, through, dammed = _on_support(s, u, *of_best, lam, leak, active, best, idle)
     with torch.no_grad():
         drag = (nu * through + dammed).scatter(2, best, 0.0).sum(2, keepdim=True)
-        work = (thetas * (through * rho - dammed)).sum(2, keepdim=True)
+        work = (lam * log_f.exp() * (through * rho - dammed)).sum(2, keepdim=True)
         last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(2, keepdim=True)
         after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(2, keepdim=True)
-        opened = rho > nu * (after - w).clamp(max=limit).expm1()  # by the rounding of w
+        opened = rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()  # by the rounding of w
         reach = torch.where(opened, (last + after) / 2, math.inf)
-    height = (rho * (-lift).exp() + nu).masked_fill(idle, 1.0)  # of μ, in units of e^{h + lift}/c_o
+    log_mu = height + lift + (rho * (-lift).exp() + nu).masked_fill(idle, 1.0).log()
 
     solved = RowPotentials(
-        a, w, rho, nu, lift, reach, best + first, unit + lift - log_c + height.log(),
-        resistance.detach(), friction.detach(), slope.detach(), drag, work, active.sum(2, keepdim=True).to(s),
+        a, w, rho, nu, lift, reach, best, log_mu, resistance.detach(), friction.detach(), slope.detach(), drag, work,
+        active.sum(2, keepdim=True).to(s),
     )  # fmt: skip
     rows = or_still(solved, ~idle, leak)
-    return rows._replace(best=rows.best.masked_fill(idle, first))
+    return rows._replace(best=rows.best + first)
 
 
 def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
@@ -188,15 +201,16 @@ class Segments(Dense):
         return self.zeros.index_add(0, self.target, entries)
 
     def top(self, entries: Tensor) -> Tensor:
-        return self._reduce(entries, "amax")
+        index = self.target.unsqueeze(1).expand_as(entries)
+        return self.zeros.to(entries).scatter_reduce(0, index, entries, "amax", include_self=False)
 
     def best(self, entries: Tensor) -> Tensor:
-        number = torch.arange(entries.size(0), device=entries.device).unsqueeze(1)
-        largest = entries == self.spread(self.top(entries))
-        return self._reduce(number.where(largest, entries.size(0) - 1), "amin")  # a row of NaN has no largest entry
+        n = entries.size(0)
+        last = torch.arange(n, 0, -1, device=entries.device).unsqueeze(1)
+        return n - self.top(last.where(entries == self.spread(self.top(entries)), 1))  # n for a row without an entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        # Padded, since there may be no entry; torch.compile may not know the number.
+        # Padded for rows without an entry, also where there is none at all.
         return pad(entries, (0, 0, 0, 1)).gather(0, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
@@ -205,48 +219,33 @@ class Segments(Dense):
     def spread(self, row: Tensor) -> Tensor:
         return row.index_select(0, self.target)
 
-    def some(self, *entries: Tensor) -> list[Tensor]:
-        return []
-
     def is_at(self, place: Tensor) -> Tensor:
         """Return which entries stand at the place of their row."""
         return self.spread(place) == torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
 
-    def _reduce(self, entries: Tensor, how: str) -> Tensor:
-        index = self.target.unsqueeze(1).expand_as(entries)
-        return self.zeros.to(entries).scatter_reduce(0, index, entries, how, include_self=False)
-
-
-class Support(NamedTuple):
-    """Whether an edge flows [E, H], and the edge that conducts best among those of its node [N, H]."""
-
-    active: Tensor
-    best: Tensor
-
 
 def _edge_support(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
-) -> Support:
+) -> tuple[Tensor, Tensor]:
+    """Return whether an edge flows [E, H], and the edge that conducts best among those of its node [N, H]."""
     rows = Segments(target, lam)
     solution = solve(s, u, resistance, friction, lam, leak, rows)
     terms = RowTerms(*map(rows.spread, solution.terms))
-    return Support(log_entries(s, u, terms, rows.is_at(solution.best)) > -torch.inf, solution.best)
+    return log_entries(s, u, terms, rows.is_at(solution.best)) > -torch.inf, solution.best
 
 
 # An operation, because torch.compile cannot trace a loop that ends by values.
 @operation("sparse_flow_support", cpu=_edge_support)
 def _support(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
-) -> Support:
-    return Support(torch.empty_like(s, dtype=torch.bool), torch.empty_like(lam, dtype=torch.long))
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(s, dtype=torch.bool), torch.empty_like(lam, dtype=torch.long)
 
 
-def _log_sum(x: Tensor, prior: Tensor, rows: Segments) -> Tensor:
-    """Return log Σ_e a_e e^{x_e} of every row, 0 where a row has no weight."""
-    closed = prior == 0
-    with torch.no_grad():
-        top = rows.top(x.masked_fill(closed, torch.finfo(x.dtype).min))
-    total = rows.add(prior * (x - rows.spread(top)).masked_fill(closed, 0.0).exp())
+def _log_sum(x: Tensor, rows: Segments) -> Tensor:
+    """Return log Σ_e e^{x_e} of every row, 0 where that is −∞."""
+    top = rows.top(x.detach()).clamp_min(torch.finfo(x.dtype).min)
+    total = rows.add((x - rows.spread(top)).exp())
     return torch.where(total == 0, 0.0, (total + (total == 0)).log() + top)
 
 
@@ -272,27 +271,17 @@ def sparse_flow_edges(
         True
     """
     (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
-    rows = Segments(target, lam)
-    resistance, friction = _log_sum(-s, prior, rows), _log_sum(u, prior, rows)
+    rows, closed = Segments(target, lam), prior == 0
+    log_a = prior.masked_fill(closed, 1.0).log().masked_fill(closed, -math.inf)
+    resistance, friction, s = _log_sum(log_a - s, rows), _log_sum(log_a + u, rows), log_a + s
     with torch.no_grad():
-        active, best = _support(s + prior.log(), u, resistance, friction, lam, leak, target)
-        idle, off = rows.add(active.to(lam.dtype)) == 0, ~active
+        active, best = _support(s, u, resistance, friction, lam, leak, target)
+        idle = rows.add(active.to(lam.dtype)) == 0
         best = best.masked_fill(idle, 0)
-    # Linear on the support, as in ``rows.solve`` with o the best conductor (but for its weight).
     # A row where nothing flows is zero in the end, and has to be finite on the way.
-    s_best, w = torch.where(idle, -resistance, rows.at(s, best)), torch.where(idle, friction, rows.at(u, best))
-    log_c, f = resistance + s_best, (w - friction).exp()
-    share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
-    # c(θ − θ_o) is −e^p(1 − e^x) or, if it is large, e^{p + x}(1 − e^−x).
-    above = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0)
-    # What may not overflow is λ times the exponential, so a small λ lets the exponent be larger.
-    limit = rows.spread((problem.unit_limit(s.dtype) - lam.detach().log()).clamp(max=exp_limit(s.dtype)))
-    more, less = above.masked_fill(above <= 0, 0.0), above.masked_fill(above > 0, 0.0)
-    at_best = (s + rows.spread(resistance + w - friction)).masked_fill(off, 0.0)  # log of c θ_o/λ
-    dammed = at_best.minimum(limit).exp() * less.expm1() - (at_best + more).minimum(limit).exp() * (-more).expm1()
-    dammed = rows.spread(lam) * prior * dammed
-    slope = rows.add(share) + leak * (-log_c).exp()
-    height = (1 - leak * lam * f + rows.add(dammed)) / slope.masked_fill(idle, 1.0)  # c_o(μ − θ_o)
-    flow = (share * rows.spread(height) - dammed).clamp_min(0)
+    log_c = (resistance + rows.at(s, best)).masked_fill(idle, 0.0)
+    log_f = (rows.at(u, best) - friction).masked_fill(idle, 0.0)
+    _, _, rho, _, _, _, height, through, dammed = _on_support(s, u, log_c, log_f, lam, leak, active, best, idle, rows)
     alone = 1 / leak.masked_fill(leak == 0, torch.inf)
-    return EdgeFlow(flow, torch.where(idle, alone, lam * f + height * (-log_c).exp()))
+    flow = (through * rows.spread(rho) - dammed).clamp_min(0)
+    return EdgeFlow(flow, torch.where(idle, alone, lam * log_f.exp() + rho * height.exp()))

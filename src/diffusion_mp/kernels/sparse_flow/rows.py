@@ -128,10 +128,6 @@ class Dense:
         """Broadcast a number per row to its entries."""
         return row
 
-    def some(self, *entries: Tensor) -> list[Tensor]:
-        """Return samples of every row; an empty list if rows are short."""
-        return [x[..., ::8].contiguous() for x in entries if x.size(-1) >= 512]
-
 
 DENSE = Dense()
 
@@ -159,12 +155,12 @@ def newton(
 
     ``weight`` and ``threshold`` are p ≥ 0 and t of the entries, ``leak`` and ``total`` κ ≥ 0 and b of the rows, and
     ``support`` is the number of entries with a weight, if these have the least t: the first active set. Otherwise that
-    is the one of a sample's root, or all entries.
+    is the one of a sample's root in long dense rows, or all entries.
     """
-    sample = rows.some(weight, threshold) if support is None else []
-    if sample:
-        share = sample[0].size(-1) / weight.size(-1)
-        guess = newton(sample[0], sample[1], share * leak, share * total, rows=rows).root
+    if support is None and rows is DENSE and weight.size(-1) >= 512:
+        some, least = (x[..., ::8].contiguous() for x in (weight, threshold))
+        share = some.size(-1) / weight.size(-1)
+        guess = newton(some, least, share * leak, share * total).root
         active = torch.lt(threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight))
         slope = rows.add(active.mul_(weight))
         active.mul_(threshold)

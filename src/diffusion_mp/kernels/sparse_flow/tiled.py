@@ -53,7 +53,7 @@ def _together(features: Features, terms: RowTerms, ptr: Tensor | None, *others: 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """Solve the rows; ``leak`` is 1/α."""
 
-    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, Tensor]:
+    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
         *inputs, lam, leak, mask = stacks
         solved = []
         for rows in _rows(lam):
@@ -63,15 +63,15 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
                 closed = mask.log().transpose(1, 2)
                 s, u = s.add_(closed), u.sub_(closed)
             solved.append(solve(s, u, resistance, friction, lam[:, rows], leak[:, rows]))
-        fields = RowPotentials(*(joined(parts, 1) for parts in zip(*solved, strict=True)))
-        return fields.best, torch.cat([*fields[:6], *fields[7:]], 2)
+        # Also the places of the best conductors, whole numbers that floating point holds.
+        return (joined([torch.cat(rows, 2) for rows in solved], 1),)
 
     (*wide, lam, leak), _ = accumulating(*features, lam, leak)
     if not lam.size(0):
         return empty_potentials(lam)
-    best, numbers = _by_tiles(compute, ptr, [*wide, *_scalars(lam, leak)])
-    fields = [x.contiguous() for x in numbers.unbind(2)]
-    return RowPotentials._make([*fields[:6], best.squeeze(2) + _first(ptr, best), *fields[6:]])
+    (numbers,) = _by_tiles(compute, ptr, [*wide, *_scalars(lam, leak)])
+    fields = RowPotentials(*(x.contiguous() for x in numbers.unbind(2)))
+    return fields._replace(best=fields.best.long() + _first(ptr, numbers))
 
 
 def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
