@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     x = randn(9, 3)
     for options, error, sentence in [
         ({"projection": x}, ValueError, r"projection must be \[heads, head_channels, channels\]"),
-        ({"projection": randn(2, 3, 4)}, ValueError, "x must have one head and the 4 channels that the projection"),
+        ({"projection": randn(2, 3, 4)}, ValueError, "projection reads states of one head and 4 channels"),
         ({"source": randn(9, 4)}, ValueError, r"source must have the shape \[9, 3\] of the state"),
         ({"source": x, "metric": torch.ones(8)}, ValueError, r"metric must be \[9\] or \[9, heads\]"),
         ({"source": x, "metric": torch.ones(9, 2)}, ValueError, r"metric must be \[9\] or \[9, heads\]"),

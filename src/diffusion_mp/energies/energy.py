@@ -98,7 +98,8 @@ class Energy:
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is omitted."""
         self._check(x, x_prev)
-        warn_beyond_domain(self.penalty, self, x, lambda: self._large_distance(x))
+        edges = self.coupling.graph if isinstance(self.coupling, SparseCoupling) else None
+        warn_beyond_domain(self.penalty, self, x, lambda: large_distance(x, self.ptr, edges))
         return self._assemble(x, x_prev, self._pairs(x))
 
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
@@ -163,14 +164,6 @@ class Energy:
         """Return the entries [E, H] of the sparse coupling and the squared distances of their nodes."""
         coupling = cast(SparseCoupling, self.coupling)  # checked at construction
         return coupling.weight.double(), edge_distance(x, coupling.graph)
-
-    @torch.no_grad()
-    def _large_distance(self, x: Tensor) -> float:
-        """Return at least a quarter of the largest squared distance in P."""
-        if self.coupling is None:
-            return large_distance(x, self.ptr)
-        z2 = self._edges(x)[1]
-        return float(z2.max()) if z2.numel() else 0.0
 
     def _weigh(self, x: Tensor) -> Tensor:
         """Return M x."""
@@ -304,14 +297,6 @@ class JointEnergy:
     def _check(self, x: Tensor) -> None:
         _check_state(self, x)
         _check_like(x, by_head, source=self.source)
-        if self.projection is None:
-            return
-        errors.check_device(self.projection, "projection", x.device, "the state")
-        if by_head(x).size(1) != 1 or x.size(-1) != self.projection.size(2):
-            raise ValueError(
-                f"x must have one head and the {self.projection.size(2)} channels that the projection reads; got "
-                f"{errors.describe(x)}."
-            )
 
 
 def _check_terms(source: State | None, metric: Tensor | None) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.energies.pairs import check_channels
 from diffusion_mp.energies.terms import EnergyTerm, Majorant, Mean, SharedTerm, check_weight, majorant_of
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
@@ -257,16 +258,6 @@ class MLPTerm(EnergyTerm):
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)
-
-
-def check_channels(z: Tensor, name: str, matrix: Tensor | None) -> None:
-    """Raise unless a state [N, 1, C] is what a matrix, or ``None``, the identity, reads."""
-    channels = z.size(-1) if matrix is None else matrix.size(-1)
-    if z.shape[1:] != (1, channels):
-        wanted = f"{name} reads states of one head and {channels} channels"
-        raise ValueError(f"{wanted}; the state is {errors.describe(z)}, and {name} {errors.describe(matrix)}.")
-    if matrix is not None:
-        errors.check_device(matrix, name, z.device, "the state")
 
 
 def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5) -> Float[Tensor, " R"]:

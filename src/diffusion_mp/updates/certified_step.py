@@ -15,7 +15,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import check_metric
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, damping_and_constant
-from diffusion_mp.errors import check_positive, check_tensor
+from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import members
@@ -90,7 +90,6 @@ class CertifiedStep(StateUpdate):
             )
         self.validate(x, coupling, None, source)
         if metric is not None:  # also where no source has it
-            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
             check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
