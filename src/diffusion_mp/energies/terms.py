@@ -395,9 +395,9 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
         return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
-    directions = [torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for _ in range(8)]
-    lengths = [10.0**k for k in range(-2, 3) for _ in range(2)]
-    for move in (*moves, -descent, descent, *(a * d for a, d in zip(lengths, directions, strict=False))):
+    lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
+    drawn = (length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for length in lengths)
+    for move in (*moves, -descent, descent, *drawn):
         after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
         rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
         excess = after - value - (linear + quadratic).sum()
