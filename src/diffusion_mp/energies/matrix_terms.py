@@ -54,12 +54,11 @@ class MatrixTerm(SharedTerm):
     ) -> None:  # fmt: skip
         errors.check_kind(coupling, "coupling", Coupling, "a Coupling")
         if matrix is not None:
-            errors.check_tensor(matrix, "matrix", "[relations, channels, channels]")
+            errors.check_tensor(matrix, "matrix", "[relations, channels, channels]", coupling.device, "the coupling")
             square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
             if not square or matrix.size(0) != coupling.heads:
                 shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
                 raise ValueError(f"matrix must be {shape}; got {errors.describe(matrix)}.")
-            errors.check_device(matrix, "matrix", coupling.device, "the coupling")
         errors.check_counts(hops=hops)
         errors.check_flags(symmetric=symmetric)
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):

@@ -116,8 +116,7 @@ class StateUpdate(Resettable, ABC):
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
         """Check all inputs and return the values, by default the state."""
-        if not isinstance(coupling, Coupling):
-            check_coupling_kind(coupling)
+        check_coupling_kind(coupling)
         self.check(coupling)
         coupling.check(x, "x")
         for name, tensor in (("values", values), ("source", source)):

@@ -34,14 +34,14 @@ LEAST_SHARE = {
 class CertifiedStep(StateUpdate):
     r"""One step down the energy of source, pairs, graph and constraint.
 
-    One step down F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
+    It never raises F of `JointEnergy`, for any β, λ and μ and with no step size to choose (Theorem T1 of
+    docs/certified.md).
 
         x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 
     W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C the set that every row of a
-    head is confined to, and p the `majorant` of the coupling. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) for any
-    β, λ and μ, with no step size to choose; `JointEnergy` is F. Where C is convex, p are the row sums of W, and x′ is
-    the projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not move.
+    head is confined to, and p the `majorant` of the coupling. Where C is convex, p are the row sums of W, and x′ is the
+    projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not move.
 
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.

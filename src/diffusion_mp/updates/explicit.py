@@ -67,7 +67,6 @@ class ExplicitEuler(LaplacianUpdate):
         return self.tau() if isinstance(self.tau, Positive) else self.tau
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Return (1 − τ(d + κ))·x + τ S v + τβh, in as few passes over memory as possible."""
         values = self.validate(x, coupling, values, source)
         if not isinstance(self.tau, float):
             return x + self.step_size * self.velocity(x, coupling, values, source)
@@ -217,7 +216,6 @@ class Backtracking(LaplacianUpdate):
         self.last_tau: float | Tensor | None = None
 
     def check(self, coupling: Coupling) -> None:
-        """Raise for an exact step where the energy is a sum over edges."""
         super().check(coupling)
         if self.best_first and isinstance(coupling, SparseCoupling):
             raise errors.CouplingMismatchError(
@@ -312,7 +310,6 @@ def first_minimum(p: np.ndarray) -> float | None:
 
 
 def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:
-    """Return x − τ slope, with one τ or one for every graph."""
     if tau.dim() and coupling.ptr is not None:
         tau = tau.repeat_interleave(coupling.ptr.diff().to(tau.device)).view(-1, 1, 1)
     return x - tau.to(x.dtype) * slope

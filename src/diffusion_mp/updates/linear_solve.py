@@ -223,7 +223,6 @@ class _Block(NamedTuple):
 
     @property
     def thin(self) -> bool:
-        """Whether there are more nodes than features."""
         return self.right.size(-2) > self.right.size(-1)
 
     def core_solve(self, b: Tensor) -> Tensor:
