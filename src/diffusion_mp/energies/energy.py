@@ -114,7 +114,6 @@ class Energy:
         return f"Energy({self.penalty!r}, lam={self.lam:g}, version={self.version!r}{given})"
 
     def _assemble(self, x: Tensor, x_prev: Tensor | None, pairs: Tensor) -> Tensor:
-        """Return the sum of all terms, given the sum over pairs."""
         energy = self.lam * pairs
         if self.graph_term is not None:
             energy = energy / 2 + self.lam / 2 * self.graph_term.dirichlet(x).double().sum()
@@ -166,7 +165,6 @@ class Energy:
         return coupling.weight.double(), edge_distance(x, coupling.graph)
 
     def _weigh(self, x: Tensor) -> Tensor:
-        """Return M x."""
         if self.metric is None:
             return x
         metric = self.metric if self.metric.dim() == 2 else self.metric.unsqueeze(1)
@@ -193,10 +191,9 @@ class JointEnergy:
 
     F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
-    A `CertifiedStep` never raises it (Theorems T1, T11 of docs/certified.md). The terms are the distance to the source
-    H, a penalty on all pairs of the same graph, one on edges, further ``terms``, and the constraint C of rows (F = ∞
-    outside, up to rounding). With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the
-    simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
+    A `CertifiedStep` never raises it (Theorems T1, T11 of docs/certified.md). Pairs lie in the same graph, and F is ∞
+    outside of C, up to rounding. With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for
+    the simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
         penalty: δ, a `Penalty` or its name; None omits the term, as for A and H.
@@ -245,8 +242,6 @@ class JointEnergy:
             self.pairs = PairTerm(self.penalty, projection, mean=mean, constraint=self.constraint)
         ptr = ptr if graph is None else graph.segments
         self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
-        if self.ptr is not None:
-            check_ptr(int(self.ptr[-1]), self.ptr)
         errors.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
         for term in terms:
             errors.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
@@ -281,7 +276,6 @@ class JointEnergy:
         return self._confined(x, (term.surrogate(z, start, graph) for term in self.terms))
 
     def _confined(self, x: Tensor, values: Iterable[Tensor]) -> Tensor:
-        """Return the sum of all terms, and ∞ outside of C."""
         total = sum(values, x.new_zeros((), dtype=torch.float64))
         return torch.where(self.constraint.holds(by_head(x)), total, math.inf)
 
@@ -327,7 +321,6 @@ def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **o
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Return ⟨a, b⟩, accumulated in float64."""
     return (a * b).sum(dtype=torch.float64)
 
 

@@ -242,8 +242,7 @@ class SourceTerm(SharedTerm):
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         source = self.source.to(z.dtype)
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.to(z.dtype).unsqueeze(2)
-        constant = source if self.metric is None else weight * source
-        return Mean(weight, constant)
+        return Mean(weight, source if self.metric is None else weight * source)
 
 
 class CouplingTerm(SharedTerm):
