@@ -34,8 +34,7 @@ LEAST_SHARE = {
 class CertifiedStep(StateUpdate):
     r"""One step down the energy of source, pairs, graph and constraint.
 
-    It never raises F of `JointEnergy`, for any β, λ and μ and with no step size to choose (Theorem T1 of
-    docs/certified.md).
+    For any β, λ and μ it never raises F of `JointEnergy` (Theorem T1 of docs/certified.md), without a step size:
 
         x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 
