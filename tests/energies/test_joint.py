@@ -105,9 +105,10 @@ def of(**options: object) -> Callable[[], Tensor]:
 X = randn(9, 3)
 test_what_does_not_fit_is_refused_in_sentences = refuses(
     (of(projection=X), r"projection must be \[heads, head_channels, channels\]"),
-    (of(projection=randn(2, 3, 4)), "x must have one head and the 4 channels that the projection"),
+    (of(projection=randn(2, 3, 4)), "projection reads states of one head and 4 channels"),
     (of(source=randn(9, 4)), r"source must have the shape \[9, 3\] of the state"),
     (of(source=X, metric=torch.ones(8)), r"metric must be \[9\] or \[9, heads\]"),
     (of(source=X, metric=torch.ones(9, 2)), r"metric must be \[9\] or \[9, heads\]"),
+    (of(ptr=torch.tensor([0, 8])), "ptr must rise from 0 to num_nodes = 9"),
     error=ValueError,
 )

@@ -45,7 +45,7 @@ def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) ->
         assert dm.energies.certify_trajectory(penalty, pair, 0.5)
         assert Backtracking(penalty)(pair, coupling).isfinite().all()
     apart = (1 + much) * pair
-    assert "beyond the domain" in dm.energies.certify_trajectory(penalty, apart, 0.5).reason
+    assert "leaves the domain" in dm.energies.certify_trajectory(penalty, apart, 0.5).reason
     with pytest.raises(ValueError, match="x must lie in the domain"):
         Backtracking(penalty)(apart, coupling)
 

@@ -349,6 +349,22 @@ def test_a_certificate_needs_terms_that_bound_themselves() -> None:
     assert "not finite" in str(term_flaw(term, z, graph))
 
 
+def test_a_certificate_looks_far_away() -> None:
+    """Two hundred away this term begins to rise, and its bound says that it never does."""
+
+    class Far(EnergyTerm):
+        def value(self, z: Tensor, graph: Graph) -> Tensor:
+            return (z.norm() - 200).relu()
+
+        def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+            return torch.zeros_like(z)
+
+        def bound(self, z: Tensor, graph: Graph) -> Tensor:
+            return z.new_zeros(1, 1, 1)
+
+    assert "exceeds its majorant" in str(term_flaw(Far(), torch.zeros(NODES, 1, CHANNELS), pairs_of_nodes()))
+
+
 @pytest.mark.parametrize("attention", [False, True])
 def test_autocast_leaves_a_block_in_single_precision(attention: bool) -> None:
     """In half precision a bound on norms may be too small, and a step may go up."""

@@ -88,8 +88,10 @@ def test_refusals(ball) -> None:
     assert str(certificate).startswith("Theorem T2 does not cover τ = 1.01: above τ = 1")
     unit = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1)
     assert certify_trajectory(dm.SimplePenalty(), unit, 1.0)
-    outside = certify_trajectory(dm.SimplePenalty(), 1.01 * unit, 0.5)
-    assert "beyond the domain of SimplePenalty()" in outside.reason
+    for tau in (0.5, 1.5):
+        outside = certify_trajectory(dm.SimplePenalty(), 1.01 * unit, tau)
+        assert "leaves the domain of SimplePenalty()" in outside.reason
+        assert outside.tau_max == 0, "no step is covered from there"
     assert certify_trajectory(dm.QuadraticPenalty(), torch.zeros(0, 2), 1.0)
     with pytest.raises(TypeError, match="penalty must be a Penalty"):
         certify_trajectory("simple", unit, 0.5)

@@ -18,11 +18,11 @@ from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling, SparseCoupling, SumCoupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import JointEnergy
-from diffusion_mp.energies.pairs import State, by_head, check_heads, find_distance_above
+from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import term_flaw
-from diffusion_mp.energies.theorems import Certificate, penalty_flaw, theorem1, theorem7
+from diffusion_mp.energies.theorems import Certificate, penalty_flaw, state_flaw, theorem1, theorem7
 from diffusion_mp.modules import evaluating
 
 CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
@@ -90,13 +90,7 @@ def certify(
         if x.size(1) % heads:
             raise ValueError(f"x must have channels that {heads} heads divide; got {errors.describe(x)}.")
         x = x.unflatten(1, (heads, -1))
-    flaw = penalty_flaw(penalty)
-    if flaw is None and (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is not None:
-        flaw = (
-            f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
-            f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}."
-        )
-    if flaw is not None:
+    if (flaw := state_flaw(penalty, x, ptr)) is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
     omega = penalty.coupling(x.double(), ptr)
     # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition 6).

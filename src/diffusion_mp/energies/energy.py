@@ -98,7 +98,8 @@ class Energy:
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is omitted."""
         self._check(x, x_prev)
-        warn_beyond_domain(self.penalty, self, x, lambda: self._large_distance(x))
+        edges = self.coupling.graph if isinstance(self.coupling, SparseCoupling) else None
+        warn_beyond_domain(self.penalty, self, x, lambda: large_distance(x, self.ptr, edges))
         return self._assemble(x, x_prev, self._pairs(x))
 
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
@@ -113,7 +114,6 @@ class Energy:
         return f"Energy({self.penalty!r}, lam={self.lam:g}, version={self.version!r}{given})"
 
     def _assemble(self, x: Tensor, x_prev: Tensor | None, pairs: Tensor) -> Tensor:
-        """Return the sum of all terms, given the sum over pairs."""
         energy = self.lam * pairs
         if self.graph_term is not None:
             energy = energy / 2 + self.lam / 2 * self.graph_term.dirichlet(x).double().sum()
@@ -164,16 +164,7 @@ class Energy:
         coupling = cast(SparseCoupling, self.coupling)  # checked at construction
         return coupling.weight.double(), edge_distance(x, coupling.graph)
 
-    @torch.no_grad()
-    def _large_distance(self, x: Tensor) -> float:
-        """Return at least a quarter of the largest squared distance in P."""
-        if self.coupling is None:
-            return large_distance(x, self.ptr)
-        z2 = self._edges(x)[1]
-        return float(z2.max()) if z2.numel() else 0.0
-
     def _weigh(self, x: Tensor) -> Tensor:
-        """Return M x."""
         if self.metric is None:
             return x
         metric = self.metric if self.metric.dim() == 2 else self.metric.unsqueeze(1)
@@ -200,10 +191,9 @@ class JointEnergy:
 
     F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
-    A `CertifiedStep` never raises it (Theorems T1, T11 of docs/certified.md). The terms are the distance to the source
-    H, a penalty on all pairs of the same graph, one on edges, further ``terms``, and the constraint C of rows (F = ∞
-    outside, up to rounding). With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the
-    simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
+    A `CertifiedStep` never raises it (Theorems T1, T11 of docs/certified.md). Pairs lie in the same graph, and F is ∞
+    outside of C, up to rounding. With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for
+    the simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
         penalty: δ, a `Penalty` or its name; None omits the term, as for A and H.
@@ -252,8 +242,6 @@ class JointEnergy:
             self.pairs = PairTerm(self.penalty, projection, mean=mean, constraint=self.constraint)
         ptr = ptr if graph is None else graph.segments
         self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
-        if self.ptr is not None:
-            check_ptr(int(self.ptr[-1]), self.ptr)
         errors.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
         for term in terms:
             errors.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
@@ -288,7 +276,6 @@ class JointEnergy:
         return self._confined(x, (term.surrogate(z, start, graph) for term in self.terms))
 
     def _confined(self, x: Tensor, values: Iterable[Tensor]) -> Tensor:
-        """Return the sum of all terms, and ∞ outside of C."""
         total = sum(values, x.new_zeros((), dtype=torch.float64))
         return torch.where(self.constraint.holds(by_head(x)), total, math.inf)
 
@@ -304,14 +291,6 @@ class JointEnergy:
     def _check(self, x: Tensor) -> None:
         _check_state(self, x)
         _check_like(x, by_head, source=self.source)
-        if self.projection is None:
-            return
-        errors.check_device(self.projection, "projection", x.device, "the state")
-        if by_head(x).size(1) != 1 or x.size(-1) != self.projection.size(2):
-            raise ValueError(
-                f"x must have one head and the {self.projection.size(2)} channels that the projection reads; got "
-                f"{errors.describe(x)}."
-            )
 
 
 def _check_terms(source: State | None, metric: Tensor | None) -> None:
@@ -342,7 +321,6 @@ def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **o
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Return ⟨a, b⟩, accumulated in float64."""
     return (a * b).sum(dtype=torch.float64)
 
 

@@ -81,7 +81,6 @@ class MixturePenalty(Saved, Penalty):
 
 
 def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
-    """Return e^logarithms clamped to e^±limit, or to the range of the dtype."""
     limit = min(limit, exp_limit(logarithms.dtype))
     return logarithms.clamp(-limit, limit).exp()
 

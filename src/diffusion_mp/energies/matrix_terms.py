@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.energies.pairs import check_channels
 from diffusion_mp.energies.terms import EnergyTerm, Majorant, Mean, SharedTerm, check_weight, majorant_of
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
@@ -53,12 +54,11 @@ class MatrixTerm(SharedTerm):
     ) -> None:  # fmt: skip
         errors.check_kind(coupling, "coupling", Coupling, "a Coupling")
         if matrix is not None:
-            errors.check_tensor(matrix, "matrix", "[relations, channels, channels]")
+            errors.check_tensor(matrix, "matrix", "[relations, channels, channels]", coupling.device, "the coupling")
             square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
             if not square or matrix.size(0) != coupling.heads:
                 shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
                 raise ValueError(f"matrix must be {shape}; got {errors.describe(matrix)}.")
-            errors.check_device(matrix, "matrix", coupling.device, "the coupling")
         errors.check_counts(hops=hops)
         errors.check_flags(symmetric=symmetric)
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
@@ -257,16 +257,6 @@ class MLPTerm(EnergyTerm):
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)
-
-
-def check_channels(z: Tensor, name: str, matrix: Tensor | None) -> None:
-    """Raise unless a state [N, 1, C] is what a matrix, or ``None``, the identity, reads."""
-    channels = z.size(-1) if matrix is None else matrix.size(-1)
-    if z.shape[1:] != (1, channels):
-        wanted = f"{name} reads states of one head and {channels} channels"
-        raise ValueError(f"{wanted}; the state is {errors.describe(z)}, and {name} {errors.describe(matrix)}.")
-    if matrix is not None:
-        errors.check_device(matrix, name, z.device, "the state")
 
 
 def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5) -> Float[Tensor, " R"]:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.checks import as_ptr, check_ptr
+from diffusion_mp.graph.checks import row_bounds
 from diffusion_mp.graph.ops import graph_sizes
 
 CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums
@@ -36,6 +36,7 @@ def by_head(x: State) -> Float[Tensor, "N H D"]:
 
 def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
     """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its ``heads``, [N, 1] or [N, H]."""
+    check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
     heads = by_head(x).size(1) if heads is None else heads
     if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
         shape = f"[{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}"
@@ -43,15 +44,20 @@ def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
     check_device(metric, "metric", x.device, "the state")
 
 
+def check_channels(z: Tensor, name: str, matrix: Tensor | None) -> None:
+    """Raise unless a state [N, 1, C] is what a matrix, or ``None``, the identity, reads."""
+    channels = z.size(-1) if matrix is None else matrix.size(-1)
+    if z.shape[1:] != (1, channels):
+        wanted = f"{name} reads states of one head and {channels} channels"
+        raise ValueError(f"{wanted}; the state is {describe(z)}, and {name} {describe(matrix)}.")
+    if matrix is not None:
+        check_device(matrix, name, z.device, "the state")
+
+
 def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     """Return the state [n, D] of every non-empty graph and head; pairs lie within such a block."""
     check_heads(x)
-    if ptr is not None:
-        ptr = as_ptr(ptr)
-        if int(ptr[-1]) != x.size(0):
-            raise ValueError(f"ptr must end at the {x.size(0)} rows of x; its graphs hold {int(ptr[-1])} nodes.")
-        check_ptr(x.size(0), ptr)
-    sizes = graph_sizes(ptr, x.size(0))
+    sizes = graph_sizes(row_bounds(ptr, x.size(0)), x.size(0))
     return [head for graph in by_head(x).split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)]
 
 
@@ -60,9 +66,7 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, 
     parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
     for block in parts:
-        sum_a, m = total.new_zeros(()), total.new_zeros(block.size(1))
-        for rows in _centred_chunks(block):
-            sum_a, m = sum_a + rows.square().sum(), m + rows.sum(0)
+        sum_a, m = _summed(lambda rows: [rows.square().sum(), rows.sum(0)], block)
         total = total + 2 * len(block) * sum_a - 2 * m.square().sum()
     return total
 
@@ -74,16 +78,15 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
     Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m = 0 and nothing cancels.
     c is held constant, which keeps gradients exact.
     """
+
+    def moments(rows: Tensor) -> list[Tensor]:
+        a = rows.square().sum(1)
+        return [a.sum(), a.square().sum(), rows.sum(0), a @ rows, rows.T @ rows]
+
     parts = blocks(x, ptr)
     second = fourth = x.new_zeros((), dtype=torch.float64)
     for block in parts:
-        n, d = block.shape
-        zero = second.new_zeros
-        sum_a, sum_aa, m, q, gram = zero(()), zero(()), zero(d), zero(d), zero(d, d)
-        for rows in _centred_chunks(block):
-            a = rows.square().sum(1)
-            sum_a, sum_aa = sum_a + a.sum(), sum_aa + a.square().sum()
-            m, q, gram = m + rows.sum(0), q + a @ rows, gram + rows.T @ rows
+        n, (sum_a, sum_aa, m, q, gram) = len(block), _summed(moments, block)
         second = second + 2 * n * sum_a - 2 * m.square().sum()
         fourth = fourth + 2 * n * sum_aa + 2 * sum_a.square() - 8 * q @ m + 4 * gram.square().sum()
     return second, fourth
@@ -140,8 +143,11 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
 
 
 @torch.no_grad()
-def large_distance(x: State, ptr: Tensor | None = None) -> float:
-    """Return a squared distance of two nodes of the same graph, at least a quarter of the largest, in O(N d)."""
+def large_distance(x: State, ptr: Tensor | None = None, edges: Graph | None = None) -> float:
+    """Return at least a quarter of the largest squared distance within a graph, in O(N d), or the largest of edges."""
+    if edges is not None:
+        z2 = edge_distance(x, edges)
+        return float(z2.max()) if z2.numel() else 0.0
     return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
 
 
@@ -171,6 +177,8 @@ def _centred(block: Tensor) -> Tensor:
     return block.double() - block.detach().mean(0, dtype=torch.float64)
 
 
-def _centred_chunks(block: Tensor) -> Iterator[Tensor]:
+def _summed(moments: Callable[[Tensor], list[Tensor]], block: Tensor) -> list[Tensor]:
+    """Return the sums of moments over all rows, measured from their mean in float64, from those of chunks."""
     centre = block.detach().mean(0, dtype=torch.float64)
-    return (rows.double() - centre for rows in block.split(CHUNK_ROWS))
+    chunks = (moments(rows.double() - centre) for rows in block.split(CHUNK_ROWS))
+    return functools.reduce(lambda total, chunk: [*map(torch.add, total, chunk)], chunks)

@@ -17,9 +17,9 @@ from torch.linalg import vecdot
 from diffusion_mp.couplings import Coupling, ProjectedCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
-from diffusion_mp.energies.pairs import check_heads, check_metric
+from diffusion_mp.energies.pairs import by_head, check_channels, check_heads, check_metric
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
+from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows
 from diffusion_mp.kernels.precision import reciprocal
@@ -172,8 +172,7 @@ class ScaledTerm(SharedTerm):
     """
 
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
-        if not isinstance(term, EnergyTerm):
-            check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+        check_kind(term, "term", EnergyTerm, "an EnergyTerm")
         if not callable(weight):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
@@ -187,8 +186,7 @@ class ScaledTerm(SharedTerm):
         return self.weight * self.term.value(z, graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        weight = self.factor() if callable(self.factor) else self.factor
-        half, damping, halved, share = self.term.majorant(z, graph, convex)
+        weight, (half, damping, halved, share) = self.weight, self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping, halved, weight * share)
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -222,19 +220,15 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        strided = isinstance(source, Tensor) and source.layout is torch.strided and source.is_floating_point()
-        if not (strided and (source.dim() == 2 or (source.dim() == 3 and source.size(1)))):
-            check_heads(source, "source")
-        self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        check_heads(source, "source")
+        self.source = by_head(source)
         if metric is not None:
-            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
             check_metric(metric, self.source)
         self.metric = metric if metric is None or metric.dim() == 2 else metric.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         if z.shape != self.source.shape:
-            came = f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
-            raise ValueError(came)
+            raise ValueError(f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}.")
         check_device(self.source, "source", z.device, "the state")
         squares = (z.double() - self.source.double()).square().sum(2)
         return (squares if self.metric is None else self.metric.double() * squares).sum()
@@ -248,8 +242,7 @@ class SourceTerm(SharedTerm):
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         source = self.source.to(z.dtype)
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.to(z.dtype).unsqueeze(2)
-        constant = source if self.metric is None else weight * source
-        return Mean(weight, constant)
+        return Mean(weight, source if self.metric is None else weight * source)
 
 
 class CouplingTerm(SharedTerm):
@@ -268,8 +261,7 @@ class CouplingTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
-        if not isinstance(coupling, Coupling):
-            check_kind(coupling, "coupling", Coupling, "a Coupling")
+        check_kind(coupling, "coupling", Coupling, "a Coupling")
         self.coupling, self.centre = coupling, centre
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -317,10 +309,10 @@ class PairTerm(SharedTerm):
 
     def seen(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N heads seen"]:
         """Return the state as the penalty is applied to it: projected, and in double precision."""
-        wide = z.double()
-        return (
-            wide if self.projection is None else torch.einsum("hdc,nc->nhd", self.projection.double(), wide.squeeze(1))
-        )
+        if self.projection is None:
+            return z.double()
+        check_channels(z, "projection", self.projection)
+        return torch.einsum("hdc,nc->nhd", self.projection.double(), z.double().squeeze(1))
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self._sum(graph, lambda penalty, x, ptr: penalty.total(x, ptr), z)
@@ -402,9 +394,9 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
         return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
-    directions = [torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for _ in range(8)]
-    lengths = [10.0**k for k in range(-2, 3) for _ in range(2)]
-    for move in (*moves, -descent, descent, *(a * d for a, d in zip(lengths, directions, strict=False))):
+    lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
+    drawn = (length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for length in lengths)
+    for move in (*moves, -descent, descent, *drawn):
         after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
         rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
         excess = after - value - (linear + quadratic).sum()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,6 +81,17 @@ def penalty_flaw(penalty: Penalty) -> str | None:
     return None if flaw is None else f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
+def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
+    """Return a sentence saying where δ fails to be a penalty at the distances of a state; ``None`` if nowhere."""
+    flaw = penalty_flaw(penalty)
+    if flaw is not None or (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is None:
+        return flaw
+    return (
+        f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
+        f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}."
+    )
+
+
 def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservative", leak: float = 0.0) -> Certificate:
     """Theorem 1 for a fixed symmetric S: z − τ(Δ + κ)z descends ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²].
 
@@ -91,15 +103,14 @@ def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservat
         >>> bool(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5, form="residual"))
         True
     """
-    name = "Theorem 1"
+    refused = partial(Certificate.refused, "Theorem 1", tau)
     if not coupling.symmetric:
-        reason = (
+        return refused(
             f"the coupling is not symmetric ({coupling!r}), so its step is not the gradient of an energy. For a "
             f"row-normalised D̄⁻¹Ω certify the penalty, or the symmetric Ω with theorem7."
         )
-        return Certificate.refused(name, tau, reason)
     if not bool(coupling.degree().isfinite().all()):
-        return Certificate.refused(name, tau, f"the coupling has row sums that are not finite ({coupling!r}).")
+        return refused(f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = spectrum.precision(coupling.dtype).eigenvalue
     if coupling.nonnegative and form == "conservative":  # Δ is positive semi-definite, so one end is enough
         heads = range(coupling.heads)
@@ -108,10 +119,9 @@ def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservat
         smallest, largest = spectrum.laplacian_extremes(coupling, form, rtol)
         if smallest < -1e3 * rtol * max(1.0, largest):
             which = "D̄ − S" if form == "conservative" else "I − S"
-            reason = f"{which} has the negative eigenvalue {smallest:.4g}, so its energy is not bounded from below."
-            return Certificate.refused(name, tau, reason)
+            return refused(f"{which} has the negative eigenvalue {smallest:.4g}, so its energy has no lower bound.")
     largest = max(largest, 0.0)
-    return Certificate.of_step(name, tau, largest, leak, f"λ₁ = {largest:.6g}")
+    return Certificate.of_step("Theorem 1", tau, largest, leak, f"λ₁ = {largest:.6g}")
 
 
 def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
@@ -126,22 +136,20 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
         >>> bool(theorem7(SimplePenalty().coupling(torch.nn.functional.normalize(x, dim=1)), tau=0.5))
         True
     """
-    name = "Theorem 7"
+    refused, of_step = partial(Certificate.refused, "Theorem 7", tau), partial(Certificate.of_step, "Theorem 7", tau)
     if not omega.symmetric:
-        reason = f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
-        return Certificate.refused(name, tau, reason)
+        return refused(f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it.")
     if omega.num_nodes == 0:
-        return Certificate.of_step(name, tau, 0.0, leak, "no nodes")
+        return of_step(0.0, leak, "no nodes")
     degrees = omega.degree()
     degree = float(degrees.min())
     if not (degree > 0 and float(degrees.max()) < math.inf):
-        reason = f"a node has degree {degree:.4g} in Ω; the row-normalised step needs positive and finite degrees."
-        return Certificate.refused(name, tau, reason)
+        return refused(f"a node has degree {degree:.4g} in Ω; the row-normalised step needs finite degrees above zero.")
     rtol = spectrum.precision(omega.dtype).eigenvalue
     matrices = (spectrum.normalized_laplacian(omega, head) for head in range(omega.heads))
     largest = max(0.0, *(spectrum.largest_eigenvalue(matrix, rtol) for matrix in matrices))
     facts = f"l_max = {largest:.6g}, min d̄ = {degree:.6g}"
-    return Certificate.of_step(name, tau, largest, leak, facts, weight=degree)
+    return of_step(largest, leak, facts, weight=degree)
 
 
 @torch.no_grad()
@@ -160,21 +168,16 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
         >>> bool(certify_trajectory(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.1))
         True
     """
-    name = "Theorem T2"
     check_kind(penalty, "penalty", Penalty, "a Penalty")
     check_positive(tau, "tau")
     parts = blocks(x, ptr)
     check_has_values(x, "x")
-    flaw = penalty_flaw(penalty)
-    if flaw is not None:
-        return Certificate.refused(name, tau, flaw)
+    refused = partial(Certificate.refused, "Theorem T2", tau)
+    if (flaw := state_flaw(penalty, x, ptr)) is not None:
+        return refused(flaw)
     if tau > 1:
         reason = "above τ = 1 a step may leave the convex hull of the state, and no later degree is known."
-        return replace(Certificate.refused(name, tau, reason), tau_max=1.0)
-    beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
-    if beyond is not None:
-        reason = f"a pair is at squared distance {beyond:.6g}, beyond the domain of {penalty!r}."
-        return Certificate.refused(name, tau, reason)
+        return replace(refused(reason), tau_max=1.0)
     degree, stiffness = math.inf, 0.0
     for part in parts:
         wide = part.double()
@@ -183,4 +186,4 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
     facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
-    return replace(Certificate.of_step(name, tau, stiffness, 0.0, facts, weight=degree), tau_max=1.0)
+    return replace(Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree), tau_max=1.0)

@@ -4,7 +4,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -80,8 +80,9 @@ class StateUpdate(Resettable, ABC):
             return self.step(x, coupling, values, source, **options)
         check_coupling_kind(coupling)
         heads = coupling.heads
-        given = {"x": x, "values": values, "source": source, "previous": options.get("previous")}
-        for name, t in given.items():
+        given: dict[str, Any] = {"x": x, "values": values, "source": source} | options
+        for name in ("x", "values", "source", "previous"):
+            t = given.get(name)
             if not isinstance(t, Tensor) or t.dim() != 2:
                 continue
             errors.check_tensor(t, name, "[num_nodes, channels]")
@@ -90,10 +91,8 @@ class StateUpdate(Resettable, ABC):
                     f"the coupling's {heads} heads must divide the channels of {name}; got {errors.describe(t)}."
                 )
             given[name] = t.unflatten(1, (heads, -1))
-        if "previous" in options:
-            options["previous"] = given["previous"]
-        state = cast("Tensor", given["x"])
-        return self.step(state, coupling, given["values"], given["source"], **options).flatten(1)
+        x, values, source = (given.pop(name) for name in ("x", "values", "source"))
+        return self.step(x, coupling, values, source, **given).flatten(1)
 
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
@@ -116,8 +115,7 @@ class StateUpdate(Resettable, ABC):
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
         """Check all inputs and return the values, by default the state."""
-        if not isinstance(coupling, Coupling):
-            check_coupling_kind(coupling)
+        check_coupling_kind(coupling)
         self.check(coupling)
         coupling.check(x, "x")
         for name, tensor in (("values", values), ("source", source)):

@@ -15,7 +15,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import check_metric
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, damping_and_constant
-from diffusion_mp.errors import check_positive, check_tensor
+from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import members
@@ -34,14 +34,13 @@ LEAST_SHARE = {
 class CertifiedStep(StateUpdate):
     r"""One step down the energy of source, pairs, graph and constraint.
 
-    One step down F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
+    For any β, λ and μ it never raises F of `JointEnergy` (Theorem T1 of docs/certified.md), without a step size:
 
         x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 
     W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C the set that every row of a
-    head is confined to, and p the `majorant` of the coupling. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) for any
-    β, λ and μ, with no step size to choose; `JointEnergy` is F. Where C is convex, p are the row sums of W, and x′ is
-    the projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not move.
+    head is confined to, and p the `majorant` of the coupling. Where C is convex, p are the row sums of W, and x′ is the
+    projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not move.
 
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
@@ -90,7 +89,6 @@ class CertifiedStep(StateUpdate):
             )
         self.validate(x, coupling, None, source)
         if metric is not None:  # also where no source has it
-            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
             check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:

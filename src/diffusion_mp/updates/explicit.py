@@ -67,7 +67,6 @@ class ExplicitEuler(LaplacianUpdate):
         return self.tau() if isinstance(self.tau, Positive) else self.tau
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Return (1 − τ(d + κ))·x + τ S v + τβh, in as few passes over memory as possible."""
         values = self.validate(x, coupling, values, source)
         if not isinstance(self.tau, float):
             return x + self.step_size * self.velocity(x, coupling, values, source)
@@ -98,9 +97,7 @@ def teleport(alpha: float) -> ExplicitEuler:
         >>> teleport(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # a step of APPNP
         torch.Size([6, 4])
     """
-    errors.check_positive(alpha, "alpha", allow_zero=True)
-    if alpha >= 1:
-        raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
+    errors.check_number(alpha, "alpha", lambda share: 0 <= share < 1, "lie in [0, 1), nothing would propagate at 1")
     rate = alpha / (1 - alpha)
     return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
 
@@ -137,9 +134,8 @@ class MomentumStep(LaplacianUpdate):
     ) -> None:  # fmt: skip
         super().__init__(form, beta=beta, leak=leak)
         errors.check_positive(tau, "tau")
-        errors.check_positive(momentum, "momentum", allow_zero=True)
-        if momentum >= 1:
-            raise ValueError(f"momentum must lie in [0, 1), or nothing would ever come to rest; got {momentum}.")
+        wanted = "lie in [0, 1), or nothing would ever come to rest"
+        errors.check_number(momentum, "momentum", lambda m: 0 <= m < 1, wanted)
         errors.check_counts(steps=steps)
         self.tau, self.momentum, self.steps = float(tau), float(momentum), steps
         self.takes_previous = steps == 1
@@ -209,12 +205,9 @@ class Backtracking(LaplacianUpdate):
     ) -> None:  # fmt: skip
         super().__init__(form)
         errors.check_positive(tau, "tau")
-        errors.check_positive(shrink, "shrink")
-        if shrink >= 1.0:
-            raise ValueError(f"shrink must lie in (0, 1), or τ would never get smaller; got {shrink}.")
+        errors.check_number(shrink, "shrink", lambda q: 0 < q < 1, "lie in (0, 1), or τ would never get smaller")
         errors.check_counts(max_steps=max_steps)
-        if not isinstance(penalty, Penalty) and not callable(penalty):
-            raise TypeError(f"penalty must be a Penalty or a function of the state; got {penalty!r}.")
+        errors.check_kind(penalty, "penalty", (Penalty, Callable), "a Penalty or a function of the state")
         errors.check_flags(exact=exact)
         if exact and not isinstance(penalty, SimplePenalty):
             raise ValueError(f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}.")
@@ -223,7 +216,6 @@ class Backtracking(LaplacianUpdate):
         self.last_tau: float | Tensor | None = None
 
     def check(self, coupling: Coupling) -> None:
-        """Raise for an exact step where the energy is a sum over edges."""
         super().check(coupling)
         if self.best_first and isinstance(coupling, SparseCoupling):
             raise errors.CouplingMismatchError(
@@ -243,24 +235,24 @@ class Backtracking(LaplacianUpdate):
     @torch.no_grad()
     def _search(self, x: Tensor, slope: Tensor, own: Tensor, coupling: Coupling) -> Tensor:
         """Return τ of every graph [B], or one for all."""
-        if isinstance(self.penalty, Penalty) and bool((self._outside(x, coupling) != 0).any()):
-            if isinstance(coupling, SparseCoupling):
-                apart = float(edge_distance(x, coupling.graph).max())
-            else:
-                apart = find_distance_above(self.penalty.reach(x.dtype), x, coupling.ptr) or math.inf
+        outside = self._outside(x, coupling)
+        if isinstance(self.penalty, Penalty) and bool((outside != 0).any()):
+            apart = edge_distance(x, coupling.graph) if isinstance(coupling, SparseCoupling) else outside
             raise ValueError(
                 f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "
-                f"it holds two nodes at squared distance {apart:.6g}. Normalise the rows, "
+                f"it holds two nodes at squared distance {float(apart.max()):.6g}. Normalise the rows, "
                 f"x / x.norm(dim=-1, keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
             )
         start = self.energy(x, coupling)
-        per_graph = coupling if start.dim() else None
+        ptr = coupling.ptr if start.dim() else None
         # At rest, the difference of the two terms is rounding error, and its energy is meaningless.
         rounding = 64 * torch.finfo(x.dtype).eps
-        rest = _sum(slope.square(), per_graph).sqrt() <= rounding * _sum(own.expand_as(x).square(), per_graph).sqrt()
+        moved, kept = (_each(torch.sum, v.expand_as(x).square(), ptr).sqrt() for v in (slope, own))
+        rest = moved <= rounding * kept
         first = torch.tensor(self.tau, dtype=torch.float64, device=x.device)
         if self.best_first and isinstance(self.penalty, SimplePenalty):
-            parts = zip(_graphs(x, coupling), _graphs(slope, coupling), strict=True)
+            sizes = graph_sizes(coupling.ptr, len(x))
+            parts = zip(x.split(sizes), slope.split(sizes), strict=True)
             best = [first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau for part, down in parts]
             first = first.new_tensor(best[0] if coupling.ptr is None else best)
         tau = torch.where(rest, self.tau, first)
@@ -283,20 +275,21 @@ class Backtracking(LaplacianUpdate):
         if isinstance(self.penalty, QuadraticPenalty):
             if self.form == "conservative":  # constants cost nothing; taking them out avoids cancellation
                 x = x - mean_rows(x, coupling.ptr)
-            return _sum(x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling)
+            return _each(torch.sum, x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling.ptr)
         if isinstance(coupling, SparseCoupling):
             cost = self.penalty.delta(edge_distance(x, coupling.graph))
             weight = coupling.graph.edge_weight
             return _sum_edges(cost if weight is None else weight.unsqueeze(1) * cost, coupling)
-        return _each(self.penalty.total, x, coupling)
+        return _each(self.penalty.total, x, coupling.ptr)
 
     def _outside(self, x: Tensor, coupling: Coupling) -> Tensor:
-        """Return a number for every graph, zero if all squared distances lie in the domain of the penalty."""
+        """Return for every graph a squared distance beyond the domain, of edges the sum of these, or zero."""
         limit = self.penalty.reach(x.dtype) if isinstance(self.penalty, Penalty) else math.inf
         if limit == math.inf:
             return x.new_zeros(())
         if not isinstance(coupling, SparseCoupling):
-            return _each(lambda part: x.new_tensor(find_distance_above(limit, part) or 0.0), x, coupling)
+            wide = x.new_zeros((), dtype=torch.float64)
+            return _each(lambda part: wide.new_tensor(find_distance_above(limit, part) or 0.0), x, coupling.ptr)
         distances = edge_distance(x, coupling.graph)
         return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
 
@@ -317,27 +310,17 @@ def first_minimum(p: np.ndarray) -> float | None:
 
 
 def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:
-    """Return x − τ slope, with one τ or one for every graph."""
     if tau.dim() and coupling.ptr is not None:
         tau = tau.repeat_interleave(coupling.ptr.diff().to(tau.device)).view(-1, 1, 1)
     return x - tau.to(x.dtype) * slope
 
 
-def _graphs(x: Tensor, coupling: Coupling) -> tuple[Tensor, ...]:
-    return x.split(graph_sizes(coupling.ptr, len(x)))
-
-
-def _each(function: Callable[[Tensor], Tensor], x: Tensor, coupling: Coupling) -> Tensor:
+def _each(function: Callable[[Tensor], Tensor], x: Tensor, ptr: Tensor | None) -> Tensor:
     """Return a function of the rows of every graph [B], of a single graph a number."""
-    parts = [function(part) for part in _graphs(x, coupling)]
-    if coupling.ptr is None:
+    parts = [function(part) for part in x.split(graph_sizes(ptr, len(x)))]
+    if ptr is None:
         return parts[0]
     return torch.stack(parts) if parts else x.new_zeros(0)
-
-
-def _sum(x: Tensor, coupling: Coupling | None) -> Tensor:
-    """Return Σ x over all rows, or over every graph of a coupling, as exact as of that graph alone."""
-    return x.sum() if coupling is None else _each(torch.sum, x, coupling)
 
 
 def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:

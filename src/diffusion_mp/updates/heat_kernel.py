@@ -52,7 +52,6 @@ class HeatKernel(LaplacianUpdate):
         self.t, self.tol = float(t), tol
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Return exp(−tΔ) v, in closed form or by the three-term recurrence of its Chebyshev series."""
         values = self.validate(x, coupling, values, source)
         v = working_precision(values, x, coupling)
         exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)

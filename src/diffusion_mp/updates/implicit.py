@@ -82,9 +82,7 @@ class SolvedUpdate(LaplacianUpdate):
 class _ThetaStep(SolvedUpdate):
     r"""Base of the steps that solve for the state m at a fraction θ of the step and extrapolate to its end.
 
-        (I + θτ(Δ + κ)) m = v + θτβh,   x′ = v + (m − v)/θ
-
-    Where Δ is positive semidefinite and θ ≥ ½, no step expands a state, for any τ.
+    (I + θτ(Δ + κ)) m = v + θτβh,   x′ = v + (m − v)/θ
     """
 
     theta: ClassVar[float]  #: θ in (0, 1].
@@ -167,7 +165,6 @@ class Equilibrium(SolvedUpdate):
         super().__init__(form, beta=beta, **options)
 
     def check(self, coupling: Coupling) -> None:
-        """Raise for couplings that are not reversible, and for systems without a unique solution."""
         super().check(coupling)
         if self.leak > 0.0:
             return

@@ -172,10 +172,8 @@ class LowRankInverse:
         self.form = form
         own = 0.0 if form.diagonal is None else form.diagonal.unsqueeze(2)
         self.diagonal: Tensor = diagonal * form.left.new_ones(*form.left.shape[:2], 1) - own
-        self.blocks = [
-            _Block.of(gather(self.diagonal, rows), gather(form.left, rows), gather(form.right, rows))
-            for rows in _graphs(form)
-        ]
+        parts = self.diagonal, form.left, form.right
+        self.blocks = [_Block.of(*(gather(part, rows) for part in parts)) for rows in _graphs(form)]
 
     def __call__(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         solved = iter(self.blocks)
@@ -223,7 +221,6 @@ class _Block(NamedTuple):
 
     @property
     def thin(self) -> bool:
-        """Whether there are more nodes than features."""
         return self.right.size(-2) > self.right.size(-1)
 
     def core_solve(self, b: Tensor) -> Tensor:
