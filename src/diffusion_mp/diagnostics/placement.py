@@ -164,6 +164,8 @@ def diagnose(
     errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
     errors.check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
     errors.check_kind(diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None")
+    errors.check_counts(points=points)
+    errors.check_positive(tol, "tol")
     modules = dict(model.named_modules())
     if sites is not None and diffusion is None:
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
