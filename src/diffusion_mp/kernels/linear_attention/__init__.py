@@ -15,13 +15,11 @@ from diffusion_mp.kernels.precision import accumulating, unit_vectors, without_a
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 
-FAMILY = "linear_attention"
-declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
 @operation(
-    "linear_product", family="linear_product", reference=reference.linear_product, cpu=blocked.linear_product,
+    "linear_product", reference=reference.linear_product, cpu=blocked.linear_product,
     small=reference.product_of_one_graph, dtype="v",
 )  # fmt: skip
 def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
@@ -67,8 +65,8 @@ class Grads(NamedTuple):
     dv: Tensor
 
 
-@declare(
-    FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v",
+@operation(
+    "linear_attention", reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v",
     small=reference.attention_of_one_graph,
 )  # fmt: skip
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
@@ -78,7 +76,7 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     return LinearRows(empty_like(v), wide, sums)
 
 
-@declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
+@operation("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
 def _attention_backward(
     grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
 ) -> Grads:
