@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
 
@@ -249,7 +250,7 @@ class Operation(Generic[T]):
             watched = not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta
             few = self._traced if watched else self._small
             if few is not None and backend == "auto" and self._few(flat, dtype, watched):
-                with without_autocast(flat[self._tensor]):
+                with without_autocast(flat[self._tensor]) if torch._C._is_any_autocast_enabled() else nullcontext():
                     found = few(*args)
                 if found is not None:
                     return found
@@ -295,7 +296,7 @@ class Operation(Generic[T]):
         tensor, backend, args = inputs[self._tensor], *inputs[-2:]
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
         run = run or choose(self.family, backend, self._table, *args)
-        with without_autocast(tensor):
+        with without_autocast(tensor) if torch._C._is_any_autocast_enabled() else nullcontext():
             out = run(*args)
         out = tuple(out) if self._signature.several else out
         if ctx is not None:

@@ -68,11 +68,11 @@ class Chunk:
 
     def views(self, stack: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
-        if stack.dim() == 3:
-            return [stack.transpose(0, 1) if self.alone else stack.view(*self.shapes[0], stack.size(2))]
+        if self.alone:
+            return [stack.transpose(0, 1)]
         if len(self.shapes) == 1:
             size = self.shapes[0][1]
-            return [stack.view(len(stack) // size, size, stack.size(1))]
+            return [stack.view(len(stack) // size, size, stack.size(-1))]
         heads = stack.size(0) // self._height
         shapes = [(heads * graphs, size) for graphs, size in self.shapes]
         parts = stack.split_with_sizes([graphs * size for graphs, size in shapes])
@@ -196,10 +196,8 @@ def cut(x: Tensor, rows: slice) -> Tensor:
 
 def even(size: int, most: int) -> list[slice]:
     """Split 0 … size into as few slices of at most ``most`` as possible, all about equal."""
-    if size <= most:
-        return [slice(0, size)]
-    count = -(-size // most)
-    return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
+    count = max(1, -(-size // most))
+    return [slice(size * part // count, size * (part + 1) // count) for part in range(count)]
 
 
 def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:

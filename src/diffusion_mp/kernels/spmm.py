@@ -129,7 +129,7 @@ def _let_torch_warn() -> None:
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
 
 
-@operation("spmm", family="spmm", reference=_reference_product, cpu=_fast_product, dtype="v")
+@operation("spmm", reference=_reference_product, cpu=_fast_product, dtype="v")
 def _spmm(entries: Entries, weight: Wide, v: Wide) -> Tensor:
     return v.new_empty(entries.rows, *v.shape[1:])
 

@@ -173,8 +173,7 @@ def linear_read(
         True
     """
     (q, sums, values), dtype = accumulating(q, sums, v)
-    parts = blocked.Sums.split(sums)
-    outer, left, right = (part.squeeze(0) for part in parts) if v.size(1) == 1 else parts
+    outer, left, right = blocked.Sums.split(sums.squeeze(0))  # of one head as `heads_first` returns queries
     with without_autocast(v):
         queries = heads_first(unit_vectors(q) if terms.unit else q)
         return reference.read(queries, values, outer, left.squeeze(-1), right, sums[0, -1, -1], terms).to(dtype)

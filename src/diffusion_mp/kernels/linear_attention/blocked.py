@@ -61,8 +61,7 @@ def vectors(x: Tensor, unit: bool) -> Vectors:
 def _store_tangential(out: Tensor, gradient: Tensor, inner: Tensor | None, x: Vectors) -> None:
     """Write ∂x from ∂x̃ / ‖x‖ and its inner product with x, which is ``None`` for unchanged vectors."""
     if inner is None:
-        if out is not gradient:
-            out.copy_(gradient)
+        out.copy_(gradient)
         return
     along = inner.mul_(x.scale).mul_(x.scale)
     if x.power is not None:
@@ -85,7 +84,7 @@ class Sums(NamedTuple):
     @classmethod
     def split(cls, state: Tensor) -> Sums:
         """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
-        return cls(state[:, :-1, :-1], state[:, :-1, -1:].contiguous(), state[:, -1:, :-1])
+        return cls(state[..., :-1, :-1], state[..., :-1, -1:].contiguous(), state[..., -1:, :-1])
 
     def state(self, nodes: int) -> Tensor:
         """Return [[K, κ], [σ, n]]."""
@@ -133,7 +132,7 @@ def backward(
             continue
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
         sums, (values, den) = Sums.split(out.pooled) if terms.ptr is None else graphs.pool(ks, vs), found
-        by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, through_norm=not alone)
+        by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, not alone)
         if alone:
             graphs.add_senders(into[0], by_sums, vs)
         else:
@@ -150,13 +149,6 @@ def _few(size: int, k: Tensor, v: Tensor) -> bool:
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:
     return BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
-
-
-def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
-    if out.dtype == x.dtype:
-        torch.bmm(x, y, out=out)
-    else:
-        out.copy_(torch.bmm(x, y))
 
 
 class _Graphs:
@@ -183,14 +175,14 @@ class _Graphs:
         """Write the result and the denominators."""
         _, scores, row = self._scores(q, k)
         den.copy_(row)
-        _store_product(out, scores.mul_(reciprocal(row)), self._load(v))
+        out.copy_(self._product(scores.mul_(reciprocal(row)), self._load(v), out))
 
     def by_pairs_backward(self, into: list[Tensor], grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Write the gradients of q, k and v, or of one tensor in all roles."""
         grad, (inner, attention, row) = self._load(grad), self._scores(q, k)
         queries, keys, inverse = self._vectors(q), self._vectors(k), self._of_nodes(reciprocal(row))
         attention.mul_(inverse)
-        _store_product(into[-1], attention.mT, grad)
+        into[-1].copy_(self._product(attention.mT, grad, into[-1]))
         by_scores = grad.bmm(self._load(v).mT)
         by_scores.sub_(self._inner(attention, by_scores)).mul_(inverse.mul_(queries.scale))
         turned = inner.mul_(self._times_senders(by_scores, keys.scale))
@@ -211,8 +203,7 @@ class _Graphs:
         scores = self._times_senders(inner * queries.scale, keys.scale)
         scores.add_(self.terms.constant if self.mask is None else self.terms.constant * self.mask.mT)
         if self.terms.own:
-            nodes = q.size(1) if self.mask is None else self.mask.sum(1)
-            scores.diagonal(dim1=1, dim2=2).add_(self.terms.own * nodes)
+            scores.diagonal(dim1=1, dim2=2).unsqueeze(2).add_(self.terms.own * self.nodes)
         return inner, scores, scores.sum(2, keepdim=True)
 
     def _times_senders(self, x: Tensor, scale: Tensor) -> Tensor:
@@ -240,9 +231,8 @@ class _Graphs:
             torch.mul(total, reciprocal(row), out=cut(out, rows))
 
     def read_backward(
-        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Sums,
-        *, through_norm: bool = True,
-    ) -> Sums:  # fmt: skip
+        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Sums, through_norm: bool
+    ) -> Sums:
         """Write ∂q, or ∂q̃ / ‖q‖; return G, γ and b."""
         constant, own = self.terms.constant, self.terms.own * self.nodes
         by_sums, turned, left = [], sums.outer.mT, sums.left.mT
@@ -330,7 +320,7 @@ class _Graphs:
         return None if self.buffer is None else self.buffer(name, *cut(x, rows).shape)
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: slice = ALL, bias: Tensor | None = None) -> Tensor:
-        """Return x y + bias, written to ``out`` if that has its dtype."""
+        """Return x y + bias, in ``out`` itself if that has its dtype: then ``out.copy_`` of it does nothing."""
         into = cut(out, rows) if out.dtype == x.dtype else self._scratch("product", out, rows)
         return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.gpu import padded, row_contiguous, strides, tiles
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
+from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.triton_rows import load, precision, run, store
 
 # The smallest normal number: a vector whose entries are all below it counts as zero.
@@ -269,7 +270,7 @@ def _ample(device: torch.device) -> bool:
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Return the result in the dtype of v, and in float32 the denominators and the state of a single graph."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    out = empty_like(v)
     den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
@@ -282,7 +283,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     values, den = out.values.contiguous(), out.den.contiguous()
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq, dk, dv = empty_like(q, k, v)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state, states = out.pooled if terms.ptr is None else launch.pool(k, v), launch.states(q)
