@@ -29,10 +29,7 @@ VARIABLE = "DIFFUSION_MP_BACKEND"
 
 
 class Implementation(NamedTuple):
-    """A way to compute an operation: ``run`` takes its arguments, and ``declines`` whether the backend was named, too.
-
-    The latter returns ``None``, or why they are not supported, as the end of a sentence ("q is on the CPU").
-    """
+    """A way to compute an operation; ``declines(named, *args)`` is ``None``, or why not: "q is on the CPU"."""
 
     run: Callable[..., Any]
     declines: Callable[..., str | None] | None = None
@@ -274,25 +271,17 @@ class Operation(Generic[T]):
 
     def _few(self, flat: Sequence[Any], dtype: torch.dtype | None, watched: bool) -> bool:
         """Return whether ``small`` takes these; row boundaries, which are integers, say that there are more graphs."""
-        most = 32 * FEW
-        if watched:
-            if _exporting() or not torch.compiler.is_compiling():
-                return False
-            most = 8 * FEW
-        elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
-            most = FEW
-        if dtype not in ALREADY:
+        if dtype not in ALREADY or (watched and (_exporting() or not torch.compiler.is_compiling())):
             return False
+        trained = not watched and torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)
+        most = FEW * (8 if watched else 1 if trained else 32)
         for x in flat:  # noqa: SIM110 - a generator takes longer than all the rest
             if isinstance(x, Tensor) and (x.dtype != dtype or not x.is_cpu or x.numel() > most):
                 return False
         return True
 
     def _compute(self, ctx: Any, *inputs: Any) -> Any:
-        """Compute from flat arguments, the backend and the arguments; return a tensor or a plain tuple of them.
-
-        What derivatives need is saved in ``ctx``, if that is not ``None``.
-        """
+        """Return a tensor or a plain tuple, and keep in ``ctx``, unless that is ``None``, what derivatives need."""
         tensor, backend, args = inputs[self._tensor], *inputs[-2:]
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
         run = run or choose(self.family, backend, self._table, *args)
@@ -308,10 +297,7 @@ class Operation(Generic[T]):
         return self._compute(None, *flat, self._signature.unflatten(flat))
 
     def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
-        """Return the registered operation, and a function of its flat arguments that torch can trace.
-
-        ``formula`` is in plain torch, with the arguments of the operation; ``None`` is its reference.
-        """
+        """Return the registered operation, and ``formula``, by default its reference, with flat arguments."""
         signature, compute = self._signature, formula or self._table["reference"].run
 
         def run(*flat: Any) -> Any:
@@ -378,7 +364,6 @@ class Operation(Generic[T]):
             ctx.mark_non_differentiable(*map(results.__getitem__, self._without_grad))
 
     def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Evaluate the formulas whose gradients are needed."""
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if all(grad is None for grad in grads):
             return tuple(out)

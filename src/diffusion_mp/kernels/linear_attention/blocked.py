@@ -25,6 +25,7 @@ Padding sends nothing, k̃ = c = 0, and receives no gradient, 1/d = 0.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,6 @@ class Vectors(NamedTuple):
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
-    """Return vectors and inverse norms."""
     if not unit:
         return Vectors(x, x.new_ones(1, 1, 1))
     x, norm, power = scaled_norms(x)
@@ -88,8 +88,8 @@ class Sums(NamedTuple):
 
     def state(self, nodes: int) -> Tensor:
         """Return [[K, κ], [σ, n]]."""
-        last = self.right.new_full((self.right.size(0), 1, 1), nodes)
-        return torch.cat([torch.cat([self.outer, self.left], 2), torch.cat([self.right, last], 2)], 1)
+        last = self.right.new_full((*self.right.shape[:-1], 1), nodes)
+        return torch.cat([torch.cat([self.outer, self.left], -1), torch.cat([self.right, last], -1)], -2)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
@@ -162,17 +162,13 @@ class _Graphs:
         # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
         width = max(1, graphs * max(features, v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, nodes * width // 8)) // width)
-        self.blocks = [ALL]
-        self.buffer = None
-        if nodes > height:
-            self.blocks = [slice(first, first + height) for first in range(0, nodes, height)]
-            self.buffer = Buffers(v, self.wide)
+        self.blocks = [slice(first, first + height) for first in range(0, nodes, height)] if nodes > height else [ALL]
+        self.buffer = Buffers(v, self.wide) if nodes > height else None
         # By the identity of tensors: those of one that has several roles are computed once.
         self._known: dict[tuple[int, int | None], Vectors] = {}
         self._units: dict[int, Tensor] = {}
 
     def by_pairs(self, out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the result and the denominators."""
         _, scores, row = self._scores(q, k)
         den.copy_(row)
         out.copy_(self._product(scores.mul_(reciprocal(row)), self._load(v), out))
@@ -219,7 +215,6 @@ class _Graphs:
         return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: Sums) -> None:
-        """Write the result and the denominators."""
         own, constant = self.terms.own * self.nodes, self.terms.constant
         least, bias = constant * self.nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
@@ -330,10 +325,7 @@ class _Graphs:
 
 
 def _added(sums: list[Sums]) -> Sums:
-    for more in sums[1:]:
-        for mine, its in zip(sums[0], more, strict=True):
-            mine.add_(its)
-    return sums[0]
+    return Sums(*(reduce(Tensor.add_, parts) for parts in zip(*sums, strict=True)))
 
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:
