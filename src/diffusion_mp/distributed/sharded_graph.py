@@ -86,8 +86,8 @@ class ShardedGraph(Graph):
             return
         parts = edge_index.split(CHUNK, 1)  # all edges on every rank, so that all ranks raise if one does
         weights = [None] * len(parts) if edge_weight is None else edge_weight.split(CHUNK)
-        for some, their_weight in zip(parts, weights, strict=True):
-            check_edges(num_nodes, some, their_weight, None)
+        for edges, values in zip(parts, weights, strict=True):
+            check_edges(num_nodes, edges, values, None)
         device = edge_index.device if device is None else as_device(device)
 
         def inside(node: Tensor) -> Tensor:
