@@ -111,11 +111,11 @@ def test_operations_without_a_choice_of_backends_pass_opcheck(ragged: bool, gene
     ops, ptr = torch.ops.diffusion_mp, torch.tensor([0, 3, 3, 9]) if ragged else None
     v = randn(9, 2, 3, generator=generator, dtype=torch.float32)
     for periodic in (False, True):
-        torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr))
+        torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr, "auto"))
     torch.library.opcheck(ops.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))
     s, u = torch.randn(2, 14, 2, generator=generator)
     rates = [torch.rand(6, 2, generator=generator) for _ in range(4)]
-    torch.library.opcheck(ops.sparse_flow_support.default, (s, u, *rates, torch.arange(14) % 5))
+    torch.library.opcheck(ops.sparse_flow_support.default, (s, u, *rates, torch.arange(14) % 5, "auto"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

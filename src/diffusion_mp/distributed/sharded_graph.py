@@ -26,9 +26,9 @@ CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_i
 class ShardedGraph(Graph):
     """A range of the nodes of one graph, with every edge that ends there, for ``model(x[graph.rows], graph)``.
 
-    Rank r has the nodes ``rows``, bounds[r] … bounds[r + 1] − 1, and the edges that end there (an edge cut). Layers and
-    models run unchanged on its rows. For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up
-    over ranks. For couplings over edges, rows that send to this rank, its *halo*, are fetched before the product.
+    Rank r has the nodes ``rows``, bounds[r] … bounds[r + 1] − 1, on which layers and models run unchanged. For O(N)
+    couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks; for couplings over edges, rows
+    that send to this rank, its *halo*, are fetched before the product.
 
     All of it is once differentiable. Every rank must make the same calls in the same order. Results equal those of one
     process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout.
@@ -84,8 +84,10 @@ class ShardedGraph(Graph):
             super().__init__(local)
             self.total_nodes = num_nodes
             return
-        for part in _chunks(edge_index):  # all edges on every rank, so that all ranks raise if one does
-            check_edges(num_nodes, edge_index[:, part], edge_weight if edge_weight is None else edge_weight[part], None)
+        parts = edge_index.split(CHUNK, 1)  # all edges on every rank, so that all ranks raise if one does
+        weights = [None] * len(parts) if edge_weight is None else edge_weight.split(CHUNK)
+        for edges, values in zip(parts, weights, strict=True):
+            check_edges(num_nodes, edges, values, None)
         device = edge_index.device if device is None else as_device(device)
 
         def inside(node: Tensor) -> Tensor:
@@ -182,9 +184,5 @@ class _Extended(Graph):
 
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the positions of the chosen edges, reading a chunk at a time."""
-    return torch.cat([chooses(edge_index[:, part]).nonzero().flatten() + part.start for part in _chunks(edge_index)])
-
-
-def _chunks(edge_index: Tensor) -> list[slice]:
-    """Return all edges in chunks; one empty chunk if there are no edges."""
-    return [slice(first, first + CHUNK) for first in range(0, max(edge_index.size(1), 1), CHUNK)]
+    parts = enumerate(edge_index.split(CHUNK, 1))
+    return torch.cat([chooses(part).nonzero().flatten() + CHUNK * place for place, part in parts])

@@ -32,12 +32,10 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
     """Return why the kernels do not support these arguments, or ``None``; the slow interpreter has to be named."""
-    tensors = []
-    for part in chain.from_iterable(arg if isinstance(arg, tuple) else (arg,) for arg in args):
-        if isinstance(part, Tensor) and part.is_floating_point():
-            if not (part.is_cuda or (named and interpreted())):
-                return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
-            tensors.append(part)
+    parts = chain.from_iterable(arg if isinstance(arg, tuple) else (arg,) for arg in args)
+    tensors = [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
+    if not (named and interpreted()) and not all(tensor.is_cuda for tensor in tensors):
+        return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if torch.version.hip is not None:
@@ -88,5 +86,4 @@ def strides(*tensors: Tensor) -> list[int]:
 
 
 def contiguous(*tensors: Tensor | None) -> list[Any]:
-    """Return the tensors as contiguous ones; ``None`` stays."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]

@@ -29,10 +29,7 @@ VARIABLE = "DIFFUSION_MP_BACKEND"
 
 
 class Implementation(NamedTuple):
-    """A way to compute an operation: ``run`` takes its arguments, and ``declines`` whether the backend was named, too.
-
-    The latter returns ``None``, or why they are not supported, as the end of a sentence ("q is on the CPU").
-    """
+    """A way to compute an operation; ``declines(named, *args)`` is ``None``, or why not: "q is on the CPU"."""
 
     run: Callable[..., Any]
     declines: Callable[..., str | None] | None = None
@@ -40,8 +37,7 @@ class Implementation(NamedTuple):
 
 def requested(operation: str, backend: str) -> str:
     """Return the backend that the call, or else the environment, names for an operation, or ``"auto"``."""
-    if not isinstance(backend, str) or backend not in BACKENDS:
-        check_choice(backend, "backend", BACKENDS)
+    check_choice(backend, "backend", BACKENDS)
     if backend != "auto":
         return backend
     for part in os.environ.get(VARIABLE, "").split(","):
@@ -103,7 +99,7 @@ def operation(
 
     Args:
         name: in ``torch.ops.diffusion_mp``, or with a namespace of its own, ``"mine::product"``.
-        family: the name by which the environment selects a backend. ``None``: only ``cpu`` exists.
+        family: the name by which the environment selects a backend; by default that of the operation.
         reference: plain torch, differentiated by torch; used when named, or when there is nothing else.
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
         small: plain torch for few numbers of one graph on the CPU (:data:`FEW`), unless a backend is named: its calls
@@ -113,7 +109,7 @@ def operation(
     """
     rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "reference": reference and Implementation(reference)}
     table = {backend: row for backend, row in rows.items() if row is not None}
-    return lambda shapes: Operation(shapes, name, family, table, small, traced or small, dtype)
+    return lambda shapes: Operation(shapes, name, family or name, table, small, traced or small, dtype)
 
 
 def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
@@ -168,11 +164,11 @@ class Signature:
         self._either = [*self._wide, *self._narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
 
-    def schema(self, *more: str) -> str:
-        """Return the schema of the flat operation, with ``more`` arguments at the end."""
+    @property
+    def schema(self) -> str:
+        """The schema of the registered operation: flat arguments, then the backend."""
         arguments = [f"{SCHEMA[kind]} {name.replace('.', '_')}" for name, kind in self.flat.items()]
-        results = f"({', '.join('Tensor' for _ in self.results)})" if self.several else "Tensor"
-        return f"({', '.join([*arguments, *more])}) -> {results}"
+        return f"({', '.join(arguments)}, str backend) -> ({', '.join('Tensor' for _ in self.results)})"
 
     def bind(self, args: tuple[Any, ...], *, narrow: bool) -> tuple[list[Any], tuple[Any, ...], torch.dtype | None]:
         """Return the arguments in one dtype, flat and as they came, and the dtype of the result if one is declared."""
@@ -211,7 +207,7 @@ class Operation(Generic[T]):
     """An operation declared by :func:`operation`: a function of its arguments and ``backend``."""
 
     def __init__(
-        self, shapes: Callable[..., T], name: str, family: str | None, table: Mapping[str, Implementation],
+        self, shapes: Callable[..., T], name: str, family: str, table: Mapping[str, Implementation],
         small: Formula | None, traced: Formula | None, dtype: str | None,
     ) -> None:  # fmt: skip
         self.__doc__ = shapes.__doc__
@@ -219,7 +215,7 @@ class Operation(Generic[T]):
         self._small, self._traced = small, traced
         self._signature = signature = Signature(shapes, dtype)
         # Without a reference it is part of another operation, such as its derivative, which passes its own backend.
-        self._asks_environment = family is not None and "reference" in table
+        self._asks_environment = "reference" in table
         # The first that does not decline on the CPU: GPU kernels do unless they are named.
         self._on_cpu = table["cpu"].run if "cpu" in table else None
         self._always_plain = list(table) == ["reference"]
@@ -229,9 +225,8 @@ class Operation(Generic[T]):
             out: Any = shapes(*signature.unflatten(flat))
             return tuple(out) if signature.several else out
 
-        schema = signature.schema("str backend") if family else signature.schema()
         full = name if "::" in name else f"diffusion_mp::{name}"
-        self._registered = torch.library.custom_op(full, self._run, mutates_args=(), schema=schema)
+        self._registered = torch.library.custom_op(full, self._run, mutates_args=(), schema=signature.schema)
         self._registered.register_fake(fake)
         self._function: type[torch.autograd.Function] | None = None
         self._for_func: type[torch.autograd.Function] | None = None
@@ -243,7 +238,7 @@ class Operation(Generic[T]):
         """
         signature = self._signature
         if self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
-            backend = requested(str(self.family), backend)
+            backend = requested(self.family, backend)
         flat, args, dtype = signature.bind(args, narrow=backend != "reference")
         # Plain torch runs outside of the registered operation, so that torch differentiates it.
         function, direct = None, self._always_plain or backend == "reference"
@@ -269,40 +264,29 @@ class Operation(Generic[T]):
         elif function is not None:
             out = function.apply(*flat, backend, args)
         else:
-            out = self._registered(*flat) if self.family is None else self._registered(*flat, backend)
+            out = self._registered(*flat, backend)
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
         return signature.returned(out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:])
 
     def _few(self, flat: Sequence[Any], dtype: torch.dtype | None, watched: bool) -> bool:
         """Return whether ``small`` takes these; row boundaries, which are integers, say that there are more graphs."""
-        most = 32 * FEW
-        if watched:
-            if _exporting() or not torch.compiler.is_compiling():
-                return False
-            most = 8 * FEW
-        elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
-            most = FEW
-        if dtype not in ALREADY:
+        if dtype not in ALREADY or (watched and (_exporting() or not torch.compiler.is_compiling())):
             return False
+        trained = not watched and torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)
+        most = FEW * (8 if watched else 1 if trained else 32)
         for x in flat:  # noqa: SIM110 - a generator takes longer than all the rest
             if isinstance(x, Tensor) and (x.dtype != dtype or not x.is_cpu or x.numel() > most):
                 return False
         return True
 
     def _compute(self, ctx: Any, *inputs: Any) -> Any:
-        """Compute from flat arguments, the backend and the arguments; return a tensor or a plain tuple of them.
-
-        What derivatives need is saved in ``ctx``, if that is not ``None``.
-        """
+        """Return a tensor or a plain tuple, and keep in ``ctx``, unless that is ``None``, what derivatives need."""
         tensor, backend, args = inputs[self._tensor], *inputs[-2:]
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
-        run = run or choose(self.family or "the operation", backend, self._table, *args)
-        if not torch._C._is_any_autocast_enabled():
+        run = run or choose(self.family, backend, self._table, *args)
+        with without_autocast(tensor) if torch._C._is_any_autocast_enabled() else nullcontext():
             out = run(*args)
-        else:
-            with without_autocast(tensor):
-                out = run(*args)
         out = tuple(out) if self._signature.several else out
         if ctx is not None:
             self._keep(ctx, inputs, out)
@@ -310,14 +294,10 @@ class Operation(Generic[T]):
 
     def _run(self, *flat: Any) -> Any:
         """Run as the registered operation does, on flat arguments and the backend."""
-        backend = ("auto",) if self.family is None else ()
-        return self._compute(None, *flat, *backend, self._signature.unflatten(flat))
+        return self._compute(None, *flat, self._signature.unflatten(flat))
 
     def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
-        """Return the registered operation, and a function of its flat arguments that torch can trace.
-
-        ``formula`` is in plain torch, with the arguments of the operation; ``None`` is its reference.
-        """
+        """Return the registered operation, and ``formula``, by default its reference, with flat arguments."""
         signature, compute = self._signature, formula or self._table["reference"].run
 
         def run(*flat: Any) -> Any:
@@ -374,7 +354,7 @@ class Operation(Generic[T]):
         results, count = output if self._signature.several else (output,), len(self._signature.flat)
         values = (*inputs[:count], *results)
         tensors: dict[str, Tensor] = {}
-        ctx.others = {"backend": "auto" if self.family is None else inputs[count]}
+        ctx.others = {"backend": inputs[count]}
         for place, part in self._kept:
             (tensors if isinstance(values[place], Tensor) else ctx.others)[part] = values[place]
         ctx.tensors = list(tensors)
@@ -384,7 +364,6 @@ class Operation(Generic[T]):
             ctx.mark_non_differentiable(*map(results.__getitem__, self._without_grad))
 
     def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Evaluate the formulas whose gradients are needed."""
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if all(grad is None for grad in grads):
             return tuple(out)

@@ -34,15 +34,14 @@ class Chunk:
 
     def __init__(self, bounds: Tensor) -> None:
         self.rows = slice(int(bounds[0]), int(bounds[-1]))
-        order = bounds.diff().argsort(descending=True, stable=True)
-        self._sizes = bounds.diff()[order]
-        self._sizes = self._sizes[: int((self._sizes > 0).sum())]
-        self._first = (bounds[order] - bounds[0])[: len(self._sizes)]
+        sizes, order = bounds.diff().sort(descending=True, stable=True)
+        self._sizes = sizes[sizes > 0]
+        self._first = bounds[order[: len(self._sizes)]] - bounds[0]
         self._buckets = self._sizes.split(_bucket_lengths(self._sizes.tolist()))
         self.shapes = [(len(sizes), int(sizes[0])) for sizes in self._buckets]
         self._height = sum(graphs * size for graphs, size in self.shapes)
         self.alone = len(self._sizes) == 1
-        self._equal = len(self.shapes) == 1 and int(self._sizes[-1]) == self.shapes[0][1]
+        self._equal = bool(self._sizes[0] == self._sizes[-1])
         self._places: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.dtype, torch.device], list[Tensor | None]] = {}
 
@@ -68,11 +67,11 @@ class Chunk:
 
     def views(self, stack: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
-        if stack.dim() == 3:
-            return [stack.transpose(0, 1) if self.alone else stack.view(*self.shapes[0], stack.size(2))]
+        if self.alone:
+            return [stack.transpose(0, 1)]
         if len(self.shapes) == 1:
             size = self.shapes[0][1]
-            return [stack.view(len(stack) // size, size, stack.size(1))]
+            return [stack.view(len(stack) // size, size, stack.size(-1))]
         heads = stack.size(0) // self._height
         shapes = [(heads * graphs, size) for graphs, size in self.shapes]
         parts = stack.split_with_sizes([graphs * size for graphs, size in shapes])
@@ -86,13 +85,9 @@ class Chunk:
 
     def _at(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the row [n H] for every row of the stack, and the row of the stack for every row [n H]."""
-        key = (x.size(1), x.device)
-        if key not in self._places:
-            source, target = self._find(key[0])
-            self._places[key] = source.to(x.device), target.to(x.device)
-        return self._places[key]
-
-    def _find(self, heads: int) -> tuple[Tensor, Tensor]:
+        heads, device = key = x.size(1), x.device
+        if key in self._places:
+            return self._places[key]
         height = torch.cat([sizes[:1].expand_as(sizes) for sizes in self._buckets])
         graph = torch.repeat_interleave(height)
         above = height.cumsum(0) - height
@@ -104,7 +99,8 @@ class Chunk:
         source, target = torch.empty_like(place).flatten(), torch.empty(int(node.sum()) * heads, dtype=torch.long)
         source[place] = row.unsqueeze(1) * heads + head
         target[source[place[node]]] = place[node]
-        return source, target
+        self._places[key] = source.to(device), target.to(device)
+        return self._places[key]
 
 
 def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
@@ -157,10 +153,9 @@ def at_once(entries: int, like: Tensor) -> int:
 def by_stacks(
     compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor], pairs: int
 ) -> list[Tensor]:
-    """Apply ``compute`` to stacks [B, n, F] of the inputs [N, H, F] and their mask; results are [N, H, D].
+    """Apply ``compute`` to stacks [B, n, F] of inputs [N, H, F] and the mask of :func:`stacks`; results are [N, H, D].
 
     B graphs and heads have together at most ``pairs`` pairs of rows, and ROWS rows (more of both on a GPU), or B is 1.
-    The mask [B, n, 1] is one for nodes and zero for padding, whose results are ignored; ``None``: all are nodes.
     """
     n, heads = inputs[0].shape[:2]
     pairs, rows = at_once(pairs, inputs[0]), at_once(ROWS, inputs[0])
@@ -196,10 +191,8 @@ def cut(x: Tensor, rows: slice) -> Tensor:
 
 def even(size: int, most: int) -> list[slice]:
     """Split 0 … size into as few slices of at most ``most`` as possible, all about equal."""
-    if size <= most:
-        return [slice(0, size)]
-    count = -(-size // most)
-    return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
+    count = max(1, -(-size // most))
+    return [slice(size * part // count, size * (part + 1) // count) for part in range(count)]
 
 
 def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:

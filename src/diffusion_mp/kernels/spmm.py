@@ -12,7 +12,7 @@ from torch.nn.functional import embedding_bag
 from diffusion_mp.graph.cache import cached_by
 from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
-from diffusion_mp.kernels.precision import accumulating, quotient
+from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal
 
 __all__ = ["sddmm", "spmm"]
 
@@ -129,7 +129,7 @@ def _let_torch_warn() -> None:
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
 
 
-@operation("spmm", family="spmm", reference=_reference_product, cpu=_fast_product, dtype="v")
+@operation("spmm", reference=_reference_product, cpu=_fast_product, dtype="v")
 def _spmm(entries: Entries, weight: Wide, v: Wide) -> Tensor:
     return v.new_empty(entries.rows, *v.shape[1:])
 
@@ -251,7 +251,7 @@ def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tenso
     if prior is not None:
         weight *= prior
     total = ones @ weight
-    return weight.mul_(_given(rows, quotient(torch.ones_like(total), total)))
+    return weight.mul_(_given(rows, reciprocal(total)))
 
 
 @operation("edge_softmax", family="spmm", reference=_softmax_along, cpu=_softmax_in_place)

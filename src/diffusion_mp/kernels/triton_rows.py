@@ -13,7 +13,7 @@ from diffusion_mp.kernels.gpu import interpreted
 HALVES = "bf16x6" in CUDAOptions.allowed_dot_input_precisions and not interpreted()
 
 
-def precision(dtype: torch.dtype, narrowest: int = 0) -> str:
+def precision(dtype: torch.dtype, narrowest: int) -> str:
     """Return how the matrix units multiply float32 tiles that have at least ``narrowest`` columns.
 
     For float32 inputs as three products of TF32 numbers or, faster, six of bfloat16 parts, which are read transposed;

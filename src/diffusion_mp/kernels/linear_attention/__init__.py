@@ -1,7 +1,7 @@
 """All-pair attention with a bilinear score, in O(N): the bare product, normalised rows, and the two halves of these."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,17 +15,14 @@ from diffusion_mp.kernels.precision import accumulating, unit_vectors, without_a
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 
-FAMILY = "linear_attention"
-declare = partial(operation, family=FAMILY)
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
 @operation(
-    "linear_product", family="linear_product", reference=reference.linear_product, cpu=blocked.linear_product,
+    "linear_product", reference=reference.linear_product, cpu=blocked.linear_product,
     small=reference.product_of_one_graph, dtype="v",
 )  # fmt: skip
 def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
-    """The operation of :func:`linear_product`."""
     return empty_like(v)
 
 
@@ -59,16 +56,8 @@ def linear_product(
     return trilinear(q, k, v, ptr, backend=backend)
 
 
-class Grads(NamedTuple):
-    """The gradients of q, k and v."""
-
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-
-
-@declare(
-    FAMILY, reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v",
+@operation(
+    "linear_attention", reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v",
     small=reference.attention_of_one_graph,
 )  # fmt: skip
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
@@ -78,12 +67,13 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     return LinearRows(empty_like(v), wide, sums)
 
 
-@declare("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
+@operation("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
 def _attention_backward(
     grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
-) -> Grads:
-    by_roles = (q.new_empty(0), q.new_empty(0)) if k is None or v is None else empty_like(k, v)
-    return Grads(empty_like(q), *by_roles)
+) -> tuple[Tensor, Tensor, Tensor]:
+    if k is None or v is None:
+        return empty_like(q), q.new_empty(0), q.new_empty(0)
+    return empty_like(q, k, v)
 
 
 def _gradients(
@@ -91,17 +81,16 @@ def _gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Of one tensor in all roles, the first gradient is the sum of all."""
     if q is k is v and q.is_cpu and not terms.own and backend in ("auto", "cpu"):
-        return _attention_backward(grad_values, q, None, None, out, terms, backend=backend).dq, None, None
+        return _attention_backward(grad_values, q, None, None, out, terms, backend=backend)[0], None, None
     return _attention_backward(grad_values, q, k, v, out, terms, backend=backend)
 
 
 def _second_derivatives(
-    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, terms: Terms,
-    grad_dq: Tensor, grad_dk: Tensor, grad_dv: Tensor,
-) -> tuple[Any, ...]:  # fmt: skip
+    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, terms: Terms, grad: tuple[Tensor, ...]
+) -> tuple[Any, ...]:
     """Backpropagate through the reference with the fast product, in which out and d are functions of the inputs."""
     if k is None or v is None:
-        by_grad, *by_roles = _second_derivatives(grad_values, q, q, q, terms, grad_dq, grad_dq, grad_dq)
+        by_grad, *by_roles = _second_derivatives(grad_values, q, q, q, terms, 3 * grad[:1])
         return by_grad, sum(by_roles[1:], by_roles[0]), None, None
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
@@ -109,7 +98,7 @@ def _second_derivatives(
         (q, k, v), dtype = accumulating(*inputs[1:])
         out = reference.attention(q, k, v, terms, linear_product).values.to(dtype)
         first = torch.autograd.grad(out, inputs[1:], inputs[0], create_graph=True)
-        return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
+        return torch.autograd.grad(first, inputs, grad, create_graph=True)
 
 
 linear_rows.derivatives({"q k v": _gradients})
@@ -156,9 +145,8 @@ def linear_pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Ter
     (k, v), _ = accumulating(k, v)
     with without_autocast(v):
         outer, left, right = reference.pool(heads_first(unit_vectors(k) if terms.unit else k), heads_first(v))
-    (_, heads, features), channels = k.shape, v.size(2)
-    sums = outer.view(heads, features, channels), left.view(heads, features, 1), right.view(heads, 1, channels)
-    return blocked.Sums(*sums).state(v.size(0))
+    state = blocked.Sums(outer, left.unsqueeze(-1), right).state(v.size(0))
+    return state.view(v.size(1), *state.shape[-2:])
 
 
 def linear_read(
@@ -175,8 +163,7 @@ def linear_read(
         True
     """
     (q, sums, values), dtype = accumulating(q, sums, v)
-    parts = blocked.Sums.split(sums)
-    outer, left, right = (part.squeeze(0) for part in parts) if v.size(1) == 1 else parts
+    outer, left, right = blocked.Sums.split(sums.squeeze(0))  # of one head as `heads_first` returns queries
     with without_autocast(v):
         queries = heads_first(unit_vectors(q) if terms.unit else q)
         return reference.read(queries, values, outer, left.squeeze(-1), right, sums[0, -1, -1], terms).to(dtype)

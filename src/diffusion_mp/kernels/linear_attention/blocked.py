@@ -25,6 +25,7 @@ Padding sends nothing, k̃ = c = 0, and receives no gradient, 1/d = 0.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,6 @@ class Vectors(NamedTuple):
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
-    """Return vectors and inverse norms."""
     if not unit:
         return Vectors(x, x.new_ones(1, 1, 1))
     x, norm, power = scaled_norms(x)
@@ -61,8 +61,7 @@ def vectors(x: Tensor, unit: bool) -> Vectors:
 def _store_tangential(out: Tensor, gradient: Tensor, inner: Tensor | None, x: Vectors) -> None:
     """Write ∂x from ∂x̃ / ‖x‖ and its inner product with x, which is ``None`` for unchanged vectors."""
     if inner is None:
-        if out is not gradient:
-            out.copy_(gradient)
+        out.copy_(gradient)
         return
     along = inner.mul_(x.scale).mul_(x.scale)
     if x.power is not None:
@@ -85,12 +84,12 @@ class Sums(NamedTuple):
     @classmethod
     def split(cls, state: Tensor) -> Sums:
         """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
-        return cls(state[:, :-1, :-1], state[:, :-1, -1:].contiguous(), state[:, -1:, :-1])
+        return cls(state[..., :-1, :-1], state[..., :-1, -1:].contiguous(), state[..., -1:, :-1])
 
     def state(self, nodes: int) -> Tensor:
         """Return [[K, κ], [σ, n]]."""
-        last = self.right.new_full((self.right.size(0), 1, 1), nodes)
-        return torch.cat([torch.cat([self.outer, self.left], 2), torch.cat([self.right, last], 2)], 1)
+        last = self.right.new_full((*self.right.shape[:-1], 1), nodes)
+        return torch.cat([torch.cat([self.outer, self.left], -1), torch.cat([self.right, last], -1)], -2)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
@@ -133,7 +132,7 @@ def backward(
             continue
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
         sums, (values, den) = Sums.split(out.pooled) if terms.ptr is None else graphs.pool(ks, vs), found
-        by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, through_norm=not alone)
+        by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, not alone)
         if alone:
             graphs.add_senders(into[0], by_sums, vs)
         else:
@@ -152,13 +151,6 @@ def _rows_at_once(k: Tensor, v: Tensor) -> int:
     return BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
 
 
-def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
-    if out.dtype == x.dtype:
-        torch.bmm(x, y, out=out)
-    else:
-        out.copy_(torch.bmm(x, y))
-
-
 class _Graphs:
     """Graphs of nearly one size [b, n, F], all pairs or a block of rows at a time; ``mask`` [b, n, 1] has the nodes."""
 
@@ -170,27 +162,23 @@ class _Graphs:
         # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
         width = max(1, graphs * max(features, v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, nodes * width // 8)) // width)
-        self.blocks = [ALL]
-        self.buffer = None
-        if nodes > height:
-            self.blocks = [slice(first, first + height) for first in range(0, nodes, height)]
-            self.buffer = Buffers(v, self.wide)
+        self.blocks = [slice(first, first + height) for first in range(0, nodes, height)] if nodes > height else [ALL]
+        self.buffer = Buffers(v, self.wide) if nodes > height else None
         # By the identity of tensors: those of one that has several roles are computed once.
         self._known: dict[tuple[int, int | None], Vectors] = {}
         self._units: dict[int, Tensor] = {}
 
     def by_pairs(self, out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the result and the denominators."""
         _, scores, row = self._scores(q, k)
         den.copy_(row)
-        _store_product(out, scores.mul_(reciprocal(row)), self._load(v))
+        out.copy_(self._product(scores.mul_(reciprocal(row)), self._load(v), out))
 
     def by_pairs_backward(self, into: list[Tensor], grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Write the gradients of q, k and v, or of one tensor in all roles."""
         grad, (inner, attention, row) = self._load(grad), self._scores(q, k)
         queries, keys, inverse = self._vectors(q), self._vectors(k), self._of_nodes(reciprocal(row))
         attention.mul_(inverse)
-        _store_product(into[-1], attention.mT, grad)
+        into[-1].copy_(self._product(attention.mT, grad, into[-1]))
         by_scores = grad.bmm(self._load(v).mT)
         by_scores.sub_(self._inner(attention, by_scores)).mul_(inverse.mul_(queries.scale))
         turned = inner.mul_(self._times_senders(by_scores, keys.scale))
@@ -211,8 +199,7 @@ class _Graphs:
         scores = self._times_senders(inner * queries.scale, keys.scale)
         scores.add_(self.terms.constant if self.mask is None else self.terms.constant * self.mask.mT)
         if self.terms.own:
-            nodes = q.size(1) if self.mask is None else self.mask.sum(1)
-            scores.diagonal(dim1=1, dim2=2).add_(self.terms.own * nodes)
+            scores.diagonal(dim1=1, dim2=2).unsqueeze(2).add_(self.terms.own * self.nodes)
         return inner, scores, scores.sum(2, keepdim=True)
 
     def _times_senders(self, x: Tensor, scale: Tensor) -> Tensor:
@@ -228,7 +215,6 @@ class _Graphs:
         return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: Sums) -> None:
-        """Write the result and the denominators."""
         own, constant = self.terms.own * self.nodes, self.terms.constant
         least, bias = constant * self.nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
@@ -240,9 +226,8 @@ class _Graphs:
             torch.mul(total, reciprocal(row), out=cut(out, rows))
 
     def read_backward(
-        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Sums,
-        *, through_norm: bool = True,
-    ) -> Sums:  # fmt: skip
+        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Sums, through_norm: bool
+    ) -> Sums:
         """Write ∂q, or ∂q̃ / ‖q‖; return G, γ and b."""
         constant, own = self.terms.constant, self.terms.own * self.nodes
         by_sums, turned, left = [], sums.outer.mT, sums.left.mT
@@ -330,7 +315,7 @@ class _Graphs:
         return None if self.buffer is None else self.buffer(name, *cut(x, rows).shape)
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: slice = ALL, bias: Tensor | None = None) -> Tensor:
-        """Return x y + bias, written to ``out`` if that has its dtype."""
+        """Return x y + bias, in ``out`` itself if that has its dtype: then ``out.copy_`` of it does nothing."""
         into = cut(out, rows) if out.dtype == x.dtype else self._scratch("product", out, rows)
         return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
 
@@ -340,10 +325,7 @@ class _Graphs:
 
 
 def _added(sums: list[Sums]) -> Sums:
-    for more in sums[1:]:
-        for mine, its in zip(sums[0], more, strict=True):
-            mine.add_(its)
-    return sums[0]
+    return Sums(*(reduce(Tensor.add_, parts) for parts in zip(*sums, strict=True)))
 
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:

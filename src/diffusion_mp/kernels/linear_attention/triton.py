@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.gpu import padded, row_contiguous, strides, tiles
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
+from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.triton_rows import load, precision, run, store
 
 # The smallest normal number: a vector whose entries are all below it counts as zero.
@@ -25,14 +26,18 @@ PROGRAMS = 1024
 
 @triton.jit
 @no_type_check
-def _unit(x):
-    """x/‖x‖, zero for zero, and what rows are multiplied by for it: one by the largest entry, for squares in range."""
-    size = tl.max(tl.abs(x), axis=1)[:, None]
-    size = tl.where(size < TINY, 0.0, 1.0 / tl.where(size < TINY, 1.0, size))
-    x *= size
-    square = tl.sum(x * x, axis=1)[:, None]
-    norm = tl.where(square == 0, 0.0, tl.rsqrt(tl.where(square == 0, 1.0, square)))
-    return x * norm, size, norm
+def _vectors(x, row, inside, head, stride_n, stride_h, f, F, UNIT: tl.constexpr):
+    """Rows of x, or x/‖x‖, zero for zero, and the factors of that: one by the largest entry, for squares in range."""
+    vectors = load(x, row, inside, head, stride_n, stride_h, f, F, tl.float32)
+    if UNIT:
+        size = tl.max(tl.abs(vectors), axis=1)[:, None]
+        size = tl.where(size < TINY, 0.0, 1.0 / tl.where(size < TINY, 1.0, size))
+        vectors *= size
+        square = tl.sum(vectors * vectors, axis=1)[:, None]
+        norm = tl.where(square == 0, 0.0, tl.rsqrt(tl.where(square == 0, 1.0, square)))
+        return vectors * norm, size, norm
+    else:
+        return vectors, 1.0, 1.0
 
 
 @triton.jit
@@ -103,10 +108,8 @@ def _pool(
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        ks = load(k, row, inside, head, k_n, k_h, f, F, tl.float32)
+        ks, _size, _norm = _vectors(k, row, inside, head, k_n, k_h, f, F, UNIT)
         vs = load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
-        if UNIT:
-            ks, _size, _norm = _unit(ks)
         outer = tl.dot(tl.trans(ks), vs, outer, input_precision=PRECISION)
         left += tl.sum(ks, axis=0)
         right += tl.sum(vs, axis=0)
@@ -126,9 +129,7 @@ def _read(
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        qs = load(q, row, inside, head, q_n, q_h, f, F, tl.float32)
-        if UNIT:
-            qs, _size, _norm = _unit(qs)
+        qs, _size, _norm = _vectors(q, row, inside, head, q_n, q_h, f, F, UNIT)
         result = tl.dot(qs, outer, input_precision=PRECISION) + constant * right[None, :]
         if OWN:
             result += own * number * load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
@@ -155,9 +156,7 @@ def _receivers(
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
         inverse = _inverse(den, row, inside, head, H)
-        qs = load(q, row, inside, head, q_n, q_h, f, F, tl.float32)
-        if UNIT:
-            qs, size, norm = _unit(qs)
+        qs, size, norm = _vectors(q, row, inside, head, q_n, q_h, f, F, UNIT)
         weight, dqs = tl.zeros([BLOCK_N], tl.float32), tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
         for other in tl.static_range(PARTS):
             e = other * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -193,9 +192,7 @@ def _senders(
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        ks = load(k, row, inside, head, k_n, k_h, f, F, tl.float32)
-        if UNIT:
-            ks, size, norm = _unit(ks)
+        ks, size, norm = _vectors(k, row, inside, head, k_n, k_h, f, F, UNIT)
         dvs = tl.dot(ks, outer, input_precision=PRECISION) + constant * right[None, :]
         if OWN:
             gs = load(grad, row, inside, head, grad_n, grad_h, d, D, tl.float32)
@@ -221,7 +218,7 @@ class _Launch:
         (nodes, heads, features), channels = k.shape, v.size(2)
         # Enough rows for the states of all runs to be small compared to the inputs.
         least = max(128, 2 * padded(features), 2 * padded(channels))
-        rows = max(least, 1 << (triton.cdiv(nodes * heads, PROGRAMS) - 1).bit_length())
+        rows = max(least, triton.next_power_of_2(triton.cdiv(nodes * heads, PROGRAMS)))
         self.runs = tiles(terms.ptr, nodes, rows, k.device)
         self.rows, self.sizes = (*self.runs.bounds, rows), (heads, features, channels)
         wide = padded(features)
@@ -269,7 +266,7 @@ def _ample(device: torch.device) -> bool:
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Return the result in the dtype of v, and in float32 the denominators and the state of a single graph."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    out = empty_like(v)
     den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
@@ -282,7 +279,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     values, den = out.values.contiguous(), out.den.contiguous()
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq, dk, dv = empty_like(q, k, v)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state, states = out.pooled if terms.ptr is None else launch.pool(k, v), launch.states(q)

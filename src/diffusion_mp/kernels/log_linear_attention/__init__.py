@@ -21,12 +21,12 @@ FAMILY = "log_linear_attention"
 CHUNK = 1 << 20  # entries of log features that are gathered at once, 4 MiB in float32
 
 
-@operation(FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.attention)
+@operation(FAMILY, reference=reference.attention, cpu=blocked.attention)
 def _attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> LogLinearRows:
     return blocked.empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
 
 
-@operation(f"{FAMILY}_backward", family=FAMILY, cpu=blocked.attention_backward)
+@operation(f"{FAMILY}_backward", cpu=blocked.attention_backward)
 def _attention_backward(
     grad: LogLinearRows, receivers: Receivers, senders: Senders, ptr: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -47,7 +47,7 @@ def log_linear_pool(senders: Senders) -> Pooled:
     return Pooled(v.new_empty(*shape, v.size(2) + 1), v.new_empty(*shape, 1, dtype=torch.float64))
 
 
-@operation("log_linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward)
+@operation("log_linear_pool_backward", cpu=blocked.pool_backward)
 def _pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(*senders)
 
@@ -68,7 +68,7 @@ def log_linear_read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
     return blocked.empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
 
 
-@operation("log_linear_read_backward", family=FAMILY, cpu=blocked.read_backward)
+@operation("log_linear_read_backward", cpu=blocked.read_backward)
 def _read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
     return (*blocked.empty_gradients(receivers, pooled.sums.size(1)), empty_like(pooled.sums))
 

@@ -253,11 +253,8 @@ def _split(sums: Tensor, bound: Bound) -> Sums:
 
 def _joined(parts: list[Sums]) -> Tensor:
     """Invert :func:`_split`."""
-    found = []
-    for sums in parts:
-        total = sums.values.total.unflatten(1, sums.counts.shape[1:])
-        found.append(torch.cat([total, sums.counts.unsqueeze(3)], 3))
-    return torch.cat(found, 1)
+    totals = torch.cat([sums.values.total.unflatten(1, sums.counts.shape[1:]) for sums in parts], 1)
+    return torch.cat([totals, torch.cat([sums.counts for sums in parts], 1).unsqueeze(3)], 3)
 
 
 def _sums(x: Factor, y: Tensor, weights: Tensor, nodes: int) -> Sums:
