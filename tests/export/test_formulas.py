@@ -63,12 +63,13 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
         ],
         "log_linear_entries": [(torch.stack([source, target]), q, k)],
         "pairwise_attention": [
-            *((q, k, v, ptr, score, True, False) for score in ("exp", "sigmoid")),
-            (q, k, v[..., :0], ptr, "sigmoid", False, True),
+            *((q, k, v, ptr, score, True, False, False) for score in ("exp", "sigmoid")),
+            (q, k, v[..., :0], ptr, "sigmoid", False, False, True),
         ],
         "pairwise_product": [
             (q, k, v, Weighting(shift, None, ptr, "exp")),
             (q, k, v, Weighting(shift, few[..., 0], ptr, "sigmoid", False)),
+            (q, q, v, Weighting(None, None, ptr, "sigmoid", mutual=True)),
         ],
         "sparse_flow_potentials": [(f, lam, leak, ptr) for f in (features, without_friction)],
         "sparse_flow_product": [(features, v, terms, ptr, transpose) for transpose in (False, True)],

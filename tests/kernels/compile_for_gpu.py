@@ -45,8 +45,9 @@ def main(dtype: torch.dtype, width: int) -> None:
         out = linear.forward(q, k, v, terms._replace(own=0.0))
         linear.backward(v, q, k, v, out, terms)
     for score in ("sigmoid", "exp"):
-        pairwise.attention(q, k, v, None, score, True, True)
-        pairwise.product(q, k, v, Weighting(row, row, ptr, score))
+        pairwise.attention(q, k, v, None, score, True, False, True)
+        for shift in (row, None):
+            pairwise.product(q, k, v, Weighting(shift, shift, ptr, score))
         pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
     if width <= flow.WIDEST:
         features = Features(q, k, q, k)

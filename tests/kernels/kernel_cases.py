@@ -68,10 +68,24 @@ def rows_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return out + lse.unsqueeze(2).to(v.dtype)
 
 
+def of_one_state(run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Queries that are keys, of which large graphs compute half of the scores."""
+    return run(q, q, v / max(1, q.size(0)) ** 0.5, **options) + 0 * k.sum().to(v.dtype)
+
+
+def mutual_product(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Symmetric scores of queries that are not keys, q_i·k_j + k_i·q_j, and equal shifts."""
+    shift = v[:, :, 0].to(torch.promote_types(v.dtype, torch.float32)) / 8 - math.log(max(1, q.size(0))) / 2
+    both = torch.cat([q, k], 2) / 2**0.5, torch.cat([k, q], 2) / 2**0.5
+    return pairwise_product(*both, v, shift, shift, mutual=True, **options)
+
+
 PAIRWISE: dict[str, Callable[..., Tensor]] = {
     "attention": pairwise_attention, "rows": rows_of, "product": by_shifts,
     "product-no-loops": partial(by_shifts, loops=False), "logsumexp": lse_of,
     "logsumexp-no-loops": partial(lse_of, loops=False),
+    "rows-of-one-state": partial(of_one_state, rows_of), "mutual-product": mutual_product,
+    "product-of-one-state-no-loops": partial(of_one_state, pairwise_product, loops=False),
 }  # fmt: skip
 
 #: Functions of q, k, v, ptr and backend.

@@ -65,14 +65,17 @@ def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> lis
         "log_linear_attention": [(q, shifts, k, a, v, ptr) for shifts in (None, b)],
         "log_linear_pool": [(k, a, v)],
         "pairwise_attention": [
-            *((q, k, v, ptr, score, True, False) for score in SCORES),
-            (q, k, v, ptr, "exp", ptr is None, True),
-            (q, k, v[..., :0].detach(), ptr, "exp", ptr is None, True),
+            *((q, k, v, ptr, score, True, False, False) for score in SCORES),
+            (q, k, v, ptr, "exp", ptr is None, False, True),
+            (q, k, v[..., :0].detach(), ptr, "exp", ptr is None, False, True),
         ],
-        "pairwise_product": [(q, k, v, row, col, ptr, "exp", ptr is not None)],
+        "pairwise_product": [
+            (q, k, v, row, col, ptr, "exp", ptr is not None, False),
+            (q, q, v, None, None, ptr, "sigmoid", ptr is None, True),
+        ],
         "pairwise_backward": [
-            (*plain, col.detach(), ptr, "sigmoid", ptr is None),
-            (*plain, None, ptr, "exp", ptr is None),
+            (*plain, col.detach(), ptr, "sigmoid", ptr is None, False),
+            (*plain, None, ptr, "exp", ptr is None, False),
         ],
         "sparse_flow_potentials": [(q, k, v, grad, *2 * [lam[:, :, 0].detach().exp().requires_grad_()], ptr)],
         "neumann_product": [(v, a[:2, :, 0].detach().requires_grad_(), [1, 4], boundary, ptr, ptr is None)],

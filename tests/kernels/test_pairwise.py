@@ -27,6 +27,7 @@ def test_attention_equals_its_reference_in_values_and_gradients(name, case, dtyp
     """With blocks of 64 nodes and tiles of 64 × 64 entries, so that graphs are cut, and small ones stacked."""
     monkeypatch.setattr(blocked, "BLOCK", 1024)
     monkeypatch.setattr(tiled, "TILE", 4096)
+    monkeypatch.setattr(tiled, "SMALL", 30)
     inputs, ptr = attention_inputs(case, generator)
     assert_equals_reference(partial(ATTENTION[name], ptr=ptr), inputs, generator, dtype, backend="cpu")
 

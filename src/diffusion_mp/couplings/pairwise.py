@@ -66,6 +66,7 @@ class PairwiseCoupling(Coupling):
         super().__init__(*sizes, ptr=ptr, positive_semidefinite=positive_semidefinite, **promises)
         self.quadratic = True
         self.query, self.key, self.score, self.normalize, self.loops = query, key, score, normalize, loops
+        self.mutual = mutual
 
     @cached_property
     def shifts(self) -> tuple[Float[Tensor, "N heads"], Float[Tensor, "N heads"]]:
@@ -76,15 +77,18 @@ class PairwiseCoupling(Coupling):
         with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
             lse = pairwise.pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
             lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row: its entries are zero at any shift
-            return (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, zero)
+            half = -0.5 * lse
+            return (half, half) if self.normalize == "symmetric" else (-lse, zero)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # A single head of S takes the heads of the values as channels.
         values = v.flatten(1).unsqueeze(1) if self.heads == 1 < v.size(1) else v
-        pairs = self.query, self.key, values
+        pairs, score, mutual = (self.query, self.key, values), self.score, self.mutual
         if self.row_stochastic and self.loops:
-            return pairwise.pairwise_attention(*pairs, self.ptr, score=self.score).view_as(v)
-        return pairwise.pairwise_product(*pairs, *self.shifts, self.ptr, score=self.score, loops=self.loops).view_as(v)
+            return pairwise.pairwise_attention(*pairs, self.ptr, score=score, mutual=mutual).view_as(v)
+        shifts = self.shifts if self.normalize else (None, None)
+        product = pairwise.pairwise_product(*pairs, *shifts, self.ptr, score=score, loops=self.loops, mutual=mutual)
+        return product.view_as(v)
 
     def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(self):
@@ -98,7 +102,7 @@ class PairwiseCoupling(Coupling):
     def _turned(self, row: Tensor, column: Tensor) -> Coupling:
         """Return the transpose, given the shifts of S."""
         transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops)
-        transposed.normalize, transposed.shifts = self.normalize, (column, row)
+        transposed.normalize, transposed.shifts, transposed.mutual = self.normalize, (column, row), self.mutual
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:

@@ -25,7 +25,7 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
     dtype="v", small=scores.attention_of_one_graph,
 )  # fmt: skip
 def _attention(
-    q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+    q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> PairwiseRows:
     return PairwiseRows(empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)))
 
@@ -43,22 +43,24 @@ def _backward(
 
 
 def _of_attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, out: Tensor, lse: Tensor,
-    backend: str, grad_out: Tensor | None = None, grad_lse: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, out: Tensor,
+    lse: Tensor, backend: str, grad_out: Tensor | None = None, grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     # With p_ij = f_ij exp(−lse_i), the derivative of lse by log f, Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
     grad = torch.zeros_like(out) if grad_out is None else grad_out
     delta = _inner(grad, out) if grad_lse is None else _inner(grad, out) - grad_lse
     lse = lse if loops else lse.masked_fill(lse == -torch.inf, 0.0)  # a row without a pair has zero gradient
-    return _backward(grad, delta, q, k, v, Weighting(-lse, None, ptr, score, loops), backend=backend)
+    return _backward(grad, delta, q, k, v, Weighting(-lse, None, ptr, score, loops, mutual), backend=backend)
 
 
 def _of_product(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting, out: Tensor, backend: str
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     # With g_ij = w_ij (grad_i·v_j), the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
-    dq, dk, dv = _backward(grad, weighting.row_shift.new_zeros(q.shape[:2]), q, k, v, weighting, backend=backend)
-    return dq, dk, dv, _inner(grad, out).to(weighting.row_shift), _inner(v, dv).to(weighting.row_shift)
+    delta = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    dq, dk, dv = _backward(grad, delta, q, k, v, weighting, backend=backend)
+    pairs = zip(weighting[:2], ((grad, out), (v, dv)), strict=True)
+    return dq, dk, dv, *(None if shift is None else _inner(*pair).to(shift) for shift, pair in pairs)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ _gradient.derivatives(ONCE)
 
 def pairwise_attention(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-    *, score: str = "exp", backend: Backend = "auto",
+    *, score: str = "exp", mutual: bool = False, backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j) over the nodes j of i's graph (Wu, Wipf & Yan 2025, Eq. 17).
 
@@ -93,6 +95,7 @@ def pairwise_attention(
     Args:
         q, k, v: features of receivers and senders, and values.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+        mutual: the promise that q_i·k_j = q_j·k_i, implied if q is k: large graphs take half of the scores.
         score, backend: ``"exp"`` (f = exp) or ``"sigmoid"``, and how it is computed; see `kernels.operation`.
 
     Examples:
@@ -105,12 +108,12 @@ def pairwise_attention(
         named = requested(FAMILY, backend)
         if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
             return fused.attention(q, k, v, once=_gradient)
-    return _attention(q, k, v, ptr, score, True, False, backend=backend).out
+    return _attention(q, k, v, ptr, score, True, mutual or q is k, False, backend=backend).out
 
 
 def pairwise_rows(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
+    *, score: str = "exp", loops: bool = True, mutual: bool = False, backend: Backend = "auto",
 ) -> PairwiseRows:  # fmt: skip
     """Return the result of :func:`pairwise_attention` and the ``lse`` of :func:`pairwise_logsumexp` in one pass.
 
@@ -120,7 +123,7 @@ def pairwise_rows(
         True
     """
     check_choice(score, "score", SCORES)
-    return _attention(q, k, v, ptr, score, loops, True, backend=backend)
+    return _attention(q, k, v, ptr, score, loops, mutual or q is k, True, backend=backend)
 
 
 def pairwise_logsumexp(
@@ -140,17 +143,19 @@ def pairwise_logsumexp(
 
 def pairwise_product(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"],
-    row_shift: Float[Tensor, "N H"], col_shift: Float[Tensor, "N H"], ptr: Tensor | None = None,
-    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
+    row_shift: Float[Tensor, "N H"] | None = None, col_shift: Float[Tensor, "N H"] | None = None,
+    ptr: Tensor | None = None,
+    *, score: str = "exp", loops: bool = True, mutual: bool = False, backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph; once differentiable.
 
     With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`. The shifts
-    a and b are added in log space; with ``loops=False`` j = i does not count.
+    a and b are added in log space, and ``None`` is zero; with ``loops=False`` j = i does not count. For ``mutual`` see
+    :func:`pairwise_attention`; it halves the scores where a is b.
 
     Examples:
-        >>> pairwise_product(q, k, torch.rand(6, 2, 4), row_shift=torch.zeros(6, 2), col_shift=torch.zeros(6, 2)).shape
+        >>> pairwise_product(q, k, torch.rand(6, 2, 4)).shape
         torch.Size([6, 2, 4])
     """
     check_choice(score, "score", SCORES)
-    return _product(q, k, v, Weighting(row_shift, col_shift, ptr, score, loops), backend=backend)
+    return _product(q, k, v, Weighting(row_shift, col_shift, ptr, score, loops, mutual or q is k), backend=backend)

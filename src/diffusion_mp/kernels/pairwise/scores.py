@@ -44,11 +44,12 @@ Examples:
 class Weighting(NamedTuple):
     """w_ij = f(q_i·k_j) e^{a_i + b_j} for nodes i and j of the same graph, apart from the features."""
 
-    row_shift: Wide  # a [N, H]
+    row_shift: Wide | None  # a [N, H]; None is zero
     col_shift: Wide | None  # b [N, H]; None is zero
     ptr: Tensor | None
     score: str
     loops: bool = True  # whether i and j may be the same node; otherwise w_ii = 0
+    mutual: bool = False  # the promise that q_i·k_j = q_j·k_i
 
 
 class PairwiseRows(NamedTuple):
@@ -75,7 +76,7 @@ def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
 
 
 def pairwise_attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
     logs = [(log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))]
@@ -99,9 +100,9 @@ class _Sigmoid(torch.autograd.Function):
 
 
 def _sigmoids(s: Tensor) -> Tensor:
-    """Return σ(s), or where rows may vanish σ(s) e^−m, with m the largest score of a row or 0 if that is less."""
+    """Return σ(s), or where rows may vanish σ(s) e^−m, with m ≤ 0 the largest score of a row; may overwrite s."""
     if not s.numel() or lies_in(s, -20.0, math.inf):
-        return _Sigmoid.apply(s) if s.requires_grad else s.sigmoid()
+        return _Sigmoid.apply(s) if s.requires_grad else s.sigmoid_()
     largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
     return (largest.exp() + (largest - s).clamp(max=80.0).exp()).reciprocal()  # e^80 is finite, and e^−80 nothing
 
@@ -112,7 +113,7 @@ def few_pairs(q: Tensor) -> bool:
 
 
 def attention_of_one_graph(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> PairwiseRows | None:
     """Return the rows of a small graph in as few calls as possible, or ``None``, also where sums are asked for."""
     if log_sums or not few_pairs(q):
@@ -127,11 +128,11 @@ def attention_of_one_graph(
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
-    row_shift, col_shift, ptr, score, loops = weighting
+    row_shift, col_shift, ptr, score, loops, _ = weighting
     parts = []
     for rows in slices(ptr, q.size(0)):
-        shift = row_shift[rows].t()[:, :, None]
-        shift = shift if col_shift is None else shift + col_shift[rows].t()[:, None, :]
-        weights = (log_scores(q[rows], k[rows], score, loops) + shift).exp()
-        parts.append(torch.einsum("hij,jhd->ihd", weights, v[rows]))
+        logs = log_scores(q[rows], k[rows], score, loops)
+        logs = logs if row_shift is None else logs + row_shift[rows].t()[:, :, None]
+        logs = logs if col_shift is None else logs + col_shift[rows].t()[:, None, :]
+        parts.append(torch.einsum("hij,jhd->ihd", logs.exp(), v[rows]))
     return torch.cat(parts)

@@ -1,7 +1,8 @@
 """The fast path: tiles of rows by columns of one graph that stay in cache, or of many small graphs at once.
 
 A tile has the weights w_ij = f(s_ij) e^{−ℓ} at a level ℓ, subtracted before anything is exponentiated: none overflows
-where ℓ is the logarithm of the row's largest score or of its sum. Most rows need no level.
+where ℓ is the logarithm of the row's largest score or of its sum. Most rows need no level. Where q_i·k_j = q_j·k_i, the
+weights are symmetric without one, and only tiles on and above the diagonal are computed.
 """
 
 import math
@@ -20,6 +21,8 @@ from diffusion_mp.kernels.segments import ALL, Buffers, at_once, by_stacks, cut,
 # memory of three tiles is kept.
 TILE = 1 << 19
 THREADS = 8
+# A symmetric matrix of more than so many rows has so many rows of tiles at least.
+SMALL, PARTS = 384, 4
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 
@@ -60,13 +63,18 @@ class _Weights(Buffers):
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
     weights = _Weights(q, score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+        if mutual and not weights.far and len(blocks := _squares(q, mask)) > 1:
+            sums, total = _symmetric(weights, q, k, v, [], blocks)
+            if _near(lse := total.log()):
+                return sums.div_(total), lse
+            weights.far = True
         parts = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
         return tuple(joined(found, 1) for found in zip(*parts, strict=True))
 
@@ -98,6 +106,22 @@ def _attended(
     return sums.div_(total), lse if shift is None else lse.sub_(shift)
 
 
+def _symmetric(
+    weights: _Weights, q: Tensor, k: Tensor, v: Tensor, shifts: Sequence[Tensor], blocks: list[slice]
+) -> tuple[Tensor, Tensor]:
+    """Return Σ_j w_ij v_j and Σ_j w_ij; a tile above the diagonal serves its rows and its columns."""
+    sums, total = torch.zeros_like(v), v.new_zeros(*v.shape[:2], 1)
+    for place, rows in enumerate(blocks):
+        for cols in blocks[place:]:
+            w, _ = weights.tile(cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, None)
+            cut(sums, rows).baddbmm_(w, cut(v, cols))
+            cut(total, rows).add_(w.sum(2, keepdim=True))
+            if cols is not rows:
+                cut(sums, cols).baddbmm_(w.mT, cut(v, rows))
+                cut(total, cols).add_(w.sum(1).unsqueeze(2))
+    return sums, total
+
+
 def _near(lse: Tensor) -> bool:
     """Whether all rows sum to between e^−FAR and e^FAR."""
     return not lse.numel() or float(torch.linalg.vector_norm(lse, math.inf)) < FAR
@@ -105,12 +129,15 @@ def _near(lse: Tensor) -> bool:
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    (ptr, score, loops), dtype = weighting[2:], v.dtype
+    (ptr, score, loops, mutual), dtype = weighting[2:], v.dtype
+    mutual = mutual and weighting.row_shift is weighting.col_shift
     (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(weighting))
     weights = _Weights(q, score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor]:
         *shifts, mask = rest
+        if mutual and len(blocks := _squares(q, mask)) > 1:
+            return _symmetric(weights, q, k, v, shifts, blocks)[:1]
         out: list[Tensor | None] = []
         for rows, blocks in _grid(q):
             sums: Tensor | None = None
@@ -141,15 +168,20 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
     With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
     dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
-    row_shift, col_shift, ptr, score, loops = weighting
+    row_shift, col_shift, ptr, score, loops, _ = weighting
+    same = q is k
     (grad, k, v, delta, *shifts, q), dtype = accumulating(grad, k, v, delta.unsqueeze(2), *_columns(weighting), q)
-    if col_shift is None and _near(row_shift):  # scaled rows sum to one, and scores need no level
+    if (
+        row_shift is not None and col_shift is None and _near(row_shift)
+    ):  # scaled rows sum to one, and scores need no level
         scale = shifts.pop().exp()
         grad, delta = grad * scale, delta * scale
     weights = _Weights(q, score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *shifts, mask = rest
+        if same and not shifts and len(blocks := _squares(q, mask)) > 1:
+            return _symmetric_backward(weights, q, v, grad, delta, blocks)
         if mask is not None and loops:
             grad, delta = grad * mask, delta * mask
         grid = _grid(q)
@@ -174,6 +206,34 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
 
     found = by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), _entries(q))
     return tuple(x.to(dtype) for x in found)
+
+
+def _symmetric_backward(
+    weights: _Weights, q: Tensor, v: Tensor, grad: Tensor, delta: Tensor, blocks: list[slice]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of q = k in both roles, by g φ + (g φ)ᵀ, a zero for k, and that of v."""
+    dq, dv = torch.zeros_like(q), torch.zeros_like(v)
+    for place, rows in enumerate(blocks):
+        for cols in blocks[place:]:
+            w, s = weights.tile(cut(q, rows), cut(q, cols), None, rows, cols, None)
+            g = torch.baddbmm(cut(delta, rows), cut(grad, rows), cut(v, cols).mT, beta=-1, out=weights("g", *w.shape))
+            g.baddbmm_(cut(v, rows), cut(grad, cols).mT).sub_(cut(delta, cols).mT).mul_(w)
+            if weights.kernel.times_slope is not None:
+                weights.kernel.times_slope(g, s)
+            cut(dq, rows).baddbmm_(g, cut(q, cols))
+            cut(dv, rows).baddbmm_(w, cut(grad, cols))
+            if cols is not rows:
+                cut(dq, cols).baddbmm_(g.mT, cut(q, rows))
+                cut(dv, cols).baddbmm_(w.mT, cut(grad, rows))
+    return dq, torch.zeros_like(q), dv
+
+
+def _squares(x: Tensor, mask: Tensor | None) -> list[slice]:
+    """Return the rows, and columns, of the tiles of a symmetric matrix; a small or padded one has a single tile."""
+    size = x.size(1)
+    if mask is not None or size <= SMALL:
+        return [ALL]
+    return even(size, min(math.isqrt(at_once(_entries(x), x)), -(-size // PARTS)))
 
 
 def _entries(like: Tensor) -> int:

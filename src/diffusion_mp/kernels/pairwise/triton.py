@@ -151,7 +151,7 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, log_sums: bool
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
@@ -169,7 +169,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     row_shift, col_shift = contiguous(*weighting[:2])
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, *weighting[2:])
+        runs, grid, options = _plan(q, v, *weighting[2:5])
         sizes = (*strides(q, k, v, v), q.size(1), q.size(2), v.size(2))
         _sums[grid](q, k, None, v, row_shift, col_shift, None, None, *runs.bounds, None, out, *sizes, **options)
     return out
@@ -180,7 +180,7 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, *weighting[2:])
+        runs, grid, options = _plan(q, v, *weighting[2:5])
         left, right = (q, k, grad, v), (k, q, v, grad)
         sizes = (q.size(1), q.size(2), v.size(2))
         to, of = (*strides(*left), *sizes), (*strides(*right), *sizes)
