@@ -86,9 +86,9 @@ class PairwiseCoupling(Coupling):
         pairs, score, mutual = (self.query, self.key, values), self.score, self.mutual
         if self.row_stochastic and self.loops:
             return pairwise.pairwise_attention(*pairs, self.ptr, score=score, mutual=mutual).view_as(v)
-        shifts = self.shifts if self.normalize else (None, None)
-        product = pairwise.pairwise_product(*pairs, *shifts, self.ptr, score=score, loops=self.loops, mutual=mutual)
-        return product.view_as(v)
+        a, b = self.shifts if self.normalize else (None, None)
+        options: dict[str, Any] = {"score": score, "loops": self.loops, "mutual": mutual}
+        return pairwise.pairwise_product(*pairs, a, b, self.ptr, **options).view_as(v)
 
     def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(self):
