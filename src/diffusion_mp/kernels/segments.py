@@ -280,6 +280,7 @@ class Buffers:
                 self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
         return self._taken[name][:size].view(shape)
 
-    def inner(self, a: Tensor, b: Tensor, name: str = "s") -> Tensor:
-        """Return a bᵀ for stacks."""
-        return torch.bmm(a, b.transpose(1, 2), out=self(name, a.size(0), a.size(1), b.size(1)))
+    def inner(self, a: Tensor, b: Tensor, name: str = "s", scale: float = 1.0) -> Tensor:
+        """Return ``scale`` a bᵀ for stacks."""
+        out = self(name, a.size(0), a.size(1), b.size(1))
+        return torch.baddbmm(out, a, b.transpose(1, 2), beta=0, alpha=scale, out=out)

@@ -104,11 +104,12 @@ def pairwise_attention(
         True
     """
     check_choice(score, "score", SCORES)
-    if fused.fits(q, k, v, ptr, score):
+    mutual = mutual or q is k
+    if not (mutual and q.is_cpu) and fused.fits(q, k, v, ptr, score):  # half of the scores takes less time there
         named = requested(FAMILY, backend)
         if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
             return fused.attention(q, k, v, once=_gradient)
-    return _attention(q, k, v, ptr, score, True, mutual or q is k, False, backend=backend).out
+    return _attention(q, k, v, ptr, score, True, mutual, False, backend=backend).out
 
 
 def pairwise_rows(

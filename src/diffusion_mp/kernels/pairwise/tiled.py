@@ -21,8 +21,8 @@ from diffusion_mp.kernels.segments import ALL, Buffers, at_once, by_stacks, cut,
 # memory of three tiles is kept.
 TILE = 1 << 19
 THREADS = 8
-# A symmetric matrix of more than so many rows has so many rows of tiles at least.
-SMALL, PARTS = 384, 4
+# A symmetric matrix of more than so many rows has tiles of so many rows and columns at most.
+SMALL, SIDE = 384, 512
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 
@@ -30,17 +30,18 @@ FAR = 40.0
 class _Weights(Buffers):
     """How weights are computed from scores, in memory that every tile uses again."""
 
-    def __init__(self, like: Tensor, score: str, loops: bool) -> None:
+    def __init__(self, like: Tensor, score: str, loops: bool, slopes: bool = False) -> None:
         super().__init__(like, like.dtype)
         self.kernel, self.loops = KERNELS[score], loops
+        self.slopes = slopes and self.kernel.times_slope is not None  # whether scores are needed beside the weights
         self.far = False  # whether some row needed a level, and so probably will others
 
     def tile(
         self, left: Tensor, right: Tensor, shift: Tensor | None, rows: slice, cols: slice, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], and s, perhaps overwritten."""
-        s = self.inner(left, right)
-        out = s if self.kernel.times_slope is None else self("w", *s.shape)
+        s = self.inner(left, right, scale=self.kernel.scale if shift is None else 1.0)
+        out = self("w", *s.shape) if self.slopes else s
         w = self.kernel.weight(s, out=out) if shift is None else self.kernel.log(s).add_(shift).exp_()
         if self.loops:  # padding repeats a node, so its weights are finite where that node's are
             return w if mask is None else w.mul_(cut(mask, cols).transpose(1, 2)), s
@@ -171,12 +172,11 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
     row_shift, col_shift, ptr, score, loops, _ = weighting
     same = q is k
     (grad, k, v, delta, *shifts, q), dtype = accumulating(grad, k, v, delta.unsqueeze(2), *_columns(weighting), q)
-    if (
-        row_shift is not None and col_shift is None and _near(row_shift)
-    ):  # scaled rows sum to one, and scores need no level
+    if row_shift is not None and col_shift is None and _near(row_shift):
+        # Scaled rows sum to one, and scores need no level.
         scale = shifts.pop().exp()
         grad, delta = grad * scale, delta * scale
-    weights = _Weights(q, score, loops)
+    weights = _Weights(q, score, loops, slopes=True)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *shifts, mask = rest
@@ -233,7 +233,7 @@ def _squares(x: Tensor, mask: Tensor | None) -> list[slice]:
     size = x.size(1)
     if mask is not None or size <= SMALL:
         return [ALL]
-    return even(size, min(math.isqrt(at_once(_entries(x), x)), -(-size // PARTS)))
+    return even(size, min(SIDE, math.isqrt(at_once(_entries(x), x)), -(-size // 2)))
 
 
 def _entries(like: Tensor) -> int:
