@@ -51,7 +51,7 @@ VALUES: list[tuple[Any, ...]] = [
     (lambda: JointEnergy(None, ptr=torch.tensor([0, 9]))(X), "ptr must rise from 0 to num_nodes = 4"),
     (lambda: SimplePenalty().coupling(X, torch.tensor([0, 3])), "ptr must rise from 0 to num_nodes = 4"),
     (lambda: SimplePenalty().total(X, torch.tensor([0, 3])),
-     "ptr must end at the 4 rows of x; its graphs hold 3 nodes"),
+     "ptr must rise from 0 to num_nodes = 4"),
     (lambda: FunctionPenalty(torch.exp, domain=(0, "a")), "domain must be .*; got"),
     (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, "matrix must have values; got .*meta"),
     (lambda: ring().to("meta").to("cpu"), "device must be meta, .* no values to move"),

@@ -268,7 +268,7 @@ def test_the_score_of_a_card_is_that_of_its_model(name, data_root):
 
     table = load_table(ROOT / "configs" / f"zoo_{name}", None if ZOO[name] is None else str(data_root / ZOO[name]))
     config, metric = table.config(table.row(name), {}), table.metric
-    data = training._data(json.dumps(config["data"], sort_keys=True), 0, False)
+    data = training._data(json.dumps(config["data"], sort_keys=True), 0, False, "cpu")
     module = training.made_module(config, data)
     module.model, logged = dm.load(ROOT / "zoo" / f"{name}.safetensors"), training.LastLogged(module)
     training._evaluate(module, data.test_dataloader(), "test")

@@ -7,7 +7,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import torch
@@ -76,16 +75,20 @@ class Penalty(Described, ABC):
         linear f is computed from inner products, which makes the Ω of the simple penalty positive semi-definite.
         ``ptr`` [B + 1] bounds the graphs of a ragged batch; ``centre`` is the origin of `distance_features`.
         """
-        pairs.check_heads(x)
-        check_flags(normalize=normalize)
-        check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
-        values = pairs.by_head(x)
+        if not (isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.size(1)):
+            pairs.check_heads(x)
+        if type(normalize) is not bool:
+            check_flags(normalize=normalize)
+        if constraint is not None and not isinstance(constraint, Constraint):
+            check_kind(constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None")
+        values = x if x.dim() == 3 else x.unsqueeze(1)
         if ptr is not None:
             ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
         score = self.score
-        self._check_place(x)
+        if isinstance(self, nn.Module):
+            self._check_place(x)
         if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":
             score = score.on_sphere(constraint.radius)
             return score.coupling(values, values, ptr, measure="inner", unit=True, **options)

@@ -17,7 +17,7 @@ from torch.linalg import vecdot
 from diffusion_mp.couplings import Coupling, ProjectedCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
-from diffusion_mp.energies.pairs import by_head, check_channels, check_heads, check_metric
+from diffusion_mp.energies.pairs import check_channels, check_heads, check_metric
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, describe
 from diffusion_mp.graph import Graph
@@ -172,7 +172,8 @@ class ScaledTerm(SharedTerm):
     """
 
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
-        check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+        if not isinstance(term, EnergyTerm):
+            check_kind(term, "term", EnergyTerm, "an EnergyTerm")
         if not callable(weight):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic
@@ -186,7 +187,8 @@ class ScaledTerm(SharedTerm):
         return self.weight * self.term.value(z, graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        weight, (half, damping, halved, share) = self.weight, self.term.majorant(z, graph, convex)
+        weight = self.factor() if callable(self.factor) else self.factor
+        half, damping, halved, share = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping, halved, weight * share)
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -220,8 +222,10 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        check_heads(source, "source")
-        self.source = by_head(source)
+        strided = isinstance(source, Tensor) and source.layout is torch.strided and source.is_floating_point()
+        if not (strided and (source.dim() == 2 or (source.dim() == 3 and source.size(1)))):
+            check_heads(source, "source")
+        self.source = source.unsqueeze(1) if source.dim() == 2 else source
         if metric is not None:
             check_metric(metric, self.source)
         self.metric = metric if metric is None or metric.dim() == 2 else metric.unsqueeze(1)
@@ -261,7 +265,8 @@ class CouplingTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
-        check_kind(coupling, "coupling", Coupling, "a Coupling")
+        if not isinstance(coupling, Coupling):
+            check_kind(coupling, "coupling", Coupling, "a Coupling")
         self.coupling, self.centre = coupling, centre
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:

@@ -115,7 +115,8 @@ class StateUpdate(Resettable, ABC):
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
         """Check all inputs and return the values, by default the state."""
-        check_coupling_kind(coupling)
+        if not isinstance(coupling, Coupling):
+            check_coupling_kind(coupling)
         self.check(coupling)
         coupling.check(x, "x")
         for name, tensor in (("values", values), ("source", source)):

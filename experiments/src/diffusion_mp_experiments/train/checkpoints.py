@@ -59,7 +59,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         {'epoch': 3}
     """
     if "://" in str(path):
-        raise ValueError(f"Checkpoints are read from files of this machine only, got {path}; download it first.")
+        raise ValueError(f"path must be a file of this machine, got {path}; download it first.")
     path = as_path(path, "path")
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not the path of a file"
