@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 import diffusion_mp as dm
 from diffusion_mp.layers import LaplacianEncoder
@@ -90,6 +91,15 @@ def test_tasks_for_nodes_take_no_pairs_and_those_of_links_need_them(make, genera
             make(task)(x, edges, edge_label_index=edges)
     with pytest.raises(ValueError, match="edge_label_index is needed for a link task"):
         make("link")(x, edges)
+
+
+def test_a_model_of_pairs_is_certified_without_any(generator):
+    """Its layers can be, and run for that: the head needs pairs to score."""
+    *_, (x, edges) = molecules(generator)
+    model = dm.DiffusionGNN(x.size(1), 8, 3, num_layers=2, conv="appnp", task="link")
+    certificate = dm.certify(model, Data(x=x.float(), edge_index=edges))
+    assert not certificate
+    assert set(certificate.layers) == {"convs.0", "convs.1"}
 
 
 DRAWN = {name: partial(build, task="graph") for name, build in MODELS.items()}

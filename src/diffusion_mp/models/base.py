@@ -269,7 +269,10 @@ class GraphModel(GraphLayer, ABC):
                 values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
                 found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
         reason = f"in {type(self).__name__} {'; '.join(found.values()) or 'no layer is a CertifiedStep'}."
-        layers = layer_certificates(self, x, edge_index, edge_weight, batch)
+        pairs: Tensor | None = None
+        if x is not None and isinstance(self.head, LinkHead):
+            pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)
+        layers = layer_certificates(self, x, edge_index, edge_weight, batch, edge_label_index=pairs)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
 
 
