@@ -99,7 +99,7 @@ def test_a_model_of_pairs_is_certified_without_any(generator):
     model = dm.DiffusionGNN(x.size(1), 8, 3, num_layers=2, conv="appnp", task="link")
     certificate = dm.certify(model, Data(x=x.float(), edge_index=edges))
     assert not certificate
-    assert set(certificate.layers) == {"convs.0", "convs.1"}
+    assert {"convs.0", "convs.1"} <= set(certificate.layers)
 
 
 DRAWN = {name: partial(build, task="graph") for name, build in MODELS.items()}
