@@ -23,7 +23,8 @@ from kernel_cases import (
 )
 from torch import Tensor
 
-from diffusion_mp.graph import Graph
+from diffusion_mp.graph import Graph, cache
+from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels import segments
 from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_product
 from diffusion_mp.kernels.log_linear_attention import log_linear_entries, log_linear_logsumexp, log_linear_product
@@ -309,14 +310,16 @@ def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch
     find = segments._chunks
     monkeypatch.setattr(segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows))
     gc.collect()  # what other tests have left
-    before, ptr = len(segments._CACHES), torch.tensor([0, *[3, 9, 5]]).cumsum(0)
+    before, ptr = len(cache._OF_BATCHES), torch.tensor([0, *[3, 9, 5]]).cumsum(0)
     q = torch.randn(17, 2, 4, requires_grad=True)
     for dtype in (torch.float64, torch.float32):  # its masks by dtype
         linear_product(*3 * [q.detach().to(dtype)], ptr)
     for _ in range(3):
         linear_attention(q, q, q, ptr).sum().backward()
     assert len(made) == 1
+    assert members(ptr, 17, q.device)[1].tolist() == [3, 9, 5]
     ptr.numpy()[1] = 4  # torch's own count of changes does not see this one
+    assert members(ptr, 17, q.device)[1].tolist() == [4, 8, 5]
     expected = linear_attention(q, q, q, ptr.clone(), backend="reference")
     torch.testing.assert_close(linear_attention(q, q, q, ptr), expected)
     assert len(made) == 2
@@ -324,4 +327,4 @@ def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch
     del ptr, expected
     q.grad = None
     gc.collect()
-    assert len(segments._CACHES) == before
+    assert len(cache._OF_BATCHES) == before

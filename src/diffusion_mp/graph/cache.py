@@ -76,6 +76,17 @@ def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T])
     return cast("T", found[key])
 
 
+_OF_BATCHES: dict[int, tuple[weakref.ref[Tensor], Tensor, dict[Hashable, Any]]] = {}
+
+
+def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
+    """Return the cache of values computed from row boundaries, valid while this tensor exists and holds the same."""
+    key, known = id(ptr), _OF_BATCHES.get(id(ptr))
+    if known is None or known[0]() is not ptr or not torch.equal(known[1], ptr):
+        known = _OF_BATCHES[key] = weakref.ref(ptr, lambda _: _OF_BATCHES.pop(key, None)), ptr.clone(), {}
+    return known[2]
+
+
 class _Made(NamedTuple, Generic[T]):
     """A cached value, with its key, weak references to its tensors and copies of what they held."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.errors import check_range
-from diffusion_mp.graph.cache import cached_by, cached_property, persistent, values_only
+from diffusion_mp.graph.cache import batch_cache, cached_property, persistent, values_only
 
 #: A number of rows, a symbol while torch traces.
 Size = int | torch.SymInt
@@ -105,7 +105,10 @@ def members(ptr: Tensor, num_nodes: Size, device: torch.device) -> tuple[Int[Ten
         member = torch.arange(count.size(0)).repeat_interleave(count, output_size=num_nodes)
         return member.to(device), count.to(device)
 
-    return cached_by((ptr,), ("members", device), find) if values_only(captured=True) else find()
+    known = batch_cache(ptr) if values_only(captured=True) else {}
+    if (key := ("members", device)) not in known:
+        known[key] = persistent(find)
+    return known[key]
 
 
 def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:

@@ -5,13 +5,13 @@ A shorter graph is padded with copies of its first row, so that no value of anot
 
 import math
 import threading
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from diffusion_mp.graph.cache import batch_cache
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
 Rows = slice | Tensor
@@ -101,17 +101,6 @@ class Chunk:
         target[source[place[node]]] = place[node]
         self._places[key] = source.to(device), target.to(device)
         return self._places[key]
-
-
-def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
-    """Return the cache of values computed from row boundaries, valid while this tensor exists and is unchanged."""
-    key, known = id(ptr), _CACHES.get(id(ptr))
-    if known is None or known[0]() is not ptr or not torch.equal(known[1], ptr):
-        known = _CACHES[key] = weakref.ref(ptr, lambda _: _CACHES.pop(key, None)), ptr.clone(), {}
-    return known[2]
-
-
-_CACHES: dict[int, tuple[weakref.ref[Tensor], Tensor, dict[Hashable, Any]]] = {}
 
 
 def chunks(ptr: Tensor, rows: int) -> list[Chunk]:

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.graph.cache import persistent
+from diffusion_mp.graph.cache import batch_cache, persistent
 from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import batch_cache, by_size, gather
+from diffusion_mp.kernels.segments import by_size, gather
 
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
 """How a sequence is extended beyond its ends: see :func:`neighbours`.
