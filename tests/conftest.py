@@ -8,7 +8,6 @@ A test that waits for ever fails after `LIMIT` seconds, and names the line where
 """
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +31,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 #: Folders whose tests run on two threads, as a user's program runs on several; elsewhere the tensors are tiny, and
 #: threads that wait for each other cost more than they save.
 TWO_THREADS = [Path(__file__).parent / folder for folder in ("kernels", "models", "experiments/train")]
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # where Python looks when it runs a script there
 
 LIMIT = 600  # seconds; the longest test takes two minutes on two cores
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float
@@ -14,14 +14,12 @@ from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.algebra import check_scale
 from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates.base import Positive
 
 if TYPE_CHECKING:
     from diffusion_mp.energies import Penalty
-
-#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
-Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 
 
 class Diffusivity(Resettable, ABC):

@@ -13,12 +13,12 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all
 from diffusion_mp.errors import as_device, check_has_values, check_integer_pairs, check_kind, check_seed, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
+from diffusion_mp.graph.graph import Couples
 
 CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_index is never copied
 
@@ -123,7 +123,7 @@ class ShardedGraph(Graph):
         """Return the rows of this rank, followed by those of its halo, from other ranks; once differentiable."""
         return torch.cat([x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)])
 
-    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Coupling:
         """Return the rows of this rank of a coupling of the whole graph."""
         if diffusivity.depends_on == "parts":
             return diffusivity.couple(x, self)  # which calls this method for every part

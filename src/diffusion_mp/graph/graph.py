@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +17,20 @@ from diffusion_mp.graph import checks
 from diffusion_mp.graph.cache import TensorCache, cached_property, persistent, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
 
-if TYPE_CHECKING:
-    from diffusion_mp.couplings import Coupling
-    from diffusion_mp.diffusivities import Diffusivity
-
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
+
+#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
+Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
+
+
+@runtime_checkable
+class Couples(Protocol):
+    """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
+
+    depends_on: Dependence
+    needs_graph: bool
+
+    def couple(self, x: Tensor, graph: Graph) -> Any: ...
 
 
 class Graph:
@@ -159,11 +168,11 @@ class Graph:
     first_node: int = 0
     """The number of the first row in the whole graph."""
 
-    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
         """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
         return diffusivity.couple(x, self)
 
-    def share(self, coupling: Coupling) -> Coupling:
+    def share(self, coupling: Any) -> Any:
         """The coupling between the rows at hand and all nodes, from one between the rows at hand alone."""
         return coupling
 
