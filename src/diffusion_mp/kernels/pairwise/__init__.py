@@ -104,12 +104,13 @@ def pairwise_attention(
         True
     """
     check_choice(score, "score", SCORES)
-    mutual = mutual or q is k
-    if not (mutual and q.is_cpu) and fused.fits(q, k, v, ptr, score):  # half of the scores takes less time there
+    # Tiles compute one gradient for q = k, which takes less time on the CPU.
+    trained = q is k and q.is_cpu and q.requires_grad and torch.is_grad_enabled()
+    if not trained and fused.fits(q, k, v, ptr, score):
         named = requested(FAMILY, backend)
         if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
             return fused.attention(q, k, v, once=_gradient)
-    return _attention(q, k, v, ptr, score, True, mutual, False, backend=backend).out
+    return _attention(q, k, v, ptr, score, True, mutual or q is k, False, backend=backend).out
 
 
 def pairwise_rows(
