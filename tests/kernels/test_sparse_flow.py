@@ -1,13 +1,15 @@
 """Sparse flow: exact against the optimality conditions and a converged proximal run; the fast path against the sort."""
 
+import importlib
 import math
+import sys
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, everything, randn
-from proximal import proximal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +17,9 @@ from diffusion_mp.kernels.sparse_flow import Features, solve_rows, sparse_flow_p
 from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there
+proximal = importlib.import_module("proximal").proximal
 
 LAMBDAS = [10.0**power for power in range(-3, 4)]
 ALPHAS = [0.01, 0.1, 1.0, math.inf]
