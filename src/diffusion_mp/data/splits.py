@@ -90,7 +90,8 @@ def random_split_per_class(
     for c in classes.unique().tolist():
         members = shuffled[classes == c]
         if len(members) < per_class:
-            raise ValueError(f"Class {c} has {len(members)} labelled nodes, fewer than per_class={per_class}.")
+            fewer = f"{len(members)} labelled nodes, fewer than per_class={per_class}"
+            raise ValueError(f"Class {c} has {fewer}; lower per_class.")
         trained[members[:per_class]] = True
 
     train, rest = shuffled[trained[shuffled]], shuffled[~trained[shuffled]]
