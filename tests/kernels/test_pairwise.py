@@ -82,8 +82,8 @@ def test_rows_may_lie_anywhere(place, width, score, generator):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("tile", [64, 1 << 18])
-def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, generator, monkeypatch):
+@pytest.mark.parametrize(("tile", "backend"), [(64, "cpu"), (1 << 18, "cpu"), (1 << 18, "auto")])
+def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, backend, generator, monkeypatch):
     """e^256, e^−256 and σ(−256) are no float32: rows that have scores about −256 alone, and rows that have both.
 
     The scores themselves are integers, so that they are exact in float32 as well.
@@ -93,7 +93,18 @@ def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, gener
     k = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).repeat_interleave(5, dim=0).repeat(4, 1).unsqueeze(1)
     k = k + torch.randint(-3, 4, (40, 1, 2), generator=generator) / 256
     v = torch.randn(40, 1, 3, generator=generator)
-    assert_equals_reference(partial(pairwise_attention, score=score), [q, k, v], generator, backend="cpu")
+    assert_equals_reference(partial(pairwise_attention, score=score), [q, k, v], generator, backend=backend)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_state_far_from_the_origin_that_attends_to_itself(score, generator):
+    """σ(−256²) is zero, but no row vanishes, since that of a vector with itself is not."""
+    x = 256 * torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [-1.0, 0.0]]).unsqueeze(1)
+
+    def attention(x, v, backend):
+        return pairwise_attention(x, x, v, score=score, backend=backend)
+
+    assert_equals_reference(attention, [x, torch.randn(5, 1, 3, generator=generator)], generator, backend="auto")
 
 
 def test_memory_that_a_thread_keeps_can_be_written_to_in_every_mode(generator):

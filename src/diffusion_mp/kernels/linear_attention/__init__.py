@@ -144,7 +144,7 @@ def linear_pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Ter
     """
     (k, v), _ = accumulating(k, v)
     with without_autocast(v):
-        outer, left, right = reference.pool(heads_first(unit_vectors(k) if terms.unit else k), heads_first(v))
+        outer, left, right = reference.pool(*heads_first(unit_vectors(k) if terms.unit else k, v))
     state = blocked.Sums(outer, left.unsqueeze(-1), right).state(v.size(0))
     return state.view(v.size(1), *state.shape[-2:])
 
@@ -165,5 +165,5 @@ def linear_read(
     (q, sums, values), dtype = accumulating(q, sums, v)
     outer, left, right = blocked.Sums.split(sums.squeeze(0))  # of one head as `heads_first` returns queries
     with without_autocast(v):
-        queries = heads_first(unit_vectors(q) if terms.unit else q)
+        queries, values = heads_first(unit_vectors(q) if terms.unit else q, values)
         return reference.read(queries, values, outer, left.squeeze(-1), right, sums[0, -1, -1], terms).to(dtype)

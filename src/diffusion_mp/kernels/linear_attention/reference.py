@@ -73,19 +73,20 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Lin
     """Return the rows of one graph through the sums over its nodes, in as few calls as possible."""
     # No cosine is below −1, and that of a vector with itself is 1.
     positive = q is k and terms.unit and terms.constant >= 1 and terms.own >= 0
-    queries = heads_first(unit_vectors(q) if terms.unit else q)
-    keys = queries if q is k else heads_first(unit_vectors(k) if terms.unit else k)
-    out = read(queries, v, *pool(keys, heads_first(v)), v.size(0), terms, positive)
+    q, k, v = heads_first(q, k, v)
+    queries = unit_vectors(q) if terms.unit else q
+    keys = queries if q is k else unit_vectors(k) if terms.unit else k
+    out = read(queries, v, *pool(keys, v), v.size(-2), terms, positive)
     return LinearRows(out, out, out)
 
 
-def heads_first(x: Tensor) -> Tensor:
-    """Return [N, D] of one head, since torch differentiates products of matrices in their own layout, or [H, N, D]."""
-    return x.squeeze(1) if x.size(1) == 1 else x.transpose(0, 1)
+def heads_first(*features: Tensor) -> list[Tensor]:
+    """Return [N, D] of features of one head, or [H, N, D]: torch differentiates products in their own layout.
 
-
-def nodes_first(x: Tensor) -> Tensor:
-    return x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1)
+    A tensor that is given several times has one view.
+    """
+    views = {id(x): x.squeeze(1) if x.size(1) == 1 else x.transpose(0, 1) for x in features}
+    return [views[id(x)] for x in features]
 
 
 def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,11 +98,12 @@ def read(
     q: Tensor, v: Tensor, outer: Tensor, left: Tensor, right: Tensor, size: int | Tensor, terms: Terms,
     positive: bool = False,
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
-    """Return the rows of attention from such sums over ``size`` nodes; ``positive`` says that no row sums to zero."""
+    """Return the rows [N, H, D] from such sums over ``size`` nodes; ``positive`` says that no row sums to zero."""
     constant, own, one = terms.constant * size, terms.own * size, q.dim() == 2
     right = right if terms.constant == 1 else terms.constant * right
-    total = nodes_first((torch.addmm if one else torch.baddbmm)(right, q, outer))
+    total = (torch.addmm if one else torch.baddbmm)(right, q, outer)
     total = total + own * v if terms.own else total
     row = torch.mv(q, left) if one else torch.bmm(q, left.unsqueeze(2)).squeeze(2)
-    row = nodes_first(row.add_(constant + own).unsqueeze(-1))
-    return (total / row if positive or lies_in(row, LEAST, math.inf) else quotient(total, row)).contiguous()
+    row = row.add_(constant + own).unsqueeze(-1)
+    out = total / row if positive or lies_in(row, LEAST, math.inf) else quotient(total, row)
+    return (out.unsqueeze(1) if one else out.transpose(0, 1)).contiguous()

@@ -102,9 +102,12 @@ class _Sigmoid(torch.autograd.Function):
         return torch.ops.aten.softplus_backward(grad * weight, s, -1, 50.0)
 
 
-def _sigmoids(s: Tensor) -> Tensor:
-    """Return σ(s), or where rows may vanish σ(s) e^−m, with m ≤ 0 the largest score of a row; may overwrite s."""
-    if not s.numel() or lies_in(s, -20.0, math.inf):
+def _sigmoids(s: Tensor, present: bool) -> Tensor:
+    """Return σ(s), or where rows may vanish σ(s) e^−m, with m ≤ 0 the largest score of a row; may overwrite s.
+
+    ``present`` is the promise that every row has a score of at least zero.
+    """
+    if present or not s.numel() or lies_in(s, -20.0, math.inf):
         return _Sigmoid.apply(s) if s.requires_grad else s.sigmoid_()
     largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
     return (largest.exp() + (largest - s).clamp(max=80.0).exp()).reciprocal()  # e^80 is finite, and e^−80 nothing
@@ -121,12 +124,12 @@ def attention_of_one_graph(
     """Return the rows of a small graph in as few calls as possible, or ``None``, also where sums are asked for."""
     if log_sums or not few_pairs(q):
         return None
-    one = q.size(1) == 1  # torch differentiates products of matrices in their own layout
-    q, k, values = (x.squeeze(1) if one else x.transpose(0, 1) for x in (q, k, v))
-    weight = (q @ k.mT).softmax(-1) if score == "exp" else _sigmoids(q @ k.mT)
-    parts = [weight @ values] if score == "exp" else [weight @ values, weight.sum(-1, keepdim=True)]
-    out, *total = (x.unsqueeze(1) if one else x.transpose(0, 1) for x in parts)
-    out = (out / total[0] if total else out).contiguous()
+    one, same = q.size(1) == 1, q is k  # torch differentiates products of matrices in their own layout
+    q, k, v = (x.squeeze(1) if one else x.transpose(0, 1) for x in (q, k, v))
+    # The score of a vector with itself is its square.
+    weight = (q @ k.mT).softmax(-1) if score == "exp" else _sigmoids(q @ k.mT, present=same)
+    out = weight @ v if score == "exp" else (weight @ v) / weight.sum(-1, keepdim=True)
+    out = (out.unsqueeze(1) if one else out.transpose(0, 1)).contiguous()
     return PairwiseRows(out, out)
 
 
