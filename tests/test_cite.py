@@ -16,3 +16,9 @@ def test_a_model_of_several_papers_and_every_reference(capsys):
     public = (getattr(package, name) for package in (diffusivities, layers, models) for name in package.__all__)
     named = {key for kind in public for key in getattr(kind, "references", ())}
     assert named == set(REFERENCES)
+
+
+def test_a_module_of_ones_own_has_its_entry_beside_ours(capsys):
+    layer = GCNConv(3, 4)
+    layer.references = ("@misc{mine}", *layer.references)
+    assert cite(layer).startswith("@misc{mine}\n\n@inproceedings{kipf2017gcn,")

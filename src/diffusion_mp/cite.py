@@ -15,7 +15,8 @@ REFERENCES = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in
 def cite(model: nn.Module) -> str:
     """Print and return BibTeX of the papers behind ``model`` and its parts, in order of appearance.
 
-    A module names its papers in a class attribute ``references``, keys of ``diffusion_mp.cite.REFERENCES``.
+    A module names its papers in a class attribute ``references``: keys of ``references.bib`` in this package, or
+    BibTeX entries of its own.
 
     Examples:
         >>> text = cite(SGConv(4, 3))  # doctest: +ELLIPSIS
@@ -23,6 +24,6 @@ def cite(model: nn.Module) -> str:
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     keys = dict.fromkeys(key for module in model.modules() for key in getattr(module, "references", ()))
-    text = "\n\n".join(REFERENCES[key] for key in keys)
+    text = "\n\n".join(REFERENCES.get(key, key) for key in keys)
     print(text)
     return text

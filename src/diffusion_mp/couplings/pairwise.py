@@ -93,7 +93,8 @@ class PairwiseCoupling(Coupling):
     def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(self):
             return super().both(v, w)
-        found, log_sums = pairwise.pairwise_rows(self.query, self.key, v, self.ptr, score=self.score)
+        options: dict[str, Any] = {"score": self.score, "mutual": self.mutual}
+        found, log_sums = pairwise.pairwise_rows(self.query, self.key, v, self.ptr, **options)
         return found, self._turned(-log_sums, torch.zeros_like(log_sums)).matmul(w)
 
     def _transpose(self) -> Coupling:

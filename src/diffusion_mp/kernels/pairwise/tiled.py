@@ -72,7 +72,8 @@ def attention(
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         if mutual and not weights.far and len(blocks := _squares(q, mask)) > 1:
-            sums, total = _symmetric(weights, q, k, v, [], blocks)
+            total = v.new_zeros(*v.shape[:2], 1)
+            sums = _symmetric(weights, q, k, v, [], blocks, total)
             if _near(lse := total.log()):
                 return sums.div_(total), lse
             weights.far = True
@@ -108,19 +109,20 @@ def _attended(
 
 
 def _symmetric(
-    weights: _Weights, q: Tensor, k: Tensor, v: Tensor, shifts: Sequence[Tensor], blocks: list[slice]
-) -> tuple[Tensor, Tensor]:
-    """Return Σ_j w_ij v_j and Σ_j w_ij; a tile above the diagonal serves its rows and its columns."""
-    sums, total = torch.zeros_like(v), v.new_zeros(*v.shape[:2], 1)
+    weights: _Weights, q: Tensor, k: Tensor, v: Tensor, shifts: Sequence[Tensor], blocks: list[slice],
+    total: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return Σ_j w_ij v_j, and add Σ_j w_ij to ``total``; a tile above the diagonal serves its rows and its columns."""
+    sums = torch.zeros_like(v)
     for place, rows in enumerate(blocks):
         for cols in blocks[place:]:
             w, _ = weights.tile(cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, None)
-            cut(sums, rows).baddbmm_(w, cut(v, cols))
-            cut(total, rows).add_(w.sum(2, keepdim=True))
-            if cols is not rows:
-                cut(sums, cols).baddbmm_(w.mT, cut(v, rows))
-                cut(total, cols).add_(w.sum(1).unsqueeze(2))
-    return sums, total
+            turns = [(rows, w, cols)] if cols is rows else [(rows, w, cols), (cols, w.mT, rows)]
+            for into, turned, source in turns:
+                cut(sums, into).baddbmm_(turned, cut(v, source))
+                if total is not None:
+                    cut(total, into).add_(turned.sum(2, keepdim=True))
+    return sums
 
 
 def _near(lse: Tensor) -> bool:
@@ -138,7 +140,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor]:
         *shifts, mask = rest
         if mutual and len(blocks := _squares(q, mask)) > 1:
-            return _symmetric(weights, q, k, v, shifts, blocks)[:1]
+            return (_symmetric(weights, q, k, v, shifts, blocks),)
         out: list[Tensor | None] = []
         for rows, blocks in _grid(q):
             sums: Tensor | None = None
