@@ -33,6 +33,11 @@ def of(features: object = None, reads: str = "features") -> Callable[[], Tensor]
     return lambda: DiffusionConv(3, 2, SimpleDiffusivity(), reads=reads)(torch.rand(4, 3), features=features)
 
 
+def bare(reads: str) -> DiffusionConv:
+    symmetric = GaussianDiffusivity(row_stochastic=False)
+    return DiffusionConv(3, 3, symmetric, ExplicitEuler(0.1), transform=False, bias=False, reads=reads)
+
+
 ONES = torch.ones(4, 3)
 test_features_come_if_and_only_if_they_are_read_and_fit = refuses(
     (of(), ValueError, r"features must come if and only if .* reads='features'; none came"),
@@ -44,4 +49,6 @@ test_features_come_if_and_only_if_they_are_read_and_fit = refuses(
     (of(ONES.double()), TypeError, r"features must be float32, as the parameters of DiffusionConv are"),
     (of(ONES.to("meta")), ValueError, "features must be on the device of"),
     (of([[1.0]] * 4), TypeError, "features must be a tensor"),
+    (lambda: bare("features").certificate(ONES), ValueError, "features must come .*; none came"),
+    (lambda: bare("state").certificate(ONES, features=ONES), ValueError, "features came with reads='state'"),
 )

@@ -213,6 +213,9 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
     assert level.last_tau == 0.1  # an energy that stays is none that rises
     with pytest.raises(CouplingMismatchError, match="knows the energy of all pairs; got SparseCoupling"):
         Backtracking(dm.SimplePenalty(), exact=True)(problem.state, problem.coupling)
+    for other in (3.0, problem.state.new_zeros(2)):
+        with pytest.raises(TypeError, match=r"penalty\(x\) must be one number as a tensor, or one of every graph"):
+            Backtracking(lambda x, other=other: other)(problem.state, problem.coupling)
     broken = problem.state.clone()
     broken[0, 0, 0] = float("nan")
     with pytest.raises(ConvergenceError, match="finite"):
