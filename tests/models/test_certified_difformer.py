@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
 import diffusion_mp as dm
-from diffusion_mp import EnergyTrace, GaussianDiffusivity, Graph, certify
+from diffusion_mp import GaussianDiffusivity, Graph, certify
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp.energies.constraints import CONSTRAINTS
@@ -222,15 +222,6 @@ def test_dropout_acts_in_the_encoder_only() -> None:
     source = model.encoder(x)
     assert torch.equal(model.conv(source, edges, source=source), model.conv(source, edges, source=source))
     assert not torch.equal(model(x, edges), model(x, edges))
-
-
-def test_an_energy_trace_watches_its_layers() -> None:
-    model, (x, edges, _) = build(), nodes()
-    with EnergyTrace(model, model.energy(x, edges)) as trace:
-        model(x, edges)
-    energies = model.energies(x, edges).tolist()
-    assert [record.before for record in trace.records] == pytest.approx(energies[:-1], rel=1e-14)
-    assert trace.energies == pytest.approx(energies[1:], rel=1e-14)
 
 
 @pytest.mark.parametrize("options", [{"heads": 5}, {"penalty": None, "constraint": None}, {"constraint": "sphere"}])

@@ -237,13 +237,6 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
     assert after.norm(dim=-1).max() < 2
 
 
-def test_no_nodes_and_no_edges_rest() -> None:
-    for penalty in (dm.QuadraticPenalty(), dm.SimplePenalty()):
-        assert Backtracking(penalty)(ball(0), dm.couplings.IdentityCoupling(0, dtype=torch.float64)).shape == (0, 1, 4)
-    x = ball(3)
-    assert torch.equal(Backtracking(dm.QuadraticPenalty())(x, dm.couplings.SparseCoupling(Graph(3), x.new_zeros(0))), x)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_state_at_rest_keeps_the_first_step(seed: int) -> None:
     """Where all nodes agree, what is left of the slope is rounding; a search among its energies would shrink τ."""

@@ -198,10 +198,6 @@ class TiedMLP(TermModule):
         return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
 
 
-def check_graph(graph: Graph) -> None:
-    errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
-
-
 class BlockStep(nn.Module):
     """One step of a block, or all of them to its limit: a module, so that hooks see the states before and after it."""
 
@@ -342,7 +338,7 @@ class CertifiedBlock(GraphLayer):
 
     def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
         """Return F, a function of states [N, channels]."""
-        check_graph(graph)
+        errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         return JointEnergy(
             source=source, beta=self.beta(), constraint=self.update.constraint,
             terms=self.made(source, graph, edge_attr), graph=graph,

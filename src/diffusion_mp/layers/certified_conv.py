@@ -32,7 +32,7 @@ from diffusion_mp.energies.terms import (
 from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.layers.certified_block import CertifiedBlock, check_graph
+from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
@@ -133,7 +133,7 @@ class CertifiedConv(CertifiedBlock):
         self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
     ) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
-        check_graph(graph)
+        check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         return self.joint(self._fixed(source, graph, beside), graph, self.by_head(source))
 
     def joint(self, fixed: Coupling | None, graph: Graph, source: Tensor | None = None) -> JointEnergy:
