@@ -208,9 +208,10 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
         Backtracking(lambda x: -x.square().sum(), tau=0.1)(problem.state, problem.coupling)
     with pytest.raises(ConvergenceError, match=r"no τ down to 0\.025 that"):  # the last of three that were tried
         Backtracking(lambda x: -x.square().sum(), tau=0.1, max_steps=3)(problem.state, problem.coupling)
-    level = Backtracking(lambda x: x.new_zeros(()), tau=0.1)
-    level(problem.state, problem.coupling)
-    assert level.last_tau == 0.1  # an energy that stays is none that rises
+    for shape in ((), (1,)):
+        level = Backtracking(lambda x, shape=shape: x.new_zeros(shape), tau=0.1)
+        level(problem.state, problem.coupling)
+        assert level.last_tau == 0.1  # an energy that stays is none that rises
     with pytest.raises(CouplingMismatchError, match="knows the energy of all pairs; got SparseCoupling"):
         Backtracking(dm.SimplePenalty(), exact=True)(problem.state, problem.coupling)
     for other in (3.0, problem.state.new_zeros(2)):

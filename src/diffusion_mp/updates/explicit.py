@@ -272,8 +272,8 @@ class Backtracking(LaplacianUpdate):
         """Return the energy that must not rise, of every graph of a batch [B]; in float64 for a `Penalty`."""
         if not isinstance(self.penalty, Penalty):
             value = self.penalty(x)
-            each = [] if coupling.ptr is None else [len(coupling.ptr) - 1]
-            if not isinstance(value, Tensor) or value.shape not in (torch.Size(), torch.Size(each)):
+            count = 1 if coupling.ptr is None else len(coupling.ptr) - 1
+            if not isinstance(value, Tensor) or value.shape not in (torch.Size(), (count,)):
                 wanted = "one number as a tensor, or one of every graph of a batch"
                 raise TypeError(f"penalty(x) must be {wanted}; got {errors.describe(value)}.")
             return value
