@@ -29,8 +29,21 @@ def test_layers_built_on_it_take_features_and_pass_gradients_to_them(generator: 
     assert features.grad.abs().sum() > 0
 
 
+def test_one_head_of_values_goes_through_every_head_of_the_diffusivity(generator: torch.Generator) -> None:
+    x = torch.randn(7, 3, generator=generator)
+    conv = MultiHeadConv(3, 4, SimpleDiffusivity(3, heads=2, projection="tied"), head_channels=5)
+    out, coupling = conv(x, return_coupling=True)
+    heard = coupling.to_dense() @ conv.value(x)
+    torch.testing.assert_close(out, conv.mix(heard.transpose(0, 1).flatten(1)))
+
+
 def of(features: object = None, reads: str = "features") -> Callable[[], Tensor]:
     return lambda: DiffusionConv(3, 2, SimpleDiffusivity(), reads=reads)(torch.rand(4, 3), features=features)
+
+
+def bare(reads: str) -> DiffusionConv:
+    symmetric = GaussianDiffusivity(row_stochastic=False)
+    return DiffusionConv(3, 3, symmetric, ExplicitEuler(0.1), transform=False, bias=False, reads=reads)
 
 
 ONES = torch.ones(4, 3)
@@ -44,4 +57,6 @@ test_features_come_if_and_only_if_they_are_read_and_fit = refuses(
     (of(ONES.double()), TypeError, r"features must be float32, as the parameters of DiffusionConv are"),
     (of(ONES.to("meta")), ValueError, "features must be on the device of"),
     (of([[1.0]] * 4), TypeError, "features must be a tensor"),
+    (lambda: bare("features").certificate(ONES), ValueError, "features must come .*; none came"),
+    (lambda: bare("state").certificate(ONES, features=ONES), ValueError, "features came with reads='state'"),
 )

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import layer_norm, relu
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import GatedGCNConv, GCNConv, GPSBlock, MLPConv, SFiConv
+from diffusion_mp.layers import GatedGCNConv, GPSBlock, MLPConv, SFiConv
 from diffusion_mp.testing.laws import seeded
 from helpers import built, randn, refuses
 
@@ -49,14 +49,6 @@ test_branches_that_do_not_fit_are_refused = refuses(
     (lambda: GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3)), ValueError, "attention must map 4 channels to 4; got 4 to 3"),
     (lambda: GPSBlock(4, GatedGCNConv(3)), ValueError, "local must map 4 channels to 4; got 3 to 3"),
 )
-
-
-def test_a_layer_without_a_residual_of_its_own_gets_one() -> None:
-    block = built(lambda: GPSBlock(4, GCNConv(4, 4), norm="layer")).double().eval()
-    total = block.local_norm(X + block.local(X, EDGES))
-    out, edges = block(X, EDGES, edge_attr=E)
-    torch.testing.assert_close(out, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
-    assert torch.equal(edges, E)
 
 
 @pytest.mark.parametrize("attention", [True, False])

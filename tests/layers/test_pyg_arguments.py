@@ -42,6 +42,10 @@ def test_weights_that_have_no_place_are_refused() -> None:
     net.load_state_dict(mp.from_pyg(net, old))
     with pytest.raises(ValueError, match=r"eps is 0.5 in the state and 0 in the layer.*eps=0.5"):
         mp.from_pyg(mp.GINConv(C, mlp()), pyg.GINConv(mlp(), eps=0.5).state_dict())
+    with pytest.raises(ValueError, match="eps is nan in the state"):
+        mp.from_pyg(mp.GINConv(C, mlp()), {"eps": torch.tensor(torch.nan)})
+    with pytest.raises(TypeError, match="every key of state must be the name of a tensor; got 3"):
+        mp.from_pyg(ours, {3: torch.ones(1)})
     theirs, ours = pyg.GCN2Conv(C, 0.1, shared_weights=False), mp.GCNIIConv(C)
     with pytest.raises(ValueError, match=r"GCNIIConv has one matrix, weight, .* weight1 and weight2"):
         mp.from_pyg(ours, theirs.state_dict())
@@ -70,6 +74,7 @@ test_options_of_pyg_are_refused_with_the_way_out = refuses(
     (lambda: mp.GATConv((C, C), 4), r"in_channels must be one integer.*Put a Linear before"),
     (lambda: mp.DiffusionGNN(C, 4, 3, conv="sgc", norm="batch"), r"norm goes with conv='mlp', 'gcn'"),
     (lambda: mp.DiffusionGNN(C, 4, 3, edge_dim=2), r"edge_dim goes with conv='gat'"),
+    (lambda: mp.DiffusionGNN(C, 4, 3, act="threshold"), r"act must name an activation .* got 'threshold'"),
 )
 
 test_inputs_of_pyg_are_refused_with_the_way_out = refuses(

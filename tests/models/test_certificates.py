@@ -35,7 +35,7 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     assert "pass them, certify(model, data)" in str(without)
 
 
-def test_a_layer_that_is_called_by_keywords_is_certified_on_its_edges() -> None:
+def test_a_module_of_ones_own_is_run_and_its_layer_certified_on_its_edges() -> None:
     class Keywords(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -46,9 +46,13 @@ def test_a_layer_that_is_called_by_keywords_is_certified_on_its_edges() -> None:
 
     model, edges = Keywords(), torch.tensor([[0, 1], [1, 0]])
     data = Data(x=randn(5, 4), edge_index=edges, edge_weight=torch.full((2,), 3.0).double())
-    (found,) = dm.certify(model, data).layers.values()
+    certificate = dm.certify(model, data)
+    assert not certificate
+    (found,) = certificate.layers.values()
+    assert found
     assert found.tau_max == pytest.approx(dm.certify(model.conv, data).tau_max)
     assert found.tau_max == pytest.approx(1 / 3)  # λ₁ = 6
+    assert "nor is there a layer in it" in dm.certify(nn.Linear(3, 4)).reason
 
 
 @pytest.mark.parametrize(("layer", "why"), [
@@ -79,24 +83,6 @@ def test_a_layer_is_certified_by_its_coupling_or_its_penalty() -> None:
     assert dm.certify(step)
     assert dm.certify(step, data)
     assert "mu=1" in dm.certify(nn.ModuleDict({"a": step})).layers["a"].energy
-
-
-def test_a_module_of_ones_own_is_run_and_looked_at() -> None:
-    class Mine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(3, 4)
-            self.step = dm.DiffusionConv(4, 4, dm.AdjacencyDiffusivity("sym", direction="undirected"), **BARE)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.step(self.first(x), edge_index)
-
-    certificate = dm.certify(Mine().double(), Data(x=randn(5, 3), edge_index=EDGES))
-    assert not certificate
-    assert certificate.layers["step"]
-    nothing = dm.certify(nn.Linear(3, 4))
-    assert not nothing
-    assert "nor is there a layer in it" in nothing.reason
 
 
 def test_a_layer_that_is_called_again_is_certified_at_every_state() -> None:

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
 import diffusion_mp as dm
-from diffusion_mp import EnergyTrace, GaussianDiffusivity, Graph, certify
+from diffusion_mp import GaussianDiffusivity, Graph, certify
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp.energies.constraints import CONSTRAINTS
-from diffusion_mp.layers import CertifiedConv
+from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import load_digits, load_planetoid
@@ -224,15 +224,6 @@ def test_dropout_acts_in_the_encoder_only() -> None:
     assert not torch.equal(model(x, edges), model(x, edges))
 
 
-def test_an_energy_trace_watches_its_layers() -> None:
-    model, (x, edges, _) = build(), nodes()
-    with EnergyTrace(model, model.energy(x, edges)) as trace:
-        model(x, edges)
-    energies = model.energies(x, edges).tolist()
-    assert [record.before for record in trace.records] == pytest.approx(energies[:-1], rel=1e-14)
-    assert trace.energies == pytest.approx(energies[1:], rel=1e-14)
-
-
 @pytest.mark.parametrize("options", [{"heads": 5}, {"penalty": None, "constraint": None}, {"constraint": "sphere"}])
 def test_steps_of_a_layer_are_single_steps_one_after_the_other(options: dict[str, Any]) -> None:
     x, edges, _ = nodes()
@@ -293,6 +284,12 @@ test_an_option_or_input_that_does_not_fit_is_refused = refuses(
     (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
     (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
     (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
+    (lambda: setattr(build(), "num_layers", 0), "num_layers must be at least 1; got 0"),
+    (lambda: CertifiedConv(5).energy(*nodes(torch.float32)[:2]), r"graph must be a Graph\(num_nodes, edge_index\)"),
+    (
+        lambda: CertifiedBlock(5, []).energy(*nodes(torch.float32)[:2]),
+        r"graph must be a Graph\(num_nodes, edge_index\)",
+    ),
     (lambda: build(graph=dm.AdjacencyDiffusivity("row"))(*nodes()[:2]), "does not promise to be symmetric"),
     (lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]), "source must have 8"),
 )

@@ -89,8 +89,12 @@ def test_without_edges_without_nodes_and_of_a_batch(generator) -> None:
     assert dm.full_graph_inference(model, x[:0], progress=False).shape == (0, 3)
     with pytest.raises(ValueError, match="takes one large graph; got a batch of 2"):
         dm.full_graph_inference(model, x[:4], dm.Graph(4, ptr=torch.tensor([0, 2, 4])))
-    with pytest.raises(NotImplementedError, match="the steps of a CertifiedBlock are not computed by blocks"):
-        dm.full_graph_inference(dm.CertifiedTransformer(FEATURES, 8, 3).double(), x, block_size=10, progress=False)
+    for steps in (
+        dm.CertifiedTransformer(FEATURES, 8, 3),
+        dm.layers.CertifiedBlock(FEATURES, [dm.layers.TiedMLP(FEATURES, 8)]),
+    ):
+        with pytest.raises(NotImplementedError, match="the steps of a CertifiedBlock are not computed by blocks"):
+            dm.full_graph_inference(steps.double(), x, block_size=10, progress=False)
 
 
 def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:

@@ -208,11 +208,15 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
         Backtracking(lambda x: -x.square().sum(), tau=0.1)(problem.state, problem.coupling)
     with pytest.raises(ConvergenceError, match=r"no τ down to 0\.025 that"):  # the last of three that were tried
         Backtracking(lambda x: -x.square().sum(), tau=0.1, max_steps=3)(problem.state, problem.coupling)
-    level = Backtracking(lambda x: x.new_zeros(()), tau=0.1)
-    level(problem.state, problem.coupling)
-    assert level.last_tau == 0.1  # an energy that stays is none that rises
+    for shape in ((), (1,)):
+        level = Backtracking(lambda x, shape=shape: x.new_zeros(shape), tau=0.1)
+        level(problem.state, problem.coupling)
+        assert level.last_tau == 0.1  # an energy that stays is none that rises
     with pytest.raises(CouplingMismatchError, match="knows the energy of all pairs; got SparseCoupling"):
         Backtracking(dm.SimplePenalty(), exact=True)(problem.state, problem.coupling)
+    for other in (3.0, problem.state.new_zeros(2)):
+        with pytest.raises(TypeError, match=r"penalty\(x\) must be one number as a tensor, or one of every graph"):
+            Backtracking(lambda x, other=other: other)(problem.state, problem.coupling)
     broken = problem.state.clone()
     broken[0, 0, 0] = float("nan")
     with pytest.raises(ConvergenceError, match="finite"):
@@ -232,13 +236,6 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
     assert penalty.total(huge) < penalty.total(ball(40))
     after = Backtracking(penalty, tau=1e6)(ball(40), penalty.coupling(ball(40), normalize=True))
     assert after.norm(dim=-1).max() < 2
-
-
-def test_no_nodes_and_no_edges_rest() -> None:
-    for penalty in (dm.QuadraticPenalty(), dm.SimplePenalty()):
-        assert Backtracking(penalty)(ball(0), dm.couplings.IdentityCoupling(0, dtype=torch.float64)).shape == (0, 1, 4)
-    x = ball(3)
-    assert torch.equal(Backtracking(dm.QuadraticPenalty())(x, dm.couplings.SparseCoupling(Graph(3), x.new_zeros(0))), x)
 
 
 @pytest.mark.parametrize("seed", range(5))

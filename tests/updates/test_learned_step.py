@@ -83,6 +83,8 @@ def test_the_state_before_goes_to_those_that_look_at_it() -> None:
     torch.testing.assert_close(moving, still + 0.5)
     with pytest.raises(ValueError, match="previous must have 4 channels"):
         momentum(x, previous=x[:, :3])
+    with pytest.raises(ValueError, match="previous must have 6 rows"):
+        momentum(x, previous=x[:4])
     with pytest.raises(ValueError, match="goes with steps=1; got it with steps=10"):
         dm.MomentumStep(0.1, 0.5)(x, momentum.diffusivity(x), previous=x)
 

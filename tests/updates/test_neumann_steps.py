@@ -89,16 +89,6 @@ def test_low_precision_and_autocast_solve_in_float32(update: StateUpdate) -> Non
     torch.testing.assert_close(got.double(), expected, rtol=0.01, atol=0.01)
 
 
-def test_nan_stays_in_its_sequence() -> None:
-    ptr = torch.tensor([0, 4, 8, 11])
-    coupling = NeumannCoupling(11, torch.full((1, 1), 0.4, dtype=DOUBLE), ptr=ptr, nonnegative=True)
-    x = random(11, 1, 2)
-    x[5] = torch.nan
-    for update in UPDATES:
-        got = update(x, coupling, source=source_for(update, x))
-        assert got.isfinite().all(2).any(1).tolist() == 4 * [True] + 4 * [False] + 3 * [True], update
-
-
 def test_what_is_not_known_to_be_definite_is_left_to_the_iteration() -> None:
     """Without the promise α ≥ 0 the multipliers 1/(λ + 1/τ) may have a pole; conjugate gradients see the sign."""
     negative = NeumannCoupling(12, torch.full((1, 1), -1.0, dtype=DOUBLE))

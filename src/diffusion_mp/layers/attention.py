@@ -46,7 +46,7 @@ class MultiHeadConv(DiffusionConv):
         update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, head_channels, diffusivity, update, heads, concat=True, bias=False, **options)
         self.out_channels, self.residual = out_channels, residual
-        self.mix = nn.Linear(heads * head_channels, out_channels, bias=bias)
+        self.mix = nn.Linear(max(heads, diffusivity.heads) * head_channels, out_channels, bias=bias)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return x + self.mix(out) if self.residual else self.mix(out)

@@ -338,6 +338,7 @@ class CertifiedBlock(GraphLayer):
 
     def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
         """Return F, a function of states [N, channels]."""
+        errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         return JointEnergy(
             source=source, beta=self.beta(), constraint=self.update.constraint,
             terms=self.made(source, graph, edge_attr), graph=graph,

@@ -78,9 +78,9 @@ class CertifiedConv(CertifiedBlock):
         constraint: Constraint | str | None = "ball", radius: float = 1.0, beta: float = 1.0, lam: float = 1.0,
         mu: float = 1.0, graph: bool | Diffusivity = True, num_layers: int | None = 1,
     ) -> None:  # fmt: skip
-        for name, weight in (("beta", beta), ("lam", lam), ("mu", mu)):
-            check_positive(weight, name)
         super().__init__(channels, (), num_layers, constraint=constraint, radius=radius, beta=beta)
+        check_positive(lam, "lam")
+        check_positive(mu, "mu")
         check_counts(heads=heads)
         check_choice(projection, "projection", [None, "tied"])
         check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
@@ -133,6 +133,7 @@ class CertifiedConv(CertifiedBlock):
         self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
     ) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
+        check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         return self.joint(self._fixed(source, graph, beside), graph, self.by_head(source))
 
     def joint(self, fixed: Coupling | None, graph: Graph, source: Tensor | None = None) -> JointEnergy:

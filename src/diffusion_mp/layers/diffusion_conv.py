@@ -258,10 +258,11 @@ class DiffusionConv(GraphLayer):
         if x is None or graph is None or why is not None or not isinstance(update, ExplicitEuler):
             reason = why or "that depends on the state and the graph: pass them, certify(model, data)."
             return Certificate.refused("Theorems 1 and 7", tau, reason)
+        read = self._read(x, x, features)
         known = diffusivity.penalty is not None and not diffusivity.needs_graph and self.reads != "features"
         if known and self.steps == 1:
             return certify(diffusivity, x, tau, form=update.form, leak=update.leak, ptr=graph.segments)
-        coupling = diffusivity(x if features is None else features, graph)
+        coupling = diffusivity(read, graph)
         return certify(coupling, None, tau, form=update.form, leak=update.leak)
 
     def extra_repr(self) -> str:

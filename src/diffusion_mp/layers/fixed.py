@@ -137,7 +137,7 @@ class GINConv(DiffusionConv):
             scale: Tensor | float = cast("Any", self.diffusivity).terms[0].scale
             if isinstance(scale, Tensor):
                 found["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
-            elif abs(float(eps) + 1 - scale) > 1e-6:
+            elif not abs(float(eps) + 1 - scale) <= 1e-6:  # NaN is not
                 both = f"{float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it"
                 raise ValueError(f"eps is {both}. Build GINConv(..., eps={float(eps):g}), or with train_eps=True.")
         return found

@@ -187,6 +187,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     check_kind(module, "module", nn.Module, "a module with layers of this library")
     check_kind(state, "state", Mapping, "a state dict, names with tensors")
     for name, value in state.items():
+        check_kind(name, "every key of state", str, "the name of a tensor")
         check_kind(value, f"state[{name!r}]", Tensor, "a tensor")
     found = dict(state)
     for path, layer in module.named_modules():

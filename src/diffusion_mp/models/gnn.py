@@ -155,5 +155,5 @@ def _activation(act: str) -> nn.Module:
     check_kind(act, "act", str, "the name of an activation, such as 'relu'")
     try:
         return cast("nn.Module", activation_resolver(act))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"act must name an activation of torch.nn ('relu', 'elu', 'gelu', …); got {act!r}.") from error

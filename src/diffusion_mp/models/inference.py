@@ -76,11 +76,11 @@ class Blocks:
 
     def take_over(self, module: nn.Module) -> None:
         """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
+        if isinstance(module, CertifiedBlock) and module.terms:
+            raise NotImplementedError(
+                "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
+            )
         for name, child in module.named_children():
-            if isinstance(child, CertifiedBlock) and child.terms:
-                raise NotImplementedError(
-                    "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
-                )
             if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):  # they act on every row separately
                 setattr(module, name, _RowWise(child.to(self.device), self))
             elif type(child) is ExplicitEuler:

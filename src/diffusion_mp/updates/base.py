@@ -113,13 +113,15 @@ class StateUpdate(Resettable, ABC):
                 f"SimpleDiffusivity, which is solved in closed form; ExplicitEuler takes any coupling."
             )
 
-    def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
-        """Check all inputs and return the values, by default the state."""
+    def validate(
+        self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None, values_name: str = "values"
+    ) -> Tensor:
+        """Check all inputs and return the values, by default the state; ``values_name`` is their name in messages."""
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
         coupling.check(x, "x")
-        for name, tensor in (("values", values), ("source", source)):
+        for name, tensor in ((values_name, values), ("source", source)):
             if tensor is None or tensor is x:
                 continue
             coupling.check(tensor, name)

@@ -155,7 +155,7 @@ class MomentumStep(LaplacianUpdate):
 
     def advance(self, x: State, previous: State, coupling: Coupling, source: State | None = None) -> State:
         """Return z⁺ for z = ``x`` and z₋ = ``previous``; a state at rest has z₋ = z."""
-        self.validate(x, coupling, previous, source)
+        self.validate(x, coupling, previous, source, values_name="previous")
         return x + self.tau * self.velocity(x, coupling, x, source) + self.momentum * (x - previous)
 
     def extra_repr(self) -> str:
@@ -271,7 +271,12 @@ class Backtracking(LaplacianUpdate):
     def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, "*B"]:
         """Return the energy that must not rise, of every graph of a batch [B]; in float64 for a `Penalty`."""
         if not isinstance(self.penalty, Penalty):
-            return self.penalty(x)
+            value = self.penalty(x)
+            count = 1 if coupling.ptr is None else len(coupling.ptr) - 1
+            if not isinstance(value, Tensor) or value.shape not in (torch.Size(), (count,)):
+                wanted = "one number as a tensor, or one of every graph of a batch"
+                raise TypeError(f"penalty(x) must be {wanted}; got {errors.describe(value)}.")
+            return value
         if isinstance(self.penalty, QuadraticPenalty):
             if self.form == "conservative":  # constants cost nothing; taking them out avoids cancellation
                 x = x - mean_rows(x, coupling.ptr)
