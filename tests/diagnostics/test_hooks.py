@@ -1,6 +1,7 @@
 """`roughness`: Eq. 6 and ‖ΔZ‖ ≤ √(8𝓔(Z)); `EnergyTrace`, which changes nothing; the picture of a coupling."""
 
 import math
+from collections.abc import Callable
 
 import matplotlib
 import numpy as np
@@ -46,8 +47,21 @@ test_it_says_what_it_needs = refuses(
     (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
     (lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1), ValueError, r"head must lie in \[0, 0\]; got 1"),
     (lambda: plot_attention(LowRankCoupling(ONES, ONES), 3), TypeError, "ax must be a matplotlib axis or None"),
+    (
+        lambda: plot_attention(LowRankCoupling(ONES, ONES), threshold=1.0),
+        ValueError,
+        "threshold must lie between 0 and",
+    ),
+    (lambda: EnergyTrace(Smooth()).plot("axis"), TypeError, "ax must be a matplotlib axis or None; got 'axis'"),
+    (lambda: traced(lambda x, previous: x), TypeError, "energy must give a scalar; got a float64 tensor"),
     (lambda: plot_attention(LowRankCoupling(ONES, -ONES)), ValueError, "must be non-negative"),
 )
+
+
+def traced(energy: Callable[[Tensor, Tensor | None], Tensor]) -> None:
+    layer = Smooth()
+    with EnergyTrace(layer, energy):
+        layer(randn(8, 3))
 
 
 class Smooth(nn.Module):

@@ -75,6 +75,9 @@ def test_single_precision_is_computed_in_double() -> None:
     got = posterior_variance(single, 1e-3)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, posterior_variance(double, 1e-3).float(), rtol=1e-6, atol=0)
+    rounded = SigmoidPenalty().coupling(X.float()), SigmoidPenalty().coupling(X.float().double())
+    got, expected = (posterior_variance(coupling, 1e-7) for coupling in rounded)  # its entries are rounded by 1e-7, too
+    torch.testing.assert_close(got, expected.float(), rtol=1e-6, atol=0)
     none = FEATURE[:0]
     assert posterior_variance(LowRankCoupling(none, none, symmetric=True, nonnegative=True), 0.1).shape == (0, 2)
     found = smoothing_floor(SigmoidPenalty().coupling(X), X, X.float())  # [N, C]
@@ -155,7 +158,9 @@ test_refusals = refuses(
     (lambda: posterior_variance(NORMALIZED, 0.1), CouplingMismatchError, r"nonnegative.* with row_stochastic=False"),
     (lambda: posterior_variance(UNSIGNED, 0.1), CouplingMismatchError, "symmetric and nonnegative"),
     (lambda: posterior_variance(PAIR, 0.1), SingularSystemError, "got a zero row"),
-    (lambda: posterior_variance(FALSE, 0.01), SingularSystemError, r"positive row sums|not positive definite"),
+    (lambda: posterior_variance(FALSE, 0.01), SingularSystemError, r"positive row sums|cannot invert"),
+    (lambda: posterior_variance(OMEGA, 1e-18), SingularSystemError, "rounding loses the leak. Raise the leak"),
+    (lambda: posterior_variance(KINDS["simple"](), 1e-18), SingularSystemError, "rounding loses the leak"),
     (lambda: posterior_variance(MANY, 0.1), CouplingMismatchError, "up to 16,777,216 entries; got 25,000,000. Take"),
     (lambda: smoothing_floor(OMEGA, Z, Z[..., :2]), ValueError, r"must have the shape \[11, 2, 3\] of the state x"),
     (lambda: smoothing_floor(NORMALIZED, Z, Z), CouplingMismatchError, r"symmetric and nonnegative.*got Pairwise"),

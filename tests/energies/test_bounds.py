@@ -115,6 +115,7 @@ def test_the_bounds_are_those_of_all_heads(dense_nodes: int, monkeypatch: pytest
 
 def test_refusals(generator: torch.Generator) -> None:
     q, k = (torch.rand(5, 1, 3, generator=generator) for _ in range(2))
+    assert energy_bounds(path_problem(3).coupling, 1e300).upper == math.inf
     for coupling in (LowRankCoupling(q, k, nonnegative=True), LowRankCoupling(q - 1, q - 1, symmetric=True)):
         with pytest.raises(ValueError, match="need a coupling that is symmetric and nonnegative"):
             energy_bounds(coupling, 0.1)

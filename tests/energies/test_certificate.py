@@ -12,6 +12,7 @@ import diffusion_mp as dm
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import spectrum, theorem1, theorem7
 from diffusion_mp.graph import Graph
+from helpers import refuses
 
 
 def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
@@ -51,6 +52,19 @@ def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(genera
     assert dm.certify(from_dense(signed, nonnegative=False), None, 0.1)
 
 
+PAIR = from_dense(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+test_what_is_no_step_is_refused = refuses(
+    *(
+        (lambda t=t: t("S", 0.5), TypeError, "(coupling|omega) must be a Coupling; got 'S'")
+        for t in (theorem1, theorem7)
+    ),
+    *((lambda t=t: t(PAIR, -1.0), "tau must be finite and > 0; got -1.0") for t in (theorem1, theorem7)),
+    *((lambda t=t: t(PAIR, 0.5, leak=-3.0), "leak must be finite and >= 0") for t in (theorem1, theorem7)),
+    (lambda: theorem1(PAIR, 0.5, form="Residual"), "form must be one of 'conservative', 'residual'"),
+    error=ValueError,
+)
+
+
 def test_step_too_long(symmetric_graph, ball) -> None:
     for subject, x in [(symmetric_graph(8), None), (dm.SimplePenalty(), ball(8, 3))]:
         tau_max = dm.certify(subject, x, 1e-3).tau_max
@@ -85,7 +99,7 @@ def test_state_outside_the_domain_is_refused(dtype: torch.dtype) -> None:
     assert not certificate
     assert "leaves the domain of SimplePenalty()" in certificate.reason
     assert dm.certify(dm.SigmoidPenalty(), 1.01 * x, 0.5), "δ of DIFFormer-a has no upper end"
-    assert not dm.certify(dm.SimplePenalty(), x * math.nan, 0.5)
+    assert dm.certify(dm.SigmoidPenalty(), x * math.nan, 0.5).reason == "the state has entries that are not finite."
 
 
 def test_the_domain_counts_distances_not_norms(ball) -> None:

@@ -24,12 +24,17 @@ def same(got: Tensor, expected: Tensor | float) -> None:
 
 
 @every_penalty
-def test_eq_13_over_all_pairs_and_eq_8_over_those_of_a_graph(penalty: Penalty, ball, symmetric_graph) -> None:
+def test_eq_13_over_all_pairs_eq_8_over_those_of_a_graph_and_eq_25_over_both(
+    penalty: Penalty, ball, symmetric_graph
+) -> None:
     x, previous, s = ball(9, 3), ball(9, 3), symmetric_graph(9)
     moved, cost = (x - previous).square().sum(), 0.3 * penalty.delta(squares(x))
     same(Energy(penalty, 0.3)(x, previous), moved + cost.sum())
     same(Energy(penalty, 0.3)(x), cost.sum())
-    same(Energy(penalty, 0.3, coupling=s)(x, previous), moved + (s.to_dense()[0] * cost).sum())
+    weight = s.to_dense()[0]
+    same(Energy(penalty, 0.3, coupling=s)(x, previous), moved + (weight * cost).sum())
+    eq_25 = moved + (cost.sum() + 0.3 * (weight * squares(x)).sum()) / 2
+    same(Energy(penalty, 0.3, graph_term=s)(x, previous), eq_25)
 
 
 def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
@@ -38,13 +43,6 @@ def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
     for form in ("conservative", "residual"):
         got = Energy("quadratic", 0.7, coupling=s, laplacian=form)(x)
         same(got, 0.7 * 2 * torch.trace(x.T @ laplacian(s, form) @ x))
-
-
-def test_eq_25(ball, symmetric_graph) -> None:
-    x, previous, a = ball(9, 3), ball(9, 3), symmetric_graph(9)
-    expected = (x - previous).square().sum() + 0.15 * SimplePenalty().delta(squares(x)).sum()
-    expected = expected + 0.15 * (a.to_dense()[0] * squares(x)).sum()
-    same(Energy("simple", 0.3, graph_term=a)(x, previous), expected)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import JointEnergy, SoftmaxPenalty, get_constraint, get_penalty
+from diffusion_mp.energies import JointEnergy, SoftmaxPenalty, certify, get_constraint, get_penalty
 from diffusion_mp.graph import Graph
 from helpers import agree, randn, refuses
 
@@ -76,6 +76,12 @@ def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
     assert energy(inside) == math.inf
 
 
+def test_a_radius_may_have_a_square_that_overflows() -> None:
+    energy, x = JointEnergy("simple", constraint="ball", radius=1e200), torch.zeros(9, 3)
+    assert energy(x) == 0
+    assert "lets rows be inf apart" in certify(energy, x).reason
+
+
 def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
     x, at = randn(9, 2, 3), get_constraint("ball").project(randn(9, 2, 3, seed=1))
     penalty = get_penalty("gaussian")
@@ -104,6 +110,9 @@ def of(**options: object) -> Callable[[], Tensor]:
 
 X = randn(9, 3)
 test_what_does_not_fit_is_refused_in_sentences = refuses(
+    (of(graph=EDGES), TypeError, "graph must be a Graph or None; got an int64 tensor"),
+    (of(graph=Graph(8)), "x must have 8 rows, one per node of the graph; got 9"),
+    (of(lam=torch.tensor(2)), "lam must be a number or a 0-dimensional tensor; got an int64 tensor"),
     (of(projection=X), r"projection must be \[heads, head_channels, channels\]"),
     (of(projection=randn(2, 3, 4)), "projection reads states of one head and 4 channels"),
     (of(source=randn(9, 4)), r"source must have the shape \[9, 3\] of the state"),

@@ -493,6 +493,15 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
 test_bad_terms_are_refused_with_a_sentence = refuses(
     (lambda: ScaledTerm(-1.0, mlp("tanh")), "must"),
     (lambda: MatrixTerm(SparseCoupling(a_graph()), torch.eye(3)), "must"),
+    (lambda: MatrixTerm(SparseCoupling(a_graph()), None, torch.ones(3)), "norms must be .1., one per relation"),
+    (lambda: PairTerm(get_penalty("simple"), torch.eye(3)), "projection must be"),
+    (lambda: AttentionTerm(*2 * [torch.eye(4)[None]], prior=SparseCoupling(Graph(5), torch.ones(0, 3))), "prior must"),
+    (
+        lambda: AttentionTerm(*2 * [torch.eye(5)[None]], prior=SparseCoupling(Graph(5))).value(
+            random(NODES, 1, CHANNELS), a_graph()
+        ),
+        "z must have 5 rows",
+    ),
     (lambda: AttentionTerm(torch.eye(3)[None], torch.eye(4)[None]), "must"),
     (lambda: JointEnergy(terms=[1.0]), "must"),
     (lambda: WeightedGraph(4, edge_dim=2)(torch.zeros(NODES, 4), a_graph()), "must"),

@@ -8,10 +8,23 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling, LowRankCoupling, PooledCoupling, Sums
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.energies import SourceTerm
+from diffusion_mp.errors import SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DiffusionConv
-from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer, check_update, tolerance
+from diffusion_mp.testing import (
+    check_coupling,
+    check_diffusivity,
+    check_energy_term,
+    check_layer,
+    check_update,
+    order_of_convergence,
+    path_problem,
+    problem_on_graph,
+    tolerance,
+)
 from diffusion_mp.updates import ExplicitEuler, LaplacianUpdate, StateUpdate
+from helpers import refuses
 
 
 def matrix() -> Tensor:
@@ -87,9 +100,38 @@ def test_sums_that_do_not_merge_are_found() -> None:
         check_coupling(PoolsMeans(query, query))
 
 
-def test_an_unknown_law_cannot_be_skipped() -> None:
-    with pytest.raises(ValueError, match=r"skip names the laws \['prodct'\]"):
-        check_coupling(Dense(matrix()), skip={"prodct": "a typing error"})
+@pytest.mark.parametrize("switch", [torch.no_grad, torch.inference_mode])
+def test_checks_take_gradients_wherever_they_are_called(switch: Any) -> None:
+    coupling = Dense(matrix().requires_grad_())
+    with switch():
+        check_coupling(coupling)
+        check_update(Halfway)
+        check_energy_term(SourceTerm(torch.ones(6, 4)), torch.ones(6, 1, 4), Graph(6))
+
+
+test_what_is_none_is_refused = refuses(
+    (lambda: check_coupling(Dense(matrix()), skip={"prodct": "a typing error"}), r"skip names the laws \['prodct'\]"),
+    (lambda: check_coupling(Dense(matrix()), skip=["purity"]), TypeError, "skip must be a mapping"),
+    (lambda: check_coupling(Dense(matrix()), ptr=torch.tensor([0, 7])), "ptr must rise from 0 to num_nodes = 6"),
+    (lambda: check_diffusivity(nn.Linear(3, 3)), TypeError, "must be or build a Diffusivity, got Linear"),
+    (lambda: check_update(nn.Linear(3, 3)), TypeError, "must be or build a StateUpdate, got Linear"),
+    (lambda: check_layer(nn.ReLU()), "ReLU has no attribute in_channels"),
+    (lambda: tolerance("prodct", torch.float64), KeyError, "no tolerance for the operation 'prodct'"),
+    (lambda: tolerance("product", torch.int64), KeyError, "no tolerance for 'product' at torch.int64"),
+    (lambda: check_diffusivity(Cosine, channels=0), "channels must be at least 1; got 0"),
+    (
+        lambda: check_layer(lambda: BatchNormed(4, 3, Cosine()), in_channels=2.5),
+        TypeError,
+        "in_channels must be an int",
+    ),
+    (lambda: check_layer(lambda: BatchNormed(4, 3, Cosine()), extra={}), TypeError, "extra must be a function"),
+    (lambda: path_problem(1, "residual"), "adjacency must have positive row sums"),
+    (lambda: problem_on_graph("", torch.full((2, 2), torch.inf)), "adjacency must be finite"),
+    (lambda: path_problem(5).steady_state(path_problem(5).state), SingularSystemError, "leak must be positive"),
+    (lambda: path_problem(5).implicit_step(0.5, torch.ones(4, 2, 3)), "source must have 5 rows"),
+    (lambda: order_of_convergence(ExplicitEuler, path_problem(5), counts=(8, 8)), "two different numbers of steps"),
+    error=ValueError,
+)
 
 
 class Cosine(Diffusivity):
@@ -166,12 +208,6 @@ class BatchNormed(DiffusionConv):
 def test_broken_layers_are_named() -> None:
     with pytest.raises(AssertionError, match=r"BatchNormed breaks the law 'batching'"):
         check_layer(lambda: BatchNormed(4, 3, Cosine()))
-    with pytest.raises(ValueError, match=r"in_channels"):
-        check_layer(nn.ReLU())
-    with pytest.raises(TypeError, match=r"must be or build a Diffusivity, got Linear"):
-        check_diffusivity(nn.Linear(3, 3))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"must be or build a StateUpdate, got Linear"):
-        check_update(nn.Linear(3, 3))  # type: ignore[arg-type]
 
 
 class Halfway(StateUpdate):
@@ -253,10 +289,3 @@ def test_the_core_level_leaves_out_what_is_strict() -> None:
         check_diffusivity(MixesBatchMates, level="core")
     with pytest.raises(AssertionError, match="breaks the law 'batching'"):
         check_layer(lambda: BatchNormed(4, 3, Cosine()), level="core")
-
-
-def test_the_table_names_its_rows() -> None:
-    with pytest.raises(KeyError, match=r"no tolerance for the operation 'prodct'"):
-        tolerance("prodct", torch.float64)
-    with pytest.raises(KeyError, match=r"no tolerance for 'product' at torch.int64"):
-        tolerance("product", torch.int64)

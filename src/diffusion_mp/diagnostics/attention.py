@@ -14,7 +14,7 @@ from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diagnostics.hooks import axis
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
-from diffusion_mp.errors import check_counts, check_generator, check_index, check_kind, check_positive, describe
+from diffusion_mp.errors import check_counts, check_generator, check_index, check_kind, check_number, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.progress import progress_bar
 
@@ -90,15 +90,13 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
     """
     check_coupling_kind(coupling)
     check_index(head, "head", coupling.heads)
-    check_positive(threshold, "threshold")
-    if ax is not None and not hasattr(ax, "imshow"):
-        raise TypeError(f"ax must be a matplotlib axis or None; got {describe(ax)}.")
+    check_number(threshold, "threshold", lambda number: 0 < number < 1, "lie between 0 and 1")
+    ax = axis(ax)
     with torch.no_grad():
         entries = coupling.to_dense()[head].double().cpu()
     if bool((entries < 0).any()):
         least = float(entries.min())
         raise ValueError(f"coupling must be non-negative on a logarithmic scale; its least entry is {least:.3g}.")
-    ax = axis(ax)
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
     ax.imshow(shown, cmap="viridis", norm="log", vmin=threshold, vmax=1.0, interpolation="nearest")
     ax.set(xlabel="sender j", ylabel="receiver i")

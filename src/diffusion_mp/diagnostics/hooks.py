@@ -19,6 +19,8 @@ from diffusion_mp.layers.sequences import tokens_first
 
 def axis(ax: Any = None) -> Any:
     """Return the given matplotlib axis, or that of a new figure."""
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise TypeError(f"ax must be a matplotlib axis or None; got {describe(ax)}.")
     with needed_by("A plot", "diffusion-mp[plot]"):
         import matplotlib.pyplot as plt
 
@@ -175,4 +177,7 @@ class EnergyTrace:
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
         out = out[0] if isinstance(out, tuple) else out  # (output, coupling) with return_coupling=True
         before, after = self.energy(x, None), self.energy(out, x if x.shape == out.shape else None)
+        for value in (before, after):
+            if not (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)):
+                raise TypeError(f"energy must give a scalar; got {describe(value)} at the layer {layer}.")
         self.records.append(LayerEnergy(layer, float(before), float(after)))

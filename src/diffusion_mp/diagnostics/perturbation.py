@@ -50,8 +50,8 @@ def lipschitz(
     errors.check_tensor(x, "x", "that f takes")
     errors.check_finite(x, "x")
     errors.check_generator(generator)
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        point = x.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        point = (x.clone() if x.is_inference() else x).detach().requires_grad_()
         value = f(point)
         errors.check_kind(value, "f(x)", Tensor, "a tensor")
         if value.is_complex():

@@ -14,7 +14,7 @@ from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import quotient
-from diffusion_mp.updates.implicit import DENSE, dense_factor
+from diffusion_mp.updates.implicit import DENSE
 from diffusion_mp.updates.linear_solve import LowRankInverse
 
 
@@ -41,20 +41,30 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
         raise errors.SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave it out.")
-    dtype, diagonal = torch.promote_types(coupling.dtype, torch.float32), (1.0 + leak) * degree
+    dtype = torch.promote_types(coupling.dtype, torch.float32)
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
     if form is not None:
-        return LowRankInverse(form, diagonal).inverse_diagonal().to(dtype)
+        inverse = LowRankInverse(form, (1.0 + leak) * degree)
+        _check_ones(inverse(leak * degree.detach()))
+        return inverse.inverse_diagonal().to(dtype)
     entries = coupling.heads * coupling.num_nodes**2
     if entries > DENSE:
         way_out = "Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
         limit = f"inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got {entries:,}"
         raise errors.CouplingMismatchError(f"posterior_variance {limit}. {way_out}")
-    factor = dense_factor(coupling, diagonal)
-    if factor is None:
-        flaw = "the coupling is not what it promises to be, or rounding loses the leak. Raise the leak."
-        raise errors.SingularSystemError(f"posterior_variance found (1 + leak) D̄ − Ω not positive definite: {flaw}")
+    matrix = coupling.to_dense().double()
+    matrix = (matrix + matrix.mT) / 2  # symmetric, and with the sums of its own rounded entries, Q keeps a small leak
+    degree = matrix.sum(2, keepdim=True)
+    factor, info = torch.linalg.cholesky_ex(torch.diag_embed((1.0 + leak) * degree.squeeze(2)) - matrix)
+    _check_ones(torch.where(info[:, None, None] == 0, torch.cholesky_solve(leak * degree, factor), torch.nan))
     return torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2).t().to(dtype)
+
+
+def _check_ones(solved: Tensor) -> None:
+    """Raise unless Q⁻¹κD̄ 1, which is 1 in exact arithmetic, is so up to some digits."""
+    if not bool(((solved - 1).abs() <= 1e-3).all()):
+        flaw = "the coupling is not what it promises to be, or rounding loses the leak. Raise the leak."
+        raise errors.SingularSystemError(f"posterior_variance cannot invert (1 + leak) D̄ − Ω: {flaw}")
 
 
 def _check_promises(coupling: Coupling, name: str) -> None:

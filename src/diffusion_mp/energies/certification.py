@@ -22,7 +22,7 @@ from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import term_flaw
-from diffusion_mp.energies.theorems import Certificate, penalty_flaw, state_flaw, theorem1, theorem7
+from diffusion_mp.energies.theorems import Certificate, check_step, penalty_flaw, state_flaw, theorem1, theorem7
 from diffusion_mp.modules import evaluating
 
 CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
@@ -70,9 +70,7 @@ def certify(
         )
     if tau is None:
         raise ValueError(f"tau must be given, the size of the explicit step; got None for {errors.describe(subject)}.")
-    errors.check_positive(tau, "tau")
-    errors.check_positive(leak, "leak", allow_zero=True)
-    errors.check_choice(form, "form", ["conservative", "residual"])
+    check_step(tau, leak, form)
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
@@ -263,13 +261,13 @@ def _no_penalty(energy: JointEnergy) -> str | None:
     if energy.pairs is None:
         return None
     penalty = energy.pairs.penalty
-    farthest, limit = energy.pairs.within().diameter ** 2, penalty.domain[1]
+    diameter, limit = energy.pairs.within().diameter, penalty.domain[1]
     flaw = penalty_flaw(penalty)
-    if flaw is not None or farthest <= limit:
+    if flaw is not None or penalty.covers(diameter):
         return flaw
     return (
-        f"{penalty!r} is concave up to squared distance {limit:g}, and {energy.constraint} lets rows be {farthest:g} "
-        f"apart. Take a ball or sphere of radius <= {limit**0.5 / 2:g}, or another penalty."
+        f"{penalty!r} is concave up to squared distance {limit:g}, and {energy.constraint} lets rows be "
+        f"{diameter * diameter:g} apart. Take a ball or sphere of radius <= {limit**0.5 / 2:g}, or another penalty."
     )
 
 

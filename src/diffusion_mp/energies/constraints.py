@@ -132,6 +132,8 @@ class Sphere(_Round):
     convex = False
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+        if not y.is_floating_point():
+            check_tensor(y, "y", "[..., channels]")
         wide = torch.promote_types(y.dtype, torch.float32)
         least = torch.finfo(wide).tiny  # of wide numbers, since it underflows in half
         axis = y.new_zeros(y.size(-1))
@@ -173,8 +175,8 @@ class NonnegativeSphere(Sphere):
     orthant = True
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
-        if not y.size(-1):
-            return super().project(y, start)
+        if not y.size(-1) or not y.is_floating_point():
+            return super().project(y, start)  # which refuses it
         largest = y.detach().amax(-1, keepdim=True)
         near = torch.zeros_like(y) if start is None else start
         best = near.detach().masked_fill(y < largest, -math.inf).argmax(-1, keepdim=True)

@@ -17,7 +17,16 @@ from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import Metric, State, by_head, check_heads, check_metric, edge_distance, large_distance
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm, tangents
+from diffusion_mp.energies.terms import (
+    CouplingTerm,
+    EnergyTerm,
+    PairTerm,
+    ScaledTerm,
+    SourceTerm,
+    check_projection,
+    check_weight,
+    tangents,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 
@@ -223,16 +232,11 @@ class JointEnergy:
     ) -> None:  # fmt: skip
         errors.check_flags(mean=mean)
         for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
-            if isinstance(number, Tensor) and number.dim():
-                raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {errors.describe(number)}.")
+            check_weight(number, name)
             errors.check_positive(_number(number), name, allow_zero=True)
         errors.check_kind(graph_term, "graph_term", (Coupling, NoneType), "a Coupling or None")
         _check_terms(source, metric)
-        if projection is not None:
-            shape = "[heads, head_channels, channels]"
-            errors.check_tensor(projection, "projection", shape)
-            if projection.dim() != 3:
-                raise ValueError(f"projection must be {shape}; got {errors.describe(projection)}.")
+        check_projection(projection)
         self.lam, self.mu, self.beta = lam, mu, beta
         self.graph_term, self.source, self.metric = graph_term, source, metric
         self.constraint, self.projection = get_constraint(constraint, radius), projection
@@ -240,6 +244,7 @@ class JointEnergy:
         self.pairs: PairTerm | None = None  #: The term of all pairs, without λ.
         if self.penalty is not None:
             self.pairs = PairTerm(self.penalty, projection, mean=mean, constraint=self.constraint)
+        errors.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
         ptr = ptr if graph is None else graph.segments
         self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
         errors.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
@@ -263,7 +268,7 @@ class JointEnergy:
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return F(x). ``x_prev`` is ignored; it is accepted so that the signature is that of `Energy`."""
         self._check(x)
-        if self.pairs is not None and self.constraint.diameter**2 > self.pairs.penalty.domain[1]:  # F is ∞ otherwise
+        if self.pairs is not None and not self.pairs.penalty.covers(self.constraint.diameter):  # F is ∞ otherwise
             seen = self.pairs.seen
             warn_beyond_domain(self.pairs.penalty, self, x, lambda: large_distance(seen(by_head(x)), self.ptr))
         return self._confined(x, (term.value(by_head(x), self.graph(x)) for term in self.terms))
@@ -290,6 +295,8 @@ class JointEnergy:
 
     def _check(self, x: Tensor) -> None:
         _check_state(self, x)
+        if self.given is not None and self.given.num_nodes != len(x):
+            raise ValueError(f"x must have {self.given.num_nodes} rows, one per node of the graph; got {len(x)}.")
         _check_like(x, by_head, source=self.source)
 
 

@@ -72,6 +72,8 @@ class MatrixTerm(SharedTerm):
         reach = self._reach(coupling) if mutual else (self._reach(coupling) + self._reach(coupling.T)) / 2
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
+        if norms is not None and norms.shape != (coupling.heads,):
+            raise ValueError(f"norms must be [{coupling.heads}], one per relation; got {errors.describe(norms)}.")
         #: k [N, 1, 1].
         self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
 
@@ -140,6 +142,8 @@ class AttentionTerm(SharedTerm):
             if matrix.dim() != 3 or matrix.shape != query.shape:
                 raise ValueError(f"{name} must be {shape}, like query; got {errors.describe(matrix)}.")
         check_weight(gamma, "gamma", allow_zero=False)
+        if prior is not None and prior.heads not in (1, query.size(0)):
+            raise ValueError(f"prior must have one head, or {query.size(0)} as query does; got {prior!r}.")
         self.query, self.key, self.gamma, self.prior, self.half = query, key, gamma, prior, gamma / 2
         norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
         self.squares = norms[0].square(), norms[1].square()
@@ -180,6 +184,8 @@ class AttentionTerm(SharedTerm):
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         check_channels(z, "query", self.query)
+        if self.prior is not None:
+            errors.check_values(z, self.prior.num_nodes, 1, "z")
         return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:

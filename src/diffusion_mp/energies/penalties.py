@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -53,6 +54,10 @@ class Penalty(Described, ABC):
         """Return the upper end of ``domain``, widened by the rounding of unit vectors in ``dtype``."""
         return self.domain[1] * (1 + 16 * torch.finfo(dtype).eps)
 
+    def covers(self, distance: float) -> bool:
+        """Return whether ``domain`` reaches as far as two vectors at this distance."""
+        return distance * distance <= self.domain[1]  # where distance**2 overflows Python raises an error
+
     @torch.no_grad()
     def flaw(self) -> str | None:
         """Return a sentence saying where f is negative, increases or is not δ′ at points of ``domain``, or ``None``."""
@@ -85,7 +90,7 @@ class Penalty(Described, ABC):
         if ptr is not None:
             ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
         diameter = math.inf if constraint is None else constraint.diameter
-        options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
+        options: dict[str, Any] = {"normalize": normalize, "nonnegative": self.covers(diameter)}
         score = self.score
         if isinstance(self, nn.Module):
             self._check_place(x)
@@ -236,6 +241,8 @@ class GaussianPenalty(Penalty):
 
     def __post_init__(self) -> None:
         check_positive(self.bandwidth, "bandwidth")
+        if not 1e-18 <= self.bandwidth <= 1e18:  # its square would be none of single precision
+            raise ValueError(f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state.")
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
@@ -311,4 +318,10 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
     if isinstance(penalty, Penalty):
         return penalty
     check_choice(penalty, "penalty", PENALTIES)
+    signature = inspect.signature(PENALTIES[penalty])
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        example = "for instance SoftmaxPenalty(dim=4)"
+        raise TypeError(f"penalty={penalty!r} takes {signature}: {error}. Pass a Penalty, {example}.") from error
     return PENALTIES[penalty](**options)

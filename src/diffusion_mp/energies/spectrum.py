@@ -211,7 +211,7 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
     smallest = min((ends[0] for ends in found), default=0.0)
     largest = max((ends[1] for ends in found), default=0.0)
     ends = (1 - tau * largest, 1 - tau * smallest)
-    squares = [end**2 for end in ends]
+    squares = [end * end for end in ends]  # end**2 raises an error where it overflows
     lower = 0.0 if ends[0] <= 0 <= ends[1] else min(squares)
     return EnergyBounds(lower, max(squares), smallest_nonzero=smallest, largest=largest)
 

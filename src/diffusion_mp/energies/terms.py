@@ -19,7 +19,7 @@ from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
 from diffusion_mp.energies.pairs import check_channels, check_heads, check_metric
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, describe
+from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows
 from diffusion_mp.kernels.precision import reciprocal
@@ -137,6 +137,15 @@ def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> 
         check_positive(weight, name, allow_zero=allow_zero)
     elif weight.dim() or not weight.is_floating_point():
         raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(weight)}.")
+
+
+def check_projection(projection: Tensor | None) -> None:
+    """Raise unless ``projection`` is W [H, D, C] or ``None``."""
+    shape = "[heads, head_channels, channels]"
+    if projection is not None:
+        check_tensor(projection, "projection", shape)
+        if projection.dim() != 3:
+            raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
 
 
 def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float = 0.0) -> Majorant:
@@ -309,6 +318,7 @@ class PairTerm(SharedTerm):
     ) -> None:  # fmt: skip
         check_kind(penalty, "penalty", Penalty, "a Penalty")
         check_flags(mean=mean)
+        check_projection(projection)
         self.penalty, self.projection, self.mean = penalty, projection, mean
         self.constraint = Unconstrained() if constraint is None else constraint
 
@@ -348,7 +358,7 @@ class PairTerm(SharedTerm):
         if norm > 0 and diameter == math.inf:
             return self.constraint
         farthest, end = norm * diameter if norm > 0 else 0.0, self.penalty.domain[1]
-        if end < farthest**2 <= self.penalty.reach(torch.promote_types(self.projection.dtype, torch.float32)):
+        if end < farthest * farthest <= self.penalty.reach(torch.promote_types(self.projection.dtype, torch.float32)):
             farthest = math.nextafter(math.sqrt(end), 0.0)
         return Ball(max(farthest / 2, torch.finfo(torch.float64).tiny))
 

@@ -14,7 +14,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import spectrum
 from diffusion_mp.energies.pairs import State, blocks, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.errors import check_has_values, check_kind, check_positive
+from diffusion_mp.errors import check_choice, check_has_values, check_kind, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,13 @@ class Certificate:
         return cls(theorem=theorem, holds=holds, tau=tau, tau_max=tau_max, lam=lam, reason=why, eigenvalue=eigenvalue)
 
 
+def check_step(tau: float, leak: float, form: str) -> None:
+    """Raise unless these describe an explicit step, z − τ(Δ + κ)z."""
+    check_positive(tau, "tau")
+    check_positive(leak, "leak", allow_zero=True)
+    check_choice(form, "form", ["conservative", "residual"])
+
+
 def penalty_flaw(penalty: Penalty) -> str | None:
     """Return a sentence saying where δ fails to be a penalty on its domain; ``None`` if nowhere."""
     flaw = penalty.flaw()
@@ -86,6 +93,8 @@ def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
     flaw = penalty_flaw(penalty)
     if flaw is not None or (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is None:
         return flaw
+    if math.isnan(beyond):
+        return "the state has entries that are not finite."
     return (
         f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
         f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}."
@@ -103,6 +112,8 @@ def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservat
         >>> bool(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5, form="residual"))
         True
     """
+    check_kind(coupling, "coupling", Coupling, "a Coupling")
+    check_step(tau, leak, form)
     refused = partial(Certificate.refused, "Theorem 1", tau)
     if not coupling.symmetric:
         return refused(
@@ -136,6 +147,8 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
         >>> bool(theorem7(SimplePenalty().coupling(torch.nn.functional.normalize(x, dim=1)), tau=0.5))
         True
     """
+    check_kind(omega, "omega", Coupling, "a Coupling")
+    check_step(tau, leak, "conservative")
     refused, of_step = partial(Certificate.refused, "Theorem 7", tau), partial(Certificate.of_step, "Theorem 7", tau)
     if not omega.symmetric:
         return refused(f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it.")

@@ -72,7 +72,7 @@ def check_coupling(
         check_function(coupling, "coupling", "that builds a Coupling, or one")
         coupling = coupling()
     check_kind(coupling, "coupling", Coupling, "a Coupling, or a function that builds one")
-    case = CouplingCase(coupling, coupling.ptr if ptr is None else ptr, seed)
+    case = CouplingCase(coupling, coupling.ptr if ptr is None else row_bounds(ptr, coupling.num_nodes), seed)
     run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip or {})
 
 

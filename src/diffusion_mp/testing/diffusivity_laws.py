@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, PooledCoupling, SparseCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.errors import check_counts
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.models.inference import RowBlock
@@ -61,9 +62,11 @@ def check_diffusivity(
         >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # raises nothing
     """
     build, fresh, sample = builder(diffusivity, "diffusivity", Diffusivity, seed)
-    known = getattr(sample, "channels", None)
-    width = channels or (known if isinstance(known, int) else 6)
-    case = DiffusivityCase(build, fresh, width, bool(sample.needs_graph) if edges is None else edges, compile, seed)
+    if channels is None:
+        known = getattr(sample, "channels", None)
+        channels = known if isinstance(known, int) else 6
+    check_counts(channels=channels)
+    case = DiffusivityCase(build, fresh, channels, bool(sample.needs_graph) if edges is None else edges, compile, seed)
     run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, level=level)
 
 

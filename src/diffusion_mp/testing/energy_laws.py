@@ -11,6 +11,8 @@ from diffusion_mp.errors import check_counts, check_finite, check_kind, check_se
 from diffusion_mp.graph import Graph
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def check_energy_term(
     term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, *, starts: int = 8, ascent: int = 20, seed: int = 0
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -141,6 +142,7 @@ def run_laws(
 ) -> None:  # fmt: skip
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
+    check_kind(skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons")
     left_out = dict(skip or {})
     names = {getattr(law, "__name__", repr(law)).strip("_").replace("_", " "): law for law in laws}
     unknown = sorted(set(left_out) - set(names))
@@ -151,7 +153,8 @@ def run_laws(
         if name in left_out or (level == "core" and law in STRICT):
             continue
         try:
-            law(case)
+            with torch.inference_mode(False), torch.enable_grad():
+                law(case)
         except Exception as error:
             statement = (law.__doc__ or "").split("\n")[0].strip().rstrip(".")
             sentence = error if isinstance(error, LawBroken) else f"it raised {type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
-from diffusion_mp.errors import check_counts
+from diffusion_mp.errors import check_counts, check_function
 from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, run_laws
 from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 from diffusion_mp.updates import StateUpdate
@@ -54,8 +54,10 @@ def check_layer(
     """
     build, fresh, sample = builder(layer, "layer", nn.Module, seed)
     channels = in_channels if in_channels is not None else getattr(sample, "in_channels", None)
-    if not isinstance(channels, int):
+    if channels is None:
         raise ValueError(f"{type(sample).__name__} has no attribute in_channels; pass check_layer(..., in_channels=C)")
+    check_counts(in_channels=channels)
+    check_function(extra, "extra", "of the state to keyword arguments")
     case = LayerCase(build, fresh, channels, edges, compile, seed, extra)
     run_laws(type(sample).__name__, LAYER_LAWS, case, skip or {}, level=level)
 

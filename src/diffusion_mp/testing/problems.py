@@ -65,18 +65,26 @@ class Problem:
         """Return (I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
         errors.check_positive(tau, "tau", allow_zero=True)
         errors.check_positive(leak, "leak", allow_zero=True)
-        return self._solve(tau, 1 + tau * leak, self.state if source is None else self.state + tau * beta * source)
+        errors.check_number(beta, "beta")
+        source = torch.zeros_like(self.state) if source is None else source
+        errors.check_values(source, self.state.size(0), self.state.size(1), "source")
+        return self._solve(tau, 1 + tau * leak, self.state + tau * beta * source)
 
     def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
         """Return (Δ + κ)⁻¹ βh, by a dense solve."""
         errors.check_positive(leak, "leak", allow_zero=True)
+        errors.check_number(beta, "beta")
         errors.check_values(source, self.matrix.size(0), 1, "source")
         return self._solve(1.0, leak, beta * source)
 
     def _solve(self, tau: float, shift: float, right: Tensor) -> Tensor:
         """Return (τΔ + shift)⁻¹ right."""
         matrix = tau * self.laplacian + shift * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
-        solution: Tensor = torch.linalg.solve(matrix, right.flatten(1))
+        if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
+            raise errors.SingularSystemError(
+                "leak must be positive here, since the Laplacian has constants in its kernel."
+            )
+        solution: Tensor = torch.linalg.solve(matrix, right.to(matrix).flatten(1))
         return solution.view_as(right)
 
 
@@ -94,8 +102,11 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
     errors.check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
     if adjacency.dim() != 2 or not torch.equal(adjacency, adjacency.mT) or bool((adjacency < 0).any()):
         raise ValueError(f"adjacency must be a symmetric, non-negative matrix; got {errors.describe(adjacency)}.")
+    errors.check_finite(adjacency, "adjacency")
     adjacency = adjacency.double()
     if form == "residual":
+        if not bool((adjacency.sum(1) > 0).all()):
+            raise ValueError("adjacency must have positive row sums for form='residual'; got an isolated node.")
         scale = adjacency.sum(1).rsqrt()
         adjacency = adjacency * torch.outer(scale, scale)
     state = torch.randn(adjacency.size(0), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -209,8 +220,8 @@ def order_of_convergence(
     errors.check_kind(problem, "problem", Problem, "a Problem")
     errors.check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
     errors.check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
-    if len(counts) < 2:
-        raise ValueError(f"counts must hold two numbers of steps at least, for a slope; got {list(counts)}.")
+    if len(set(counts)) < 2:
+        raise ValueError(f"counts must hold two different numbers of steps, for a slope; got {list(counts)}.")
     errors.check_positive(t, "t")
     exact, missed = problem.heat(t), []
     for count in counts:
