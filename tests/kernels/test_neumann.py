@@ -169,7 +169,7 @@ def test_nothing_is_transformed_without_rows_or_channels(shape: tuple[int, int, 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_boundary_of_another_name_is_refused(backend: str) -> None:
-    with pytest.raises(ValueError, match="boundary must be one of 'symmetric', .*; got 'reflect'"):
+    with pytest.raises(ValueError, match=r"boundary must be one of 'symmetric', .*; got 'reflect'"):
         neumann_product(torch.ones(4, 1, 1), torch.ones(1, 1), (1,), "reflect", backend=backend)
 
 
