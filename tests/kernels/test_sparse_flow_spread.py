@@ -150,6 +150,7 @@ CLOSED: dict[str, tuple[list[float], list[float], float]] = {
     # A best conductor that its friction closes: by one unit of rounding, or by so much that the others conduct nothing
     # in comparison; and one that rounding alone closes.
     **{f"friction {u:g}": ([90.0, 0.0, -3.0], [u, 0.0, 0.0], 1 / 3) for u in (0.0, 1e-6, 1.0, 200.0)},
+    "a tiny friction": ([20.0, -20.0, 19.0], [1.75, 0.5, -0.25], 1.88e-17),
     "rounding alone": ([-6.4, 3.2, 12.4, -5.5], [0.02, 0.79, 0.79, 1.05], 4.9777765),
 }
 
