@@ -86,7 +86,7 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
     for name in names:
         whole_graph, exact_graph, graph = graphs[name in ON_BOTH_WAYS]
         alone, exact = build(MODELS[name], dtype), build(MODELS[name], torch.float64)
-        shared = node_parallel(build(MODELS[name], dtype, seed=rank))
+        shared = node_parallel(node_parallel(build(MODELS[name], dtype, seed=rank)))  # the second changes nothing
         assert shared.state_dict().keys() == alone.state_dict().keys()
         for step in range(2):  # the second draws other noise
             expected = alone(x, whole_graph)
@@ -289,6 +289,11 @@ def blocks(attention: str | None = None) -> Tensor:
     (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
     (lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()), "can not be taken over .*Use DIFFormer-s"),
     (lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()), "Make the graph undirected .* before it"),
+    (lambda: sharded().to_undirected(), "Make the graph undirected .* before it"),
+    (lambda: sharded().with_self_loops("add"), "change its edges, before it"),
+    (lambda: sharded().is_symmetric, "can not turn edges around"),
+    (lambda: sharded().total(3), r"x must be a tensor, such as mask.sum\(\); got 3"),
+    (lambda: sharded(group="world"), "group must be a process group of torch.distributed or None; got 'world'"),
     (lambda: AdjacencyDiffusivity()(X, sharded()).T, "transpose of a coupling over several ranks is not"),
     (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
     (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
@@ -303,6 +308,7 @@ def test_operations_that_a_rank_cannot_do_are_refused(call: Callable[[], object]
         call()
 
 
-def test_without_ranks_there_are_no_parts() -> None:
+@pytest.mark.parametrize("call", [sharded, lambda: node_parallel(nn.Linear(2, 2))])
+def test_without_ranks_there_are_no_parts(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"there are no ranks yet. Call torch.distributed.init_process_group first"):
-        sharded()
+        call()

@@ -6,7 +6,6 @@ import math
 import pickle
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -31,95 +30,34 @@ from diffusion_mp.kernels.log_linear_attention import log_linear_entries, log_li
 from diffusion_mp.kernels.neumann import neumann_function, neumann_product
 from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.segments import chunks, stacks
-from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
-from diffusion_mp.kernels.spmm import Rows, spmm
-
-
-def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> list[tuple[Any, ...]]:
-    q, k, v, grad = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(4))
-    a, b, lam = (randn(9, 2, 2, generator=generator, dtype=torch.float32) for _ in range(3))
-    row, col = a[:, :, 0].detach().requires_grad_(), b[:, :, 0].detach().requires_grad_()
-    pattern = Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern
-    entries, weight = pattern.entries if ptr is None else pattern.both_ways(), torch.rand(20, 2, requires_grad=True)
-    rows, prior, ops = Rows.of(pattern.by_row), torch.rand(20, 1), torch.ops.diffusion_mp
-    if name == "linear_attention_backward":
-        plain = [x.detach() for x in (grad, q, k, v)]
-        options = (ptr, 1.0, 0.5, True)
-        one, alone = (q.detach(), None, None), (ptr, 1.0, 0.0, True)  # in all roles
-        return [
-            (*plain, *ops.linear_attention(*plain[1:], *options, "auto"), *options),
-            (plain[0], *one, *ops.linear_attention(*3 * one[:1], *alone, "auto"), *alone),
-        ]
-    if name == "log_linear_read":
-        sums, shift = (x.detach() for x in ops.log_linear_pool(k, a, v, "auto"))
-        return [(q, shifts, sums.requires_grad_(), shift) for shifts in (None, b)]
-    if name.startswith("sparse_flow_pr"):
-        rate = lam[:, :, 0].detach().exp()
-        terms = [x.detach() for x in sparse_flow_potentials(q, k, v, grad, rate, rate, ptr).terms]
-        terms[:4] = [x.requires_grad_() for x in terms[:4]]
-        return [(q, k, v, grad, v, *terms, ptr, transpose) for transpose in (False, True)]
-    plain = [x.detach() for x in (grad, row, q, k, v, row)]
-    boundary = "replicate" if ptr is None else "causal"
-    return {
-        "linear_product": [(q, k, v, ptr)],
-        "linear_attention": [(q, k, v, ptr, 1.0, 0.5, True)],
-        "log_linear_attention": [(q, shifts, k, a, v, ptr) for shifts in (None, b)],
-        "log_linear_pool": [(k, a, v)],
-        "pairwise_attention": [
-            *((q, k, v, ptr, score, True, False, False) for score in SCORES),
-            (q, k, v, ptr, "exp", ptr is None, False, True),
-            (q, k, v[..., :0].detach(), ptr, "exp", ptr is None, False, True),
-        ],
-        "pairwise_product": [
-            (q, k, v, row, col, ptr, "exp", ptr is not None, False),
-            (q, q, v, None, None, ptr, "sigmoid", ptr is None, True),
-        ],
-        "pairwise_backward": [
-            (*plain, col.detach(), ptr, "sigmoid", ptr is None, False),
-            (*plain, None, ptr, "exp", ptr is None, False),
-        ],
-        "sparse_flow_potentials": [(q, k, v, grad, *2 * [lam[:, :, 0].detach().exp().requires_grad_()], ptr)],
-        "neumann_product": [(v, a[:2, :, 0].detach().requires_grad_(), [1, 4], boundary, ptr, ptr is None)],
-        "neumann_inner": [(grad, v, [1, 4], boundary, ptr)],
-        "spmm": [(*entries, weight, v)],
-        "sddmm": [(*entries, q, k)],
-        "row_sums": [(*rows, weight)],
-        "at_rows": [(*rows, row)],
-        "edge_softmax": [(*rows, weight, None), (*rows, weight, prior)],
-    }[name]
-
+from diffusion_mp.kernels.spmm import spmm
+from operation_cases import BATCHES, OPERATIONS, arguments
 
 ON_GPU = [
     "linear_attention", "pairwise_attention", "pairwise_product", "sparse_flow_potentials", "sparse_flow_product",
     "neumann_product", "neumann_inner",
 ]  # fmt: skip
-OPERATIONS = [
-    *ON_GPU, "linear_product", "linear_attention_backward", "log_linear_attention",
-    "log_linear_pool", "log_linear_read", "pairwise_backward", "spmm",
-    "sddmm", "row_sums", "at_rows", "edge_softmax",
-]  # fmt: skip
 
 
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "auto") for name in OPERATIONS), *((name, "triton") for name in ON_GPU)]
 )
-def test_registered_operations_pass_opcheck(name: str, backend: str, ragged: bool, generator: torch.Generator) -> None:
-    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
-    for arguments in registered(name, ptr, generator):
-        torch.library.opcheck(getattr(torch.ops.diffusion_mp, name).default, (*arguments, backend))
+def test_registered_operations_pass_opcheck(name: str, backend: str, batch: str) -> None:
+    """In single precision, with gradients of everything that has one."""
+    operation = OPERATIONS[name]
+    formulas = [] if name.endswith("_backward") else getattr(operation, "_formulas", [])
+    leaves = {place for places, *_ in formulas for place in places}
+    for given in arguments(BATCHES[batch])[name][:3]:
+        flat = [
+            x.float().requires_grad_(place in leaves) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for place, x in enumerate(operation._signature.bind(given, narrow=False)[0])
+        ]
+        torch.library.opcheck(operation._registered._opoverload, (*flat, backend))
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_operations_without_a_choice_of_backends_pass_opcheck(ragged: bool, generator: torch.Generator) -> None:
-    ops, ptr = torch.ops.diffusion_mp, torch.tensor([0, 3, 3, 9]) if ragged else None
-    v = randn(9, 2, 3, generator=generator, dtype=torch.float32)
-    for periodic in (False, True):
-        torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr, "auto"))
-    torch.library.opcheck(ops.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))
-    s, u = torch.randn(2, 14, 2, generator=generator)
-    rates = [torch.rand(6, 2, generator=generator) for _ in range(4)]
-    torch.library.opcheck(ops.sparse_flow_support.default, (s, u, *rates, torch.arange(14) % 5, "auto"))
+def test_the_boundaries_of_a_batch_pass_opcheck() -> None:
+    torch.library.opcheck(torch.ops.diffusion_mp.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -167,6 +167,12 @@ def test_nothing_is_transformed_without_rows_or_channels(shape: tuple[int, int, 
     assert torch.equal(torch.autograd.grad(out.sum(), alpha)[0], torch.zeros_like(alpha))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_boundary_of_another_name_is_refused(backend: str) -> None:
+    with pytest.raises(ValueError, match=r"boundary must be one of 'symmetric', .*; got 'reflect'"):
+        neumann_product(torch.ones(4, 1, 1), torch.ones(1, 1), (1,), "reflect", backend=backend)
+
+
 def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(generator: torch.Generator) -> None:
     """The neighbours of a length or a batch are cached."""
     for ptr in (None, torch.tensor([0, 4, 9, 13])):

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from kernel_cases import ATTENTION, CASES, DOUBLE, assert_equals_reference, attention_inputs, randn
+from kernel_cases import ATTENTION, CASES, DEVICE, DOUBLE, assert_equals_reference, attention_inputs, randn
 
 from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.pairwise import SCORES, fused, pairwise_attention, pairwise_logsumexp, pairwise_product, tiled
@@ -82,7 +82,7 @@ def test_rows_may_lie_anywhere(place, width, score, generator):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize(("tile", "backend"), [(64, "cpu"), (1 << 18, "cpu"), (1 << 18, "auto")])
+@pytest.mark.parametrize(("tile", "backend"), [(64, "cpu"), (1 << 18, "cpu"), (1 << 18, "auto"), (64, "triton")])
 def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, backend, generator, monkeypatch):
     """e^256, e^−256 and σ(−256) are no float32: rows that have scores about −256 alone, and rows that have both.
 
@@ -93,7 +93,8 @@ def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, backe
     k = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).repeat_interleave(5, dim=0).repeat(4, 1).unsqueeze(1)
     k = k + torch.randint(-3, 4, (40, 1, 2), generator=generator) / 256
     v = torch.randn(40, 1, 3, generator=generator)
-    assert_equals_reference(partial(pairwise_attention, score=score), [q, k, v], generator, backend=backend)
+    inputs = [x.to(DEVICE if backend == "triton" else "cpu") for x in (q, k, v)]
+    assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator, backend=backend)
 
 
 @pytest.mark.parametrize("score", SCORES)

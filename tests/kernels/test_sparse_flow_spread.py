@@ -78,6 +78,7 @@ SOLVERS = {
     "tiled": (all_pairs("cpu"), BOTH), "reference": (all_pairs("reference"), BOTH), "edges": (edges, BOTH),
     "sort": (by_sort, (DOUBLE,)), "triton": (all_pairs("triton"), (torch.float32,)),
 }  # fmt: skip
+NAMES = ["tiled", "edges", "reference", "triton"]
 CASES = [(name, dtype) for name, (_, dtypes) in SOLVERS.items() for dtype in dtypes]
 
 
@@ -132,7 +133,7 @@ def differences(row: list[Tensor], weight: list[Decimal], step: Decimal) -> Tens
     return torch.tensor([float(x) for x in found], dtype=DOUBLE)
 
 
-@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spread", [1e3, 1e6, 1e12])
 def test_scores_without_a_digit_still_make_rows_that_sum_to_one(name: str, spread: float) -> None:
     n = 20
@@ -142,34 +143,29 @@ def test_scores_without_a_digit_still_make_rows_that_sum_to_one(name: str, sprea
     torch.testing.assert_close(z.sum(1), torch.ones(n))
 
 
-@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
-def test_equal_frictions_share_by_conductance(name: str) -> None:
-    """However far the best conductor is from the rest: constant friction is softmax."""
-    s, _ = draw(20, 60.0, torch.float32)
-    z, _ = SOLVERS[name][0](s, torch.zeros_like(s), torch.full((20, 1), 0.05), torch.zeros(20, 1))
-    torch.testing.assert_close(z.double(), s.double().softmax(1), rtol=1e-4, atol=1e-5)
+# Scores of a row, those of its frictions, and λ.
+CLOSED: dict[str, tuple[list[float], list[float], float]] = {
+    # However far the best conductor is from the rest, constant friction is softmax.
+    "equal frictions": ([97.0, 38.0, -61.0, 97.5, 12.0], [0.0] * 5, 0.05),
+    # A best conductor that its friction closes: by one unit of rounding, or by so much that the others conduct nothing
+    # in comparison; and one that rounding alone closes.
+    **{f"friction {u:g}": ([90.0, 0.0, -3.0], [u, 0.0, 0.0], 1 / 3) for u in (0.0, 1e-6, 1.0, 200.0)},
+    "a tiny friction": ([20.0, -20.0, 19.0], [1.75, 0.5, -0.25], 1.88e-17),
+    "rounding alone": ([-6.4, 3.2, 12.4, -5.5], [0.02, 0.79, 0.79, 1.05], 4.9777765),
+}
 
 
-@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
-@pytest.mark.parametrize("friction", [0.0, 1e-6, 1.0, 200.0])
-def test_a_best_conductor_that_its_friction_closes(name: str, friction: float) -> None:
-    """By one unit of rounding, or by so much that the others conduct nothing in comparison."""
-    s, u = torch.zeros(3, 3), torch.zeros(3, 3)
-    s[0], u[0] = torch.tensor([90.0, 0.0, -3.0]), torch.tensor([friction, 0.0, 0.0])
-    lam, leak = torch.full((3, 1), 1 / 3), torch.zeros(3, 1)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("s", "u", "lam"), CLOSED.values(), ids=CLOSED)
+def test_the_best_conductor_flows_or_is_closed(name: str, s: list[float], u: list[float], lam: float) -> None:
+    n = len(s)
+    s, u, lam = torch.tensor([s] * n), torch.tensor([u] * n), torch.full((n, 1), lam)
     expected, _ = exact(s[0], u[0], float(lam[0]), 0.0)
-    z, _ = SOLVERS[name][0](s, u, lam, leak)
-    torch.testing.assert_close(z[0].double(), expected, rtol=1e-4, atol=1e-5)
+    z, _ = SOLVERS[name][0](s, u, lam, torch.zeros(n, 1))
+    torch.testing.assert_close(z.double(), expected.expand(n, -1), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
-def test_a_best_conductor_that_rounding_alone_closes(name: str) -> None:
-    s, u = torch.tensor([[-6.4, 3.2, 12.4, -5.5]] * 4), torch.tensor([[0.02, 0.79, 0.79, 1.05]] * 4)
-    z, _ = SOLVERS[name][0](s, u, torch.full((4, 1), 4.9777765), torch.zeros(4, 1))
-    torch.testing.assert_close(z, torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 4))
-
-
-@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("s", "u"),
     [((-6.8e9, 3.6e9, -6.8e9), (-2.7e9, 1.0e9, -2.7e9)), ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11))],
@@ -183,7 +179,7 @@ def test_a_threshold_that_the_rounding_of_the_scores_hides(name: str, s: Any, u:
     assert all(grad.isfinite().all() for grad in grads)
 
 
-@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("score", [100.0, -300.0, 1e8, 1e16])
 def test_a_node_to_which_nothing_flows_has_finite_gradients(name: str, score: float) -> None:
     """Alone in its graph its friction is 1, more than α; where it is less all flows."""

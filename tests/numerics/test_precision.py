@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -63,31 +64,23 @@ def test_every_corner_in_every_precision(name: str, corner: str) -> None:
             check_precision(name, state, torch.float32, dtype)
 
 
-@pytest.mark.parametrize("scale", [1e-20, 1e20])
-@pytest.mark.parametrize("name", SCALE_FREE)
-def test_a_normalised_state_of_any_scale(name: str, scale: float) -> None:
+SIDE_BY_SIDE = torch.logspace(-20, 20, 17, dtype=torch.float64).unsqueeze(1)  # a scale for every row
+OF_ROWS = [name for name in SCALE_FREE if "frobenius" not in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [*product(SCALE_FREE, (1e-20, 1e20)), *(pytest.param(name, SIDE_BY_SIDE, id=f"{name}-rows") for name in OF_ROWS)],
+)
+def test_a_normalised_state_of_any_scale(name: str, scale: float | torch.Tensor) -> None:
     """The same coupling as at scale one; the gradient is that divided by the scale."""
     case, state = CASES[name], draw(17, CASES[name].channels, "zero rows")
     expected, truth = results(case, case.module(torch.float64), state)
-    large = draw(17, CASES[name].channels, "zero rows", scale).to(torch.float32)
-    got, grads = results(case, case.module(torch.float32), large)
+    got, grads = results(case, case.module(torch.float32), replace(state, x=scale * state.x).to(torch.float32))
     for operation, part in expected.items():
         expect_close(got[operation], part, operation)
     rtol, atol = tolerance("gradient", torch.float32)
     torch.testing.assert_close(grads["x"].double() * scale, truth["x"], rtol=rtol, atol=atol)
-    assert all(grad.isfinite().all() for grad in grads.values())
-
-
-@pytest.mark.parametrize("name", [name for name in SCALE_FREE if "frobenius" not in name])
-def test_rows_of_all_scales_side_by_side(name: str) -> None:
-    case, state = CASES[name], draw(17, CASES[name].channels, "plain")
-    expected, _ = results(case, case.module(torch.float64), state)
-    sizes = torch.logspace(-20, 20, 17, dtype=torch.float64).unsqueeze(1)
-    mixed = draw(17, CASES[name].channels, "plain")
-    mixed.x.mul_(sizes)
-    got, grads = results(case, case.module(torch.float32), mixed.to(torch.float32))
-    for operation, part in expected.items():
-        expect_close(got[operation], part, operation)
     assert all(grad.isfinite().all() for grad in grads.values())
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.utils.weak import WeakIdKeyDictionary
 
 from diffusion_mp.couplings import Sums
 from diffusion_mp.errors import check_kind
@@ -29,8 +30,21 @@ class RankLostError(RuntimeError):
     """
 
 
+#: The hook of every parameter whose gradient is summed; a second hook would sum it twice.
+_SUMMED = WeakIdKeyDictionary()
+
 #: Messages of backends whose connection is lost; gloo raises plain RuntimeErrors.
 LOST = re.compile(r"connection|timed? ?out|closed by peer|broken pipe|socket|gloo/transport", re.IGNORECASE)
+
+
+def check_group(group: ProcessGroup | None) -> None:
+    """Raise unless there are processes, and ``group`` is a group of them or ``None``."""
+    if not distributed.is_initialized():
+        raise ValueError(
+            "there are no ranks yet. Call torch.distributed.init_process_group first (torchrun starts the processes), "
+            "or stay in one process, with a Graph and the model itself."
+        )
+    check_kind(group, "group", (ProcessGroup, NoneType), "a process group of torch.distributed or None")
 
 
 @contextmanager
@@ -123,13 +137,13 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
         >>> torch.distributed.destroy_process_group()
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
-    check_kind(group, "group", (ProcessGroup, NoneType), "a process group of torch.distributed or None")
+    check_group(group)
     for tensor in [*model.parameters(), *model.buffers()]:
         with contact(group), torch.no_grad():
             distributed.broadcast(tensor.detach(), group=group, group_src=0)
 
     # Autograd runs in reverse order of the forward pass, which is the same on every rank, and so is the order of sums.
     for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(lambda grad: all_reduce(grad.detach(), group))
+        if parameter.requires_grad and parameter not in _SUMMED:
+            _SUMMED[parameter] = parameter.register_hook(lambda grad: all_reduce(grad.detach(), group))
     return model

@@ -14,13 +14,19 @@ from torch.distributed import ProcessGroup
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
-from diffusion_mp.distributed.parallel import all_reduce, all_to_all
+from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
 from diffusion_mp.errors import as_device, check_has_values, check_integer_pairs, check_kind, check_seed, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
 from diffusion_mp.graph.graph import Couples
 
 CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_index is never copied
+
+
+def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
+    known = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
+    way_out = "Make the graph undirected or k-hop, or change its edges, before it is sharded."
+    raise ValueError(f"{known}, so it can not turn edges around, walk along them or change them. {way_out}")
 
 
 class ShardedGraph(Graph):
@@ -55,11 +61,7 @@ class ShardedGraph(Graph):
         *, bounds: Sequence[int] | None = None, group: ProcessGroup | None = None,
         device: torch.device | str | None = None,
     ) -> None:  # fmt: skip
-        if not distributed.is_initialized():
-            raise ValueError(
-                "a ShardedGraph is one rank's part of a graph, and there are no ranks yet. Call "
-                "torch.distributed.init_process_group first (torchrun starts the processes), or use Graph."
-            )
+        check_group(group)
         num_nodes = as_num_nodes(num_nodes)
         if edge_index is not None:
             check_kind(edge_index, "edge_index", Tensor, "a tensor [2, num_edges]")
@@ -117,6 +119,8 @@ class ShardedGraph(Graph):
 
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the sum of ``x`` over the ranks; once differentiable."""
+        if not isinstance(x, Tensor):
+            check_kind(x, "x", Tensor, "a tensor, such as mask.sum()")
         return all_reduce(x, self.group)
 
     def exchange(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " extended *shape"]:
@@ -151,6 +155,10 @@ class ShardedGraph(Graph):
         came = f"got {describe(device)}. Make it there: ShardedGraph(..., device=device)."
         raise ValueError(f"a ShardedGraph stays on the device it was made for, where other ranks send to; {came}")
 
+    # Sources have the numbers of the halo, which no other graph of as many nodes has.
+    within = to_undirected = reverse = _with_edges = _refuse
+    is_symmetric = property(_refuse)
+
     def _plan_exchange(self, halo: Tensor) -> None:
         """Find the rows to exchange: ``_lent`` are rows of this rank in the halos of others, in the order of ranks."""
         ends = torch.searchsorted(halo, torch.tensor(self.bounds, device=halo.device))
@@ -173,11 +181,6 @@ class ShardedGraph(Graph):
 
 class _Extended(Graph):
     """The rows of a rank and of its halo as one graph; rows of the halo are incomplete, and dropped from results."""
-
-    def _refuse(self, hops: int = 1) -> NoReturn:
-        known = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
-        way_out = "Make the graph undirected (or k-hop) before it is sharded."
-        raise ValueError(f"{known}, so it can not turn edges around or walk along them. {way_out}")
 
     within = to_undirected = reverse = _refuse
 

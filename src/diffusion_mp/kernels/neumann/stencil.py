@@ -6,12 +6,13 @@ The reference indexes by neighbours; the fast path sums bags of rows, cached by 
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.errors import check_choice
 from diffusion_mp.graph.cache import batch_cache, persistent
 from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.operation import empty_like, operation
@@ -76,6 +77,7 @@ def neighbours(
     elif boundary == "periodic":
         left, right = left % length, right % length
     else:
+        check_choice(boundary, "boundary", get_args(Boundary))
         left = torch.where(left < 0, place, left)
         right = torch.where(right < length, right, place) if boundary == "drop" else place.expand_as(right)
     start = torch.arange(num_nodes, device=device) - place

@@ -25,14 +25,11 @@ class Kernel(NamedTuple):
     weight: Callable[..., Tensor]  # f(s) of ``scale`` s, with ``out``
     scale: float
     times_slope: Callable[[Tensor, Tensor], None] | None  # multiply g in place by (log f)′(s); None where that is one
-    triton: dict[str, bool]  # the compile-time options that select f in ``triton.py``
 
 
 KERNELS = {
-    "exp": Kernel(
-        lambda s: s, torch.exp2, math.log2(math.e), None, {"SIGMOID": False}
-    ),  # exp takes three times as long
-    "sigmoid": Kernel(logsigmoid, torch.sigmoid, 1.0, _times_sigmoid_slope, {"SIGMOID": True}),
+    "exp": Kernel(lambda s: s, torch.exp2, math.log2(math.e), None),  # exp itself takes three times as long
+    "sigmoid": Kernel(logsigmoid, torch.sigmoid, 1.0, _times_sigmoid_slope),
 }
 
 SCORES = tuple(KERNELS)

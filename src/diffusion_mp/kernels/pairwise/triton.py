@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, row_contiguous, strides, tiles
-from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
+from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
@@ -136,7 +136,8 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
     height = 64 if wide <= 256 else 32 if wide <= 512 else 16
     while height > 16 and q.size(0) * q.size(1) < PROGRAMS * height:
         height //= 2
-    options |= KERNELS[score].triton | {
+    options |= {
+        "SIGMOID": score == "sigmoid",
         "LOOPS": loops,
         "BLOCK_M": height,
         "BLOCK_N": 64 if wide <= (256 if halves else 128) else 32 if wide <= 512 else 16,
