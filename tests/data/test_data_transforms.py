@@ -62,7 +62,9 @@ def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 2, 4])
 @pytest.mark.parametrize("edges", [True, False])
-def test_small_graphs_are_padded(num_nodes, edges):
+@pytest.mark.parametrize("dense", [True, False])
+def test_small_graphs_are_padded(monkeypatch, num_nodes, edges, dense):
+    monkeypatch.setattr(transforms, "_DENSE", 9 if dense else 0)
     pairs = torch.combinations(torch.arange(num_nodes)).T if num_nodes > 1 and edges else torch.zeros(2, 0).long()
     out = AddLaplacianPE(5)(Data(edge_index=to_undirected(pairs), num_nodes=num_nodes))
     found = max(num_nodes - 1, 0)
