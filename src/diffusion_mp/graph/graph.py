@@ -186,9 +186,7 @@ class Graph:
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
         """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
-        if self.segments is not None:
-            return mean_rows(x, self.segments)
-        return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
+        return mean_rows(x, self.segments)
 
     @property
     def is_single(self) -> bool:
