@@ -212,7 +212,10 @@ class SumCoupling(Coupling):
         self.terms: list[Coupling] = flat
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return reduce(add, (term._product(v) for term in self.terms))  # which keeps one product beside the sum
+        total = self.terms[0]._product(v)
+        for term in self.terms[1:]:
+            total = total + term._product(v)
+        return total
 
     def _transpose(self) -> Coupling:
         return SumCoupling([term.T for term in self.terms])

@@ -114,18 +114,18 @@ class LogLowRankCoupling(PooledCoupling):
             return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        log_query, log_key, col_shift = heads_of(v, self.log_query, self.log_key, self.col_shift)
-        return kernels.log_linear_product(log_query, log_key, v, self._row_shift(v), col_shift, self.ptr)
-
-    def _row_shift(self, v: Tensor) -> Tensor | None:
-        return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        terms = self.log_query, self.log_key, self.col_shift
+        log_query, log_key, col_shift = terms if self.heads == v.size(1) else heads_of(v, *terms)
+        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        return kernels.log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
         return Sums(*kernels.log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        receivers = Receivers(heads_of(v, self.log_query)[0], self._row_shift(v))
+        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        receivers = Receivers(heads_of(v, self.log_query)[0], row_shift)
         return kernels.log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:

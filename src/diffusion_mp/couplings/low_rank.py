@@ -124,7 +124,8 @@ class LowRankCoupling(PooledCoupling):
         self.query, self.key = query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return kernels.trilinear(*heads_of(v, self.query, self.key), v, self.ptr)
+        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        return kernels.trilinear(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         (key, values), _ = accumulating(*heads_of(v, self.key), v)
@@ -250,8 +251,8 @@ class LinearAttentionCoupling(PooledCoupling):
         return super().__matmul__(v)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        terms = kernels.Terms(self.ptr, **self.terms)
-        return kernels.linear_rows(*heads_of(v, self.query, self.key), v, terms).values
+        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        return kernels.linear_rows(query, key, v, kernels.Terms(self.ptr, **self.terms)).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         return Sums(kernels.linear_pool(heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)))

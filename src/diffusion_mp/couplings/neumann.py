@@ -85,7 +85,7 @@ class NeumannCoupling(Coupling):
 
 
 def check_stencil(strides: Sequence[int], boundary: str) -> bool:
-    """Return whether A_h is symmetric for all strides h; raise unless these are integers ≥ 1, and the boundary known."""
+    """Return whether A_h is symmetric for all strides h; raise unless these are integers ≥ 1 and the boundary known."""
     check_choice(boundary, "boundary", get_args(Boundary))
     if isinstance(strides, str) or not isinstance(strides, Sequence):
         raise TypeError(f"strides must be a sequence of integers, such as (1,) or (1, 2, 4); got {describe(strides)}.")

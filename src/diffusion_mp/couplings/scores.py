@@ -81,7 +81,8 @@ class Score(AnyScore):
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        check_choice(self.g, "g", _ELEMENTWISE)
+        if self.g not in _ELEMENTWISE:
+            check_choice(self.g, "g", _ELEMENTWISE)
 
     def __call__(self, s: Tensor) -> Tensor:
         return _ELEMENTWISE[self.g](self.scale * (s + self.offset))
@@ -108,7 +109,8 @@ class Score(AnyScore):
         *, measure: Literal["inner", "distance"] = "distance", unit: bool = False, normalize: bool = False,
         nonnegative: bool = True, centre: Tensor | None = None,
     ) -> Coupling:  # fmt: skip
-        check_choice(measure, "measure", ["inner", "distance"])
+        if measure not in ("inner", "distance"):
+            check_choice(measure, "measure", ["inner", "distance"])
         if self.g == "constant":
             one = q.new_ones(q.size(0), q.size(1), 1)
             kind = LinearAttentionCoupling if normalize else LowRankCoupling

@@ -186,7 +186,9 @@ class Graph:
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
         """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
-        return mean_rows(x, self.segments)
+        if self.segments is not None:
+            return mean_rows(x, self.segments)
+        return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
 
     @property
     def is_single(self) -> bool:
