@@ -16,6 +16,7 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import Compressed, compress
 from diffusion_mp.models import DIFFormer
+from helpers import refuses
 
 EDGES = torch.tensor([[0, 0, 1, 2, 2], [1, 2, 2, 2, 0]])
 WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -61,10 +62,16 @@ def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph() -> None:
     assert torch.equal(cut.within(1).degree(), torch.tensor([1.0, 2, 0]))
 
 
-def test_full_degree_of_another_shape_is_refused(no_typecheck: None) -> None:
-    for wrong in (torch.zeros(3), torch.zeros(3, 2).long()):
-        with pytest.raises(ValueError, match=r"full_degree must be floating point \[3, 2\].*got a"):
-            Graph(3, EDGES, full_degree=wrong)
+DEGREES, ADJACENCY = r"full_degree must be floating point \[3, 2\].*got a", torch.eye(3).to_sparse()
+test_what_is_no_graph_is_refused = refuses(
+    (lambda: Graph(3, EDGES, full_degree=torch.zeros(3)), DEGREES),
+    (lambda: Graph(3, EDGES, full_degree=torch.zeros(3, 2).long()), DEGREES),
+    (lambda: Graph.from_edge_index(EDGES.to("meta")), "edge_index must have values"),
+    (lambda: Graph.from_sparse(ADJACENCY.bool()), r"adjacency must be floating point; got a bool .*\.float\(\)"),
+    (lambda: Graph.from_sparse(torch.eye(3).to_sparse(1)), "adjacency must be square"),
+    (lambda: Graph(3, EDGES, WEIGHT / 2).degree(dtype=torch.long), "would be cut off as torch.int64"),
+    (lambda: Graph(3, EDGES, WEIGHT / 2).weights(EDGES), "would be cut off as torch.int64"),
+)
 
 
 def test_constructors_agree() -> None:
@@ -215,7 +222,6 @@ def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: str) -> No
     assert graph.csr.parts[1] is None
     assert graph.csc.parts[1] is not None
     for compressed, ends in ((graph.csr, 1), (graph.csc, 0)):
-        ptr, order, other = sorted_by_torch(graph.edges[ends], graph.edges[1 - ends], 5)
-        assert [part.tolist() for part in (compressed.ptr, compressed.order, compressed.other)] == [
-            part.tolist() for part in (ptr, order, other)
-        ]
+        expected = sorted_by_torch(graph.edges[ends], graph.edges[1 - ends], 5)
+        for got, want in zip((compressed.ptr, compressed.order, compressed.other), expected, strict=True):
+            assert torch.equal(got.long(), want)

@@ -66,7 +66,10 @@ def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
-    ax, names = axis(ax), names or [str(int(j)) for j in others]
+    names = names if len(names) else [str(int(j)) for j in others]
+    if len(names) != coupling.num_nodes:
+        raise ValueError(f"names must hold one for each of {coupling.num_nodes} nodes; got {len(names)}.")
+    ax = axis(ax)
     ax.barh(range(len(best)), row[best].tolist())
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
@@ -153,6 +156,9 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
     """
     check_coupling_kind(coupling)
     errors.check_state(points, "points")
+    if len(points) != coupling.num_nodes or points.size(1) < 2:
+        wanted = f"[{coupling.num_nodes}, 2] or wider, a row for every node"
+        raise ValueError(f"points must be {wanted}; got {errors.describe(points)}.")
     points = points.double().cpu()
     if points.size(1) > 2:
         centred = points - points.mean(0)

@@ -91,6 +91,7 @@ class Saved(nn.Module, Described):
             ValueError: an argument is neither plain data nor an object of this library; parameters were added, removed
                 or reshaped after construction; or they have no shape before the first call.
         """
+        check_kind(path, "path", (str, os.PathLike), "the path of a file")
         kind, classes = type(self).__name__, dict(Described.classes)
         if lazy := [name for name, parameter in self.named_parameters() if is_lazy(parameter)]:
             raise ValueError(f"{kind} has no values for {lazy[0]} before its first call. Call it once, then save it.")
@@ -100,6 +101,8 @@ class Saved(nn.Module, Described):
             raise ValueError(f"{kind} was changed after it was built: built again, it {flaw}. {WAY_OUT}.")
         if not Path(path).parent.is_dir():
             raise FileNotFoundError(f"There is no folder {Path(path).parent} to save in.")
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"path must name a file; {path} is a folder.")
         draft = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
         draft.write_bytes(serialized(state, {KEY: json.dumps({"format": FORMAT, "model": about})}))
         draft.replace(path)

@@ -39,7 +39,6 @@ def test_entries_potentials_density_and_energy(alpha: float, lam: float, ptr: Te
     parts = circuit(lam, alpha, ptr)
     expected = torch.stack([torch.block_diag(*(part[0][h] for part in parts)) for h in range(2)])
     close(coupling.to_dense(), expected, "entries")
-    close(coupling.matmul(torch.eye(12, dtype=torch.float64).unsqueeze(1)).permute(1, 0, 2), expected)
     close(coupling.potentials, torch.cat([mu.t() for _, mu, *_ in parts]), "entries")
     pairs = 144 if ptr is None else 16 + 1 + 49
     close(coupling.density(), (expected > 0).sum((1, 2)) / torch.tensor(pairs, dtype=torch.float64))

@@ -1,6 +1,5 @@
 """Laplacian encodings, `ToDiffusionGraph` and `pad`: values, devices, workers and refusals."""
 
-import math
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +61,9 @@ def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 2, 4])
 @pytest.mark.parametrize("edges", [True, False])
-def test_small_graphs_are_padded(num_nodes, edges):
+@pytest.mark.parametrize("dense", [True, False])
+def test_small_graphs_are_padded(monkeypatch, num_nodes, edges, dense):
+    monkeypatch.setattr(transforms, "_DENSE", 9 if dense else 0)
     pairs = torch.combinations(torch.arange(num_nodes)).T if num_nodes > 1 and edges else torch.zeros(2, 0).long()
     out = AddLaplacianPE(5)(Data(edge_index=to_undirected(pairs), num_nodes=num_nodes))
     found = max(num_nodes - 1, 0)
@@ -73,15 +74,6 @@ def test_small_graphs_are_padded(num_nodes, edges):
     assert out.laplacian_eigenvectors.isfinite().all()
     if num_nodes == 4 and edges:  # the complete graph: L = (n I − 1 1ᵀ)/(n − 1)
         assert torch.allclose(out.laplacian_eigenvalues[:, :3], torch.tensor(4 / 3))
-
-
-@pytest.mark.parametrize("n", [9, transforms._DENSE + 100])
-def test_the_path_has_cosines(n):
-    """Path of n nodes, L = I − D^-½AD^-½: eigenvalues 1 − cos(πr/(n − 1)), r = 0, 1, …; dense, and a sparse solver."""
-    chain = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
-    out = AddLaplacianPE(4)(Data(edge_index=to_undirected(chain), num_nodes=n))
-    expected = [1 - math.cos(math.pi * r / (n - 1)) for r in range(1, 5)]
-    assert out.laplacian_eigenvalues[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16])

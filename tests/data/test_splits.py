@@ -44,6 +44,7 @@ def test_every_labelled_node_may_be_used_and_shares_are_rounded_down():
     splits = [random_split_per_class(y, *counts, generator) for counts in ((2, 2, 1), (3, 0, None))]
     splits += [random_split(y, *shares, generator) for shares in ((0.5, 0.5), (0.5, 0.3))]
     assert [sizes(split) for split in splits] == [[4, 2, 1], [6, 0, 1], [3, 3, 1], [3, 2, 2]]
+    assert sizes(random_split(torch.zeros(100).long(), 0.57, 0.29, generator)) == [57, 29, 14]
 
 
 @pytest.mark.parametrize("kind", SPLITS)
@@ -93,6 +94,8 @@ REFUSALS = [
     (lambda: random_split_per_class(Y, 5, 20, None, 0), TypeError, r"generator must .*\.manual_seed"),
     (lambda: random_split(Y, 0.1, 0.1, 0), TypeError, r"generator must .*\.manual_seed"),
     (lambda: random_split(Y, 0.6, 0.5, seeded()), ValueError, r"their sum at most 1; got 0\.6 and 0\.5"),
+    (lambda: random_split(Y[:0], 0.5, 0.25, seeded()), ValueError, r"y has no labelled node \(it is empty\)"),
+    (lambda: draw(-1 - Y), ValueError, r"y has no labelled node \(every entry is negative\)"),
     (lambda: random_split(Y, 0.001, 0.5, seeded()), ValueError, "of 100 labelled nodes is none; raise train"),
     (lambda: Split.of(Data(y=Y)), ValueError, "has no train_mask"),
     (of(MASK[:, None].expand(-1, 3), 3), ValueError, "between 0 and 2"),
@@ -127,10 +130,3 @@ def test_labels_that_are_none(kind):
     for call in CALLS:
         with pytest.raises((TypeError, ValueError), match=r"^y must"):
             call(BAD_LABELS[kind])
-
-
-@pytest.mark.parametrize(("y", "why"), [(torch.zeros(0), "it is empty"), (-torch.ones(9), "every entry is negative")])
-def test_nothing_labelled_is_refused(y, why):
-    for call in CALLS[:2]:
-        with pytest.raises(ValueError, match=rf"y has no labelled node \({why}\)"):
-            call(y.long())

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from diffusion_mp import GCNConv
+
 from .saved_modules import CASES
 
 SAVED: dict[str, Any] = torch.load(Path(__file__).with_name("modules.pt"), weights_only=True)
@@ -28,3 +30,11 @@ def test_a_saved_state_gives_the_saved_output(name: str) -> None:
 
 def test_every_case_is_saved() -> None:
     assert set(CASES) == set(SAVED["states"]) == set(SAVED["outputs"])
+
+
+def test_a_path_that_is_no_file_is_refused_and_leaves_nothing(tmp_path: Path, no_typecheck: None) -> None:
+    with pytest.raises(IsADirectoryError, match="path must name a file"):
+        GCNConv(2, 2).save(tmp_path)
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}*"))
+    with pytest.raises(TypeError, match="path must be the path of a file; got None"):
+        GCNConv(2, 2).save(None)  # type: ignore[arg-type]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.errors import describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
@@ -55,6 +58,10 @@ def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Ten
     return unit, unit if k is q else unit_vectors(k)
 
 
+def _refuse(features: object, name: str) -> NoReturn:
+    raise ValueError(f"{name} must be a tensor [num_nodes, heads, features]; got {describe(features)}.")
+
+
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:
     """Append a constant feature c, which adds c·c′ to every inner product.
 
@@ -62,6 +69,8 @@ def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Te
         >>> torch.allclose((with_constant(q, 1.0) * with_constant(k, 1.0)).sum(2), (q * k).sum(2) + 1)
         True
     """
+    if not isinstance(features, Tensor) or features.dim() != 3:
+        _refuse(features, "features")
     return torch.cat([features, features.new_full((*features.shape[:2], 1), constant)], dim=2)
 
 
@@ -107,6 +116,10 @@ def distance_features(
         >>> torch.allclose((query[0] * key[1]).sum(1), -(q[0] - q[1]).square().sum(1) / 2, atol=1e-5)
         True
     """
+    if not isinstance(x, Tensor) or x.dim() != 3:
+        _refuse(x, "x")
+    if y is not None and y is not x and (not isinstance(y, Tensor) or y.shape != x.shape):
+        raise ValueError(f"x and y must have one shape; got {describe(x)} and {describe(y)}.")
     x, y = measured_from(x, x if y is None else y, ptr, centre, sharpness)
     one, x_half = x.new_ones(*x.shape[:2], 1), -0.5 * x.square().sum(2, keepdim=True)
     y_half = x_half if y is x else -0.5 * y.square().sum(2, keepdim=True)

@@ -55,6 +55,8 @@ def merged(parts: list[Sums]) -> Sums:
         shift = None if a.shift is None or b.shift is None else torch.maximum(a.shift, b.shift)
         return Sums(a.shifted(shift) + b.shifted(shift), shift)
 
+    if not parts:
+        raise ValueError("parts must hold the sums of a block at least; got none.")
     return reduce(merge, parts)
 
 

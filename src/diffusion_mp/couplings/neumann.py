@@ -48,13 +48,12 @@ class NeumannCoupling(Coupling):
         boundary: Boundary = "symmetric", ptr: Tensor | None = None,
         *, nonnegative: bool = False, transposed: bool = False,
     ) -> None:  # fmt: skip
-        check_stencil(strides, boundary)
+        symmetric = check_stencil(strides, boundary)
         check_flags(transposed=transposed)
         check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
         check_has_values(alpha, "alpha")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
-        symmetric = is_symmetric_stencil(strides, boundary)
         super().__init__(num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative)
         self.alpha, self.strides, self.boundary, self.transposed = alpha, tuple(strides), boundary, transposed
 
@@ -85,16 +84,12 @@ class NeumannCoupling(Coupling):
         return neumann_function(function, v, self.alpha, self.strides, self.ptr, periodic=periodic)
 
 
-def check_stencil(strides: Sequence[int], boundary: str) -> None:
-    """Raise unless strides are positive integers, at least one, and the boundary is one of the five."""
+def check_stencil(strides: Sequence[int], boundary: str) -> bool:
+    """Return whether A_h is symmetric for all strides h; raise unless these are integers ≥ 1 and the boundary known."""
     check_choice(boundary, "boundary", get_args(Boundary))
     if isinstance(strides, str) or not isinstance(strides, Sequence):
         raise TypeError(f"strides must be a sequence of integers, such as (1,) or (1, 2, 4); got {describe(strides)}.")
     if len(strides) == 0:
         raise ValueError("strides must name at least one stride, such as (1,) or (1, 2, 4); got none.")
     check_counts(**{f"strides[{k}]": stride for k, stride in enumerate(strides)})
-
-
-def is_symmetric_stencil(strides: Sequence[int], boundary: str) -> bool:
-    """Whether A_h is symmetric for all strides h."""
     return boundary in ("symmetric", "drop", "periodic") or (boundary == "replicate" and set(strides) == {1})

@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.couplings.base import Coupling, feature_sizes
-from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, heads_of, listed_products
+from diffusion_mp.couplings.features import (
+    all_products,
+    fill_across,
+    fill_blocks,
+    heads_of,
+    listed_products,
+    measured_from,
+)
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
@@ -164,6 +171,7 @@ class DistanceCoupling(Coupling):
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         (query, key, values), dtype = accumulating(self.query, self.key, v)
+        query, key = measured_from(query, key, self.ptr)
         with without_autocast(v):
             if torch.compiler.is_compiling():
                 return self._moved(query, key, values, self.ptr).to(dtype)
@@ -180,7 +188,14 @@ class DistanceCoupling(Coupling):
         """f for all pairs of the given rows and columns."""
         q, k = query.transpose(0, 1), key.transpose(0, 1)
         squares = q.square().sum(2).unsqueeze(2) + k.square().sum(2).unsqueeze(1)
-        return self.function(torch.clamp(squares - 2 * q @ k.mT, min=0))
+        return self._applied(torch.clamp(squares - 2 * q @ k.mT, min=0))
+
+    def _applied(self, squares: Tensor) -> Tensor:
+        entries = self.function(squares)
+        if not isinstance(entries, Tensor) or entries.shape != squares.shape:
+            wanted = f"a number for each squared distance, {list(squares.shape)}"
+            raise ValueError(f"function must return {wanted}; got {describe(entries)}.")
+        return entries
 
     def _tiles(self) -> list[tuple[slice, slice]]:
         """The rows and columns of every tile, each within one graph; a single empty tile if there are no nodes."""
@@ -197,13 +212,13 @@ class DistanceCoupling(Coupling):
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         (query, key), dtype = accumulating(self.query, self.key)
-        entries = self.function((query[target] - key[source]).square().sum(2)).to(dtype)
+        entries = self._applied((query[target] - key[source]).square().sum(2)).to(dtype)
         return fill_across(entries, edge_index, self.ptr, 0.0)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        (query, key), dtype = accumulating(self.query, self.key)
-        return fill_blocks(self._entries(query, key), self.ptr, 0.0).to(dtype)
+        entries = self._entries(*measured_from(self.query, self.key, self.ptr))
+        return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
 
 
 class SparseFlowCoupling(Coupling):

@@ -18,6 +18,7 @@ from diffusion_mp.couplings.features import distance_features, measured_from, un
 from diffusion_mp.couplings.low_rank import LinearAttentionCoupling, LowRankCoupling
 from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling
 from diffusion_mp.couplings.weighted import row_normalized
+from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels.pairwise import log_score
 
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -79,6 +80,10 @@ class Score(AnyScore):
     scale: float = 1.0
     offset: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.g not in _ELEMENTWISE:
+            check_choice(self.g, "g", _ELEMENTWISE)
+
     def __call__(self, s: Tensor) -> Tensor:
         return _ELEMENTWISE[self.g](self.scale * (s + self.offset))
 
@@ -104,6 +109,8 @@ class Score(AnyScore):
         *, measure: Literal["inner", "distance"] = "distance", unit: bool = False, normalize: bool = False,
         nonnegative: bool = True, centre: Tensor | None = None,
     ) -> Coupling:  # fmt: skip
+        if measure not in ("inner", "distance"):
+            check_choice(measure, "measure", ["inner", "distance"])
         if self.g == "constant":
             one = q.new_ones(q.size(0), q.size(1), 1)
             kind = LinearAttentionCoupling if normalize else LowRankCoupling

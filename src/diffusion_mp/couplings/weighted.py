@@ -104,6 +104,7 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
         >>> torch.allclose(row_normalized(LowRankCoupling(q, k, nonnegative=True)).degree(), torch.ones(6, 2))
         True
     """
+    check_coupling_kind(coupling)
     degree, sign = reciprocal(coupling.degree()), coupling.nonnegative
     # If entries are nonnegative, a row that sums to zero is zero, and its column too where S is reversible.
     return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=sign, positive=sign)

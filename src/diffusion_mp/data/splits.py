@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from typing import NamedTuple
 
@@ -119,7 +120,8 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
     if not (train > 0 and val >= 0 and train + val <= 1):
         raise ValueError(f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}.")
     labels, shuffled = _shuffled(y, generator)
-    num_train, num_val = int(train * len(shuffled)), int(val * len(shuffled))
+    # 0.57 · 100 is 56.99… in floating point.
+    num_train, num_val = (math.floor(round(share * len(shuffled), 6)) for share in (train, val))
     if num_train == 0:
         raise ValueError(f"train={train} of {len(shuffled)} labelled nodes is none; raise train.")
     return _masks(labels, *shuffled.tensor_split([num_train, num_train + num_val]))

@@ -28,6 +28,7 @@ _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
 class AddLaplacianPE(BaseTransform):
     """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
 
+    A is the adjacency without self-loops.
     Unlike PyG's `AddLaplacianEigenvectorPE`, it draws no signs, pads graphs of at most k nodes with zeros and scales
     vectors to mean square 1. Signs, and bases of repeated eigenvalues, are arbitrary: see `LaplacianEncoder`.
 
@@ -68,7 +69,7 @@ class AddLaplacianPE(BaseTransform):
 def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
     size = laplacian.shape[0]
-    if size <= _DENSE:
+    if size <= _DENSE or count == size:  # which a sparse solver refuses
         return scipy.linalg.eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
     # The shift lies below the spectrum [0, 2], so that the factor exists; a random start is not an eigenvector.
     start = np.random.default_rng(0).standard_normal(size)

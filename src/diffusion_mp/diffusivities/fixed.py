@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp import couplings
-from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil, is_symmetric_stencil
+from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_share
 from diffusion_mp.graph import Graph
@@ -82,14 +82,14 @@ class NeumannDiffusivity(Diffusivity):
     ) -> None:  # fmt: skip
         super().__init__()
         check_counts(heads=heads)
-        check_stencil(strides, boundary)
+        self.symmetric = check_stencil(strides, boundary)
         check_positive(alpha, "alpha")
         if budget is not None:
             check_positive(budget, "budget")
             if alpha >= budget:
                 raise ValueError(f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget.")
-        self.heads, self.strides, self.initial_alpha, self.budget = heads, tuple(strides), float(alpha), budget
-        self.boundary, self.symmetric = boundary, is_symmetric_stencil(strides, boundary)
+        self.heads, self.strides, self.boundary = heads, tuple(strides), boundary
+        self.initial_alpha, self.budget = float(alpha), budget
         self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
         self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
         self._draw()
@@ -311,16 +311,6 @@ class GraphAugmentedDiffusivity(Diffusivity):
         return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
 
 
-class AdjacencyEnhancedCoupling(couplings.SumCoupling):
-    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
-
-    def __init__(self, attention: couplings.Coupling, adjacency: couplings.Coupling, share: Tensor) -> None:
-        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
-        terms = ((share, attention), (1 - share, adjacency))
-        super().__init__([couplings.ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
-        self.attention = attention
-
-
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     r"""An attention S beside Ã = D^-½ (A + I) D^-½ with a learned weight, (1 + γ)⁻¹ [γ S + Ã] (SFi-Former, Eq. 11).
 
@@ -344,7 +334,10 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         nn.init.constant_(self.log_gamma, self.initial)
 
     def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:
-        return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
+        share = self.log_gamma.sigmoid()
+        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
+        terms = ((share, attention), (1 - share, graph_term))
+        return couplings.SumCoupling([couplings.ScaledCoupling(*term, nonnegative=True) for term in terms])
 
     def extra_repr(self) -> str:
         return f"gamma={math.exp(self.initial):g}"

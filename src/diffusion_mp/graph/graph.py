@@ -94,6 +94,7 @@ class Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
         edges = checks.as_edge_index(edge_index)
         if num_nodes is None:
+            errors.check_has_values(edges, "edge_index")
             num_nodes = int(edges.max()) + 1 if edges.numel() else 0
         return cls(num_nodes, edges, edge_weight, **kwargs)
 
@@ -103,8 +104,11 @@ class Graph:
         if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
             way_out = "Pass edge_index, or convert with .to_sparse_csr()."
             raise TypeError(f"adjacency must be a sparse tensor; got {errors.describe(adjacency)}. {way_out}")
-        if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1):
+        if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1) or adjacency.dense_dim():
             raise ValueError(f"adjacency must be square [num_nodes, num_nodes]; got {errors.describe(adjacency)}.")
+        if not adjacency.is_floating_point():
+            way_out = "Convert it with adjacency.float()."
+            raise TypeError(f"adjacency must be floating point; got {errors.describe(adjacency)}. {way_out}")
         coo = adjacency.to_sparse_coo().coalesce()
         return cls(adjacency.size(0), coo.indices().flip(0), coo.values(), **kwargs)
 
@@ -244,6 +248,8 @@ class Graph:
         """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
         if self.edge_weight is None:
             return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"edge weights are floating point, and would be cut off as {dtype}.")
         return self.edge_weight.to(dtype or self.edge_weight.dtype)
 
     @cached_property
