@@ -41,7 +41,7 @@ def test_writable_or_a_sentence(tmp_path, monkeypatch):
     assert list((tmp_path / "new" / "folder").iterdir()) == []
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match=f"Nothing can be written to {folder}: .*Give another folder as --out"):
+        with pytest.raises(OSError, match=f"Nothing can be written to {folder}: .*Give another folder"):
             check_writable(folder)
 
     def full(number):
