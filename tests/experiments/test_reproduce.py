@@ -250,6 +250,11 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     assert main([*words, "--only", "gcn", "--save", str(tmp_path / "zoo")]) == 0
     assert (tmp_path / "zoo/gcn.safetensors").is_file()  # made again, and its run is not recorded again
     assert (out / "digits-quick" / "runs.jsonl").read_bytes() == records
+    once = (tmp_path / "zoo/gcn.safetensors").read_bytes()
+    assert main([*words, "--only", "gcn", "--epochs=1", "--save", str(tmp_path / "zoo")]) == 0
+    assert (tmp_path / "zoo/gcn.safetensors").read_bytes() != once  # the card beside it is of another run
+    assert main([*words, "--only", "labels", "--epochs=1", "--save", str(tmp_path / "other")]) == 0
+    assert not list((tmp_path / "other").iterdir())  # nor a card without its model
     capsys.readouterr()
     assert main([*words, "--only", "gat"]) == 2
     assert "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err

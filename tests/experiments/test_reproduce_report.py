@@ -9,9 +9,10 @@ import pytest
 from reproduce_tables import write_table
 
 from diffusion_mp_experiments.reproduce import command, figures
-from diffusion_mp_experiments.reproduce.report import lines, markdown, section
+from diffusion_mp_experiments.reproduce.report import card, lines, markdown, section
 from diffusion_mp_experiments.reproduce.table import load_table, write_records
 from diffusion_mp_experiments.train.cli import main
+from subrun import run_program
 
 
 def run(row, split, test, seed=0, **more):
@@ -97,8 +98,31 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert "](images/results-digits-search.png)" in before
     assert "- GCN: lr 0.667, model.conv gcn" in before
     page.unlink()
-    assert main(["results", *words]) == 0
-    assert page.read_text() == before
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # where text is ASCII by default
+    program = "from diffusion_mp_experiments.train.cli import main; raise SystemExit(main())"
+    run_program("-c", program, "results", *words, **settings)
+    assert page.read_text("utf-8") == before
+    assert main(["results", "--made", str(tmp_path / "none"), *words]) == 2
+    assert f"No folder below {tmp_path / 'none'} has results.jsonl" in capsys.readouterr().err
+    (tmp_path / "results" / "digits.jsonl").write_text("")
+    assert main(["results", *words]) == 2
+    assert "digits.jsonl has no run of a row of the table 'digits'" in capsys.readouterr().err
+
+
+def test_an_error_that_diverged_has_a_place_in_the_table_and_in_the_pictures(tmp_path):
+    metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
+    write_table(tmp_path / "configs", metric=metric)
+    (tmp_path / "results").mkdir()
+    write_records(RECORDS, tmp_path / "results" / "digits.jsonl")
+    page = command.write_page(*(tmp_path / name for name in ("configs", "results", "docs")))
+    assert "| GCN | inf |" in page.read_text("utf-8")
+
+
+def test_a_model_that_never_had_a_score_has_a_card(table):
+    record = run("gcn", 0, None, validation=None, epoch=0, settings={}, config="c0ffee", data="da7a", versions={})
+    text = card(table, record, Path("zoo"))
+    assert "| accuracy in %, test | none |" in text
+    assert "| accuracy in %, validation | none, in epoch 0 |" in text
 
 
 def test_every_model_is_of_a_kind_that_the_picture_of_all_tables_shows():

@@ -26,6 +26,8 @@ REFUSED_TABLES = [
     ({"rows": ["gcn"]}, "must list its rows"), ({"epoch": 3}, "says epoch; known are"), ({"splits": 0}, "splits must"),
     ({"baselines": ["gat"]}, "gat are not"), ({"quick": {"epoch": 3}}, "quick says how much less"),
     ({"metric": {"name": "acc", "kind": 1}}, "says kind"),
+    ({"like": "digits"}, "like digits, which is no other table"), ({"like": "x"}, "like x, which is no other table"),
+    ("title: [\n", r"gcn\.yaml is no YAML: while parsing"),
     ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"), ("- a list\n", "names and values"),
 ]  # fmt: skip
 
@@ -111,9 +113,11 @@ def test_a_row_like_another_says_how_it_differs(tmp_path):
     assert (deep.attention, table.config(last, {})["attention"]) == (None, "identity")
     assert sorted(table.axes(last)) == ["model.alpha", *COMMON]
     assert table.row("gcn").model["init_args"] == {"conv": "gcn"}
-    deeper.write_text("like: deeper\ntitle: Deeper\n")
-    with pytest.raises(ValueError, match="like deeper, which is no other row"):
-        load_table(folder)
+    for name in ("deeper", "deep"):  # a row like itself, and two that are like each other
+        (folder / f"{name}.yaml").write_text("like: deeper\ntitle: Deep\n")
+        deeper.write_text(f"like: {name}\ntitle: Deeper\n")
+        with pytest.raises(ValueError, match=f"like {name}, which is no other row"):
+            load_table(folder)
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED_TABLES)

@@ -131,7 +131,15 @@ def test_data_without_a_width_or_files_are_a_message_and_code_two(capsys):
     assert main(["fit", "--config", CONFIG, f"--data={__name__}.Unmeasured"]) == 2
     assert "Give the data module the properties num_features and num_classes" in capsys.readouterr().err
     assert main(["fit", f"--config={REPOSITORY}/configs/cora_gcn.yaml", "--data.root=."]) == 2
-    assert "missing ind.cora.x" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("Cora is not at Cora/raw: missing ind.cora.x")
+
+
+def test_a_folder_may_begin_with_the_sign_of_the_home(tmp_path, monkeypatch, fit):
+    """Shells leave the sign as it is in --out=~/runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fit("--out=~").parent.parent == tmp_path
+    fit("--out=~", "--ckpt_path=~/digits_difformer_s/version_0/checkpoints/last.ckpt", epochs=3)
+    assert not Path("~").exists()
 
 
 def test_help_version_and_unknown_subcommand(capsys):

@@ -41,7 +41,7 @@ def test_writable_or_a_sentence(tmp_path, monkeypatch):
     assert list((tmp_path / "new" / "folder").iterdir()) == []
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match=f"Nothing can be written to {folder}: .*Give another folder as --out"):
+        with pytest.raises(OSError, match=f"Nothing can be written to {folder}: .*Give another folder"):
             check_writable(folder)
 
     def full(number):
@@ -154,9 +154,10 @@ def test_configurations_that_cannot_be(arguments, sentence, capsys):
 
 
 @pytest.mark.unwatched
-def test_a_table_looks_at_its_folder_first(tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--out", "--save"])
+def test_a_table_looks_at_its_folders_first(tmp_path, capsys, option):
     (tmp_path / "file").write_text("")
-    assert main(["--splits=1", "--configs", str(Path(CONFIG).parent), "--out", str(tmp_path / "file")]) == 2
+    assert main(["--splits=1", "--configs", str(Path(CONFIG).parent), option, str(tmp_path / "file")]) == 2
     assert f"Nothing can be written to {tmp_path / 'file'}" in capsys.readouterr().err
 
 

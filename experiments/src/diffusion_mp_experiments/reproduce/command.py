@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
 from diffusion_mp_experiments.reproduce.report import Line, card, chosen, lines, section
@@ -44,48 +45,52 @@ def run_reproduce(args: list[str]) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows, not all")
     parser.add_argument("--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says")
     for name in ("splits", "trials", "epochs"):
-        parser.add_argument(f"--{name}", type=_positive, help="instead of what table.yaml says")
+        parser.add_argument(f"--{name}", type=count, help="instead of what table.yaml says")
     jobs = min(4, os.cpu_count() or 1)
-    parser.add_argument("--jobs", type=_positive, default=jobs, help="processes of one thread each")
+    parser.add_argument("--jobs", type=count, default=jobs, help="processes of one thread each")
     parser.add_argument("--device", type=_device, default="cpu", help="where networks train, cpu or cuda")
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
-    parser.add_argument("--configs", type=Path, default=Path("configs"), help="folder of all tables")
-    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder of all runs")
-    parser.add_argument("--save", type=Path, help="folder for the model of the first run of every row, with a card")
+    parser.add_argument("--configs", type=folder, default=Path("configs"), help="folder of all tables")
+    parser.add_argument("--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs")
+    parser.add_argument("--save", type=folder, help="folder for the model of the first run of every row, with a card")
     options, start = parser.parse_args(args), time.perf_counter()
     table = load_table(options.configs / options.table, options.root)
     given = {name: value for name in ("splits", "trials", "epochs") if (value := getattr(options, name)) is not None}
     table = replace(table, **{**(table.quick if options.quick else {}), **given})
-    folder = options.out / (f"{table.name}-quick" if options.quick else table.name)
-    if options.save:
-        options.save.mkdir(parents=True, exist_ok=True)
-    records = reproduce(table, folder, options.jobs, options.only, options.save, options.device)
-    for record in records if options.save else ():
-        path = options.save / f"{record['row']}.md"
-        if record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record:
-            path.write_text(card(table, record, options.save))
-    report = folder / "report.md"
+    out = options.out / (f"{table.name}-quick" if options.quick else table.name)
+    records = reproduce(table, out, options.jobs, options.only, options.save, options.device)
+    saved = {row.name for row in table.named(options.only)} if options.save else set()
+    for record in records:
+        first = record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record
+        if first and record["row"] in saved:
+            path = options.save / f"{record['row']}.md"
+            path.write_text(card(table, record, options.save), "utf-8")
+    report = out / "report.md"
     rows = lines(table, records)
-    report.write_text(illustrated(table, records, rows, options.configs / table.name / "notes.md", folder))
+    report.write_text(illustrated(table, records, rows, options.configs / table.name / "notes.md", out), "utf-8")
     text, seconds = section(table, rows), time.perf_counter() - start
-    print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {folder / 'runs.jsonl'}")
+    print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}")
     if not options.quick:
         print(f"Take it over into docs/results.md: diffusion-mp results --made {options.out}")
 
 
 def run_results(args: list[str]) -> None:
     parser = argparse.ArgumentParser("diffusion-mp results", description="Writes docs/results.md and its figures.")
-    parser.add_argument("--made", type=Path, help="the --out of `reproduce`: its tables replace those in --results")
+    parser.add_argument("--made", type=folder, help="the --out of `reproduce`: its tables replace those in --results")
     for name in ("configs", "results", "docs"):
-        parser.add_argument(f"--{name}", type=Path, default=Path(name), help=f"the folder {name} of a clone")
+        parser.add_argument(f"--{name}", type=folder, default=Path(name), help=f"the folder {name} of a clone")
     options = parser.parse_args(args)
     print(write_page(options.configs, options.results, options.docs, options.made))
 
 
-def _positive(text: str) -> int:
+def count(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
     return value
+
+
+def folder(text: str) -> Path:
+    return as_path(text, "folder")
 
 
 def _device(text: str) -> str:
@@ -98,7 +103,7 @@ def _device(text: str) -> str:
 
 def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], notes: Path, folder: Path) -> str:
     """The section of a table in Markdown, below the text of the file `notes` and with pictures in `folder`/images."""
-    parts = [section(table, rows, notes.read_text() if notes.is_file() else "")]
+    parts = [section(table, rows, notes.read_text("utf-8") if notes.is_file() else "")]
 
     def picture(ending: str, title: str) -> Path:
         name = f"images/results-{table.name}{ending}.png"
@@ -121,10 +126,15 @@ def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], n
 
 def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:
     """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
-    for path in sorted(made.glob("*/results.jsonl")) if made else []:
+    finished = sorted(made.glob("*/results.jsonl")) if made else []
+    if made and not finished:
+        raise FileNotFoundError(
+            f"No folder below {made} has results.jsonl; give the --out of `diffusion-mp reproduce`."
+        )
+    for path in finished:
         if (configs / path.parent.name / "table.yaml").is_file():
             results.mkdir(exist_ok=True)
-            write_records(parsed(path.read_text(), path), results / f"{path.parent.name}.jsonl")
+            write_records(parsed(path.read_text("utf-8"), path), results / f"{path.parent.name}.jsonl")
     found = sorted(results.glob("*.jsonl"))
     if not found:
         raise FileNotFoundError(
@@ -133,13 +143,14 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
         )
     sections, compared = [], []
     for path in found:
-        folder, records = configs / path.stem, parsed(path.read_text(), path)
-        table = load_table(folder)
+        records, table = parsed(path.read_text("utf-8"), path), load_table(configs / path.stem)
         rows = lines(table, records)
-        sections.append(illustrated(table, records, rows, folder / "notes.md", docs))
+        if not rows:
+            raise ValueError(f"{path} has no run of a row of the table {table.name!r}; delete it.")
+        sections.append(illustrated(table, records, rows, configs / path.stem / "notes.md", docs))
         if any("gcn" in line.differences for line in rows) and table.sweep is None:
             compared.append((table, rows))
     figures.draw_overview(docs / "images" / "results.png", compared)
     page = docs / "results.md"
-    page.write_text("\n".join([_HEAD, *sections]))
+    page.write_text("\n".join([_HEAD, *sections]), "utf-8")
     return page

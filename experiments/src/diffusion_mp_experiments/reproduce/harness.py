@@ -112,7 +112,8 @@ def reproduce(
     run of every row. ValueError if another process works in `out`.
     """
     rows = table.named(only)
-    check_writable(out)
+    for folder in (out, save) if save else (out,):
+        check_writable(folder)
     try:
         with FileLock(out / "lock", timeout=0):
             return _Harness(table, out, save, device).make(rows, jobs)
@@ -185,12 +186,13 @@ class _Harness:
             bar.update()
 
     def saved(self, planned: Record) -> Path | None:
-        """The file for the model of a run, None if there is to be none or it is there."""
+        """The file for the model of a run, None if there is to be none or it is there: its card names the run."""
         later = planned["tuning"] or planned["split"] or planned["seed"]
         if self.save is None or later or self.table.row(planned["row"]).model is None:
             return None
-        path = self.save / f"{planned['row']}.safetensors"
-        return None if path.exists() else path
+        path, known = (self.save / f"{planned['row']}.{ending}" for ending in ("safetensors", "md"))
+        there = path.exists() and known.is_file() and planned["config"] in known.read_text("utf-8")
+        return None if there else path
 
     def values(self, search: Search) -> dict[int, float | None]:
         """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""

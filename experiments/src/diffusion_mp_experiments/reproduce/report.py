@@ -87,8 +87,9 @@ def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and standard deviation (n − 1), nan for one value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+    """Mean and standard deviation (n − 1), nan for one value and beside an infinite mean."""
+    mean = statistics.fmean(values)
+    return mean, statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else math.nan
 
 
 def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -179,9 +180,11 @@ def card(table: Table, record: Record, folder: Path) -> str:
     row, metric = table.row(record["row"]), table.metric
     data = table.config(row, record["settings"])["data"]
     options = {name: value for name, value in data["init_args"].items() if name != "root"}
-    score, validation = (f"{metric.scale * record[name]:.{metric.digits}f}" for name in ("test", "validation"))
+    values = (record[name] for name in ("test", "validation"))
+    score, validation = ("none" if v is None else f"{metric.scale * v:.{metric.digits}f}" for v in values)
     facts = [
         ("data", f"`{data['class_path'].rpartition('.')[2]}`, {options}, hash {record['data']}"),
+        ("settings", f"hash {record['config']}"),
         ("split, seed", f"{record['split']}, {record['seed']}"),
         (f"{metric.title}, test", score),
         (f"{metric.title}, validation", f"{validation}, in epoch {record['epoch']}"),

@@ -206,13 +206,17 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     return table if root is None else replace(table, data=_with(table.data, root=root))
 
 
-def _gathered(folder: Path) -> tuple[Config, dict[str, Path]]:
+def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     """The content of table.yaml and the files of rows by name, merged into those of the table that it is like."""
-    content = _read(folder / "table.yaml")
+    path = folder / "table.yaml"
+    content = _read(path)
     own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
     if "like" not in content:
         return content, own
-    other, files = _gathered(folder.parent / content.pop("like"))
+    like = folder.parent / content.pop("like")
+    if like in (folder, *below) or not (like / "table.yaml").is_file():
+        raise ValueError(f"{path} is like {like.name}, which is no other table beside it.")
+    other, files = _gathered(like, folder, *below)
     search = content.get("search", {})
     axes = {**search, **other.get("search", {}), **search}  # its own first, since axes are drawn in this order
     return {**other, **content, "search": axes}, {**files, **own}
@@ -223,19 +227,22 @@ def _with(config: Config, **arguments: Any) -> Config:
 
 
 def _read(path: Path) -> Config:
-    content = yaml.safe_load(path.read_text("utf-8"))
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold names and values; got {type(content).__name__}.")
     return content
 
 
-def _read_row(files: Mapping[str, Path], name: str) -> Config:
+def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
     own = _read(files[name])
     if "like" not in own:
         return own
-    if (like := own.pop("like")) not in files or like == name:
+    if (like := own.pop("like")) not in files or like in (name, *below):
         raise ValueError(f"{files[name]} is like {like}, which is no other row of this table.")
-    other = _read_row(files, like)
+    other = _read_row(files, like, name, *below)
     row = {**other, **own}
     for part in {"model", "predictor"} & own.keys() & other.keys():
         arguments = {**other[part].get("init_args", {}), **own[part].get("init_args", {})}

@@ -88,4 +88,4 @@ def check_writable(folder: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise OSError(f"Nothing can be written to {folder}: {error.strerror}. Give another folder as --out.") from error
+        raise OSError(f"Nothing can be written to {folder}: {error.strerror}. Give another folder.") from error

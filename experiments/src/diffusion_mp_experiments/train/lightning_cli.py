@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from diffusion_mp.errors import describe
+from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 from diffusion_mp_experiments.train.datamodules import DigitsDataModule, PlanetoidDataModule
@@ -50,6 +51,10 @@ def run_lightning(args: list[str]) -> None:
             DiffusionCLI(args)
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
+        except ValueError as error:  # jsonargparse puts its own words before those of data that have no width
+            if str(error).startswith("Call to compute_fn") and isinstance(error.__cause__, (OSError, ValueError)):
+                raise error.__cause__ from None
+            raise
         finally:
             for logger, level in levels.items():
                 logger.setLevel(level)
@@ -122,7 +127,9 @@ class DiffusionCLI(LightningCLI):
         parser.parse_object({command: {"model": settings}}, self.config)  # defaults are not checked, so this does it
         self._parser(command).set_defaults({f"model.{name}": value for name, value in settings.items()})
         self.config = parser.parse_args(args)
-        self.config[command].ckpt_path = str(Path(path).resolve())  # Lightning must not take it for a keyword
+        self.config[command].ckpt_path = str(
+            as_path(path, "--ckpt_path").resolve()
+        )  # Lightning must not take it for a keyword
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint's settings win over those of the command line."""
@@ -130,6 +137,7 @@ class DiffusionCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Let a resumed run keep its checkpoints in one folder, so that the best is that of all its parts."""
         config = self.config[self.subcommand]
+        config.out = str(as_path(config.out, "--out"))
         check_writable(Path(config.out, config.name))
         if self.subcommand == "fit" and config.ckpt_path:
             for callback in (config.checkpoint, config.last):
