@@ -184,6 +184,8 @@ TYPES: list[tuple[Callable[[], Any], str]] = [
     (lambda: conv(X, EDGES, torch.ones(3).long()), r"edge_weight must be floating"),
     (lambda: conv(X, EDGES, None, torch.zeros(4)), r"batch must hold integers"),
     (lambda: GATDiffusivity(4, 1.5), r"must be an integer; got 1\.5"),
+    (lambda: DIFFormer(3, 4, np.int64(2)), r"out_channels must be an integer; .* Pass int\(out_channels\)"),
+    (lambda: diagnose(DIFFormer(3, 4, 2), X, EDGES), r"DIFFormerConv got .* and Graph.* and gave"),
     (lambda: DIFFormerConv(3, 3, graph_weight=True), r"graph_weight must be a number; got True"),
     (lambda: GPS(3, 4, 2, pe_channels=True), r"pe_channels must be an integer; got True"),
     (lambda: DiffusionConv(3, 3, nn.Linear(3, 3)), r"diffusivity must be a Diff"),
