@@ -118,7 +118,8 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every named value is an integer of at least 1, or ``least`` (heads, channels or layers)."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer; got {describe(value)}.")
+            way_out = f" Pass int({name})." if hasattr(value, "__index__") and not isinstance(value, bool) else ""
+            raise TypeError(f"{name} must be an integer; got {describe(value)}.{way_out}")
         if value < least:
             lazy = " Only what begins with one linear map finds it out at the first call (GCNConv, DIFFormer, …)."
             way_out = lazy if name == "in_channels" and value == -1 else ""

@@ -1,7 +1,6 @@
 """The pairs that are timed compute the same, the harness says what is below its target, and a stopped run goes on."""
 
 import dataclasses
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -9,28 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
-BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+# Where Python looks when it runs a script there.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import ratios
+from pairs import Side
 
 
-@pytest.fixture(scope="module")
-def ratios():
-    sys.path.append(BENCHMARKS)  # where Python looks when it runs a script there
-    return importlib.import_module("ratios")
-
-
-@pytest.fixture
-def make(ratios):
+def make(target):
     """A pair that computes the same twice, with a target for its times."""
 
     def sides():
         x = torch.randn(60, 60, requires_grad=True)
-        side = importlib.import_module("pairs").Side
-        return side(lambda: x @ x, [x]), side(lambda: x @ x, [x])
+        return Side(lambda: x @ x, [x]), Side(lambda: x @ x, [x])
 
-    return lambda target: ratios.Pair("product", "N = 60", "itself", sides, dict.fromkeys(("forward", "step"), target))
+    return ratios.Pair("product", "N = 60", "itself", sides, dict.fromkeys(("forward", "step"), target))
 
 
-def test_layers_and_models_compute_the_same_as_the_others(ratios):
+def test_layers_and_models_compute_the_same_as_the_others():
     """Operations are compared in test_operations.py."""
     found = [pair for pair in ratios.pairs() if not pair.nodes and "100,000" not in pair.where and pair.same]
     assert len(found) > 10
@@ -39,13 +34,13 @@ def test_layers_and_models_compute_the_same_as_the_others(ratios):
             assert ratios.difference(*pair.sides()) < ratios.TOLERANCE, pair.name
 
 
-def test_names_tell_all_pairs_apart(ratios):
+def test_names_tell_all_pairs_apart():
     names = [pair.name for pair in ratios.pairs()]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(("target", "flags"), [(1e6, 2), (1e-6, 0)])
-def test_what_is_below_its_target_is_flagged(ratios, make, target, flags):
+def test_what_is_below_its_target_is_flagged(target, flags):
     pair = make(target)
     found = {pair: ratios.measure(pair, 0.01)}
     assert found[pair]["difference"] == 0
@@ -53,7 +48,7 @@ def test_what_is_below_its_target_is_flagged(ratios, make, target, flags):
     assert ratios.table(found).count("⚑") == flags
 
 
-def test_another_result_stops_the_run(ratios, make):
+def test_another_result_stops_the_run():
     def sides():
         mine, other = make(1.0).sides()
         return mine, type(other)(lambda: 2 * other.call(), other.leaves)
@@ -62,7 +57,7 @@ def test_another_result_stops_the_run(ratios, make):
         ratios.measure(ratios.Pair("product", "", "twice", sides), 0.01)
 
 
-def test_a_stopped_run_goes_on(ratios, make, tmp_path, monkeypatch, capsys):
+def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys):
     times = {"low": [1.0, 4.0], "median": [1.0, 4.0]}
     known = {"forward": times, "step": times, "memory": [1.0, 4.0]}
     threads, pair = torch.get_num_threads(), dataclasses.replace(make(1.0), nodes=60)

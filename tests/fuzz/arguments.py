@@ -261,6 +261,7 @@ def wrong_ptr(d: Draw) -> list[Wrong]:
         f"not rising: torch.tensor([0, {n + 2}, {n}]) | negative: torch.tensor([0, -1, {n}])",
         f"of rank two: torch.tensor([[0, {n}]]) | empty: torch.tensor([], dtype=torch.long)",
         "of rank zero: torch.tensor(0)",
+        f"short of N: torch.tensor([0, {n - 1}])" if n else "",
     )
 
 

@@ -82,6 +82,8 @@ PARAMETERS: dict[str, Make] = {
     "num_parts": counts(1), "num_val": counts(500, 10, zero=True), "num_test": counts(5, 10),
     "batch_size": counts(4), "windows": counts(4, 3), "lags": counts(4), "num_images": counts(9),
     "num_words": counts(9), "max_length": counts(9), "num": counts(2, 3), "size": counts(32, 24),
+    "max_depth": counts(5), "max_args": counts(5), "dashes": counts(4, 6), "distractors": counts(1, 0, zero=True),
+    "distractor_dashes": counts(2),
     "num_nodes": counts(4, 7), "rows": counts(4, 7), "columns": counts(4, 7), "tau": numbers(0.5, 0.25),
     "t": numbers(0.5, 1.0, 0.1), "tol": numbers(1e-2, 1e-3), "gamma": numbers(1.0, 0.5), "alpha": numbers(0.1, 0.2),
     "beta": numbers(0.0, 0.5, zero=True, negative=True), "leak": numbers(0.0, 0.2, zero=True),
@@ -174,12 +176,15 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def calls(name: str, use: str = "", /, *, finite: bool = True, **options: Any) -> Strategy:
-    """A call with arguments as of `arguments`, and a ``use`` of what it ``made``."""
+def calls(name: str, /, *uses: str, finite: bool = True, **options: Any) -> Strategy:
+    """A call with arguments as of `arguments`, and uses of what it ``made``, which take the options that they name."""
+    of_uses = {key: make for key, make in options.items() if any(f"{{{key}}}" in use for use in uses)}
+    own = {key: make for key, make in options.items() if key not in of_uses}
 
     def strategy(d: Draw) -> None:
-        d.call("made" if use else "out", f"{address(name)}({{args}})", finite=finite, **arguments(d, name, **options))
-        if use:
-            d.call("out", use)
+        d.call("made" if uses else "out", f"{address(name)}({{args}})", finite=finite, **arguments(d, name, **own))
+        for use in uses:
+            given = {key: make for key, make in of_uses.items() if f"{{{key}}}" in use}
+            d.call("out", use, **{key: make if isinstance(make, Arg) else make(d) for key, make in given.items()})
 
     return strategy

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import arguments, calls, construct, counts, device, numbers, texts
+from .signatures import calls, construct, counts, device, numbers, texts
 
 NOT_DATA = bad(
     "None | a string | a tensor | a list | a dict | empty: Data() | with edges of letters: "
@@ -49,22 +49,6 @@ def pad(d: Draw) -> None:
     d.call("out", "data.pad({args})", batch=options(d, *right, wrong=wrong), max_length=longest)
 
 
-def add_laplacian_pe(d: Draw) -> None:
-    d.sizes = None
-    both = f"torch.cat([{edge_list(d)}, {edge_list(d)}.flip(0)], 1)"
-    wrong = NOT_DATA + bad("a directed graph: Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)")
-    d.call("transform", "data.AddLaplacianPE({args})", k=count(d, 2, 1, 9))
-    d.call("out", "transform({graph})", graph=Arg(f"Data(edge_index={both}, num_nodes={d.nodes})", wrong))
-    d.call("vectors", "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]")
-
-
-def to_diffusion_graph(d: Draw) -> None:
-    d.sizes = None
-    construct(d, "transform", "data.ToDiffusionGraph")
-    given = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
-    d.call("out", "transform({graph}).graph.prepare()", graph=Arg(d.pick([given, f"[{given}, {given}]"]), NOT_DATA))
-
-
 def data_source(d: Draw, nodes: int | None = None) -> str:
     n = d.nodes if nodes is None else nodes
     mask = f"torch.ones({n}, dtype=torch.bool)"
@@ -72,17 +56,34 @@ def data_source(d: Draw, nodes: int | None = None) -> str:
     return f"Data({parts}, num_nodes={n})"
 
 
-def part_of(d: Draw) -> None:
-    d.sizes = None
-    whole = Arg(data_source(d), NOT_DATA).without("empty")
-    construct(d, "transform", "data.PartOf", data=whole)
-    n = d.nodes
-    batch = f"Data(n_id=torch.arange({n}), batch_size={n}, edge_index={edge_list(d)}, num_nodes={n})"
-    d.call("out", "transform({batch})", batch=Arg(batch, NOT_DATA[:6]))
+def plain_data(d: Draw, attributes: str = "") -> str:
+    return f"Data(edge_index={edge_list(d)}, {attributes}num_nodes={d.nodes})"
+
+
+def batch_of(d: Draw) -> Arg:
+    batch = plain_data(d, f"n_id=torch.arange({d.nodes}), batch_size={d.nodes}, ")
+    return Arg(batch, NOT_DATA[:6])
+
+
+def undirected(d: Draw) -> Arg:
+    both = f"torch.cat([{edge_list(d)}, {edge_list(d)}.flip(0)], 1)"
+    wrong = NOT_DATA + bad("a directed graph: Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)")
+    return Arg(f"Data(edge_index={both}, num_nodes={d.nodes})", wrong)
+
+
+def with_features(d: Draw) -> Arg:
+    """A graph with features of its edges."""
+    none = "edge_index=torch.zeros(2, {n}){of}, {attr}num_nodes=1".format
+    wrong = NOT_DATA + bad(
+        f"without features: Data({none(n=3, of='.long()', attr='')})",
+        f"too few rows: Data({none(n=3, of='.long()', attr='edge_attr=torch.ones(2, 2), ')})",
+        f"edges that are floats: Data({none(n=1, of='', attr='edge_attr=torch.ones(1, 2), ')})",
+        f"features of letters: Data({none(n=1, of='.long()', attr='''edge_attr='abc', ''')})",
+    )
+    return Arg(plain_data(d, f"edge_attr=torch.randn({len(d.edges)}, 2), "), wrong)
 
 
 def loader(d: Draw) -> None:
-    d.sizes = None
     n = max(d.nodes, 4)
     by_parts = not d.maybe(0.5)
     clusters = bad(
@@ -103,7 +104,6 @@ def loader(d: Draw) -> None:
 
 
 def find_clusters(d: Draw) -> None:
-    d.sizes = None
     metis = d.maybe(0.5)
     given = {
         "data": Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
@@ -113,48 +113,22 @@ def find_clusters(d: Draw) -> None:
     d.call("out", "data.find_clusters({args})", **given, seed=seed(d))
 
 
-def _items(d: Draw, last: int) -> None:
+def item(d: Draw) -> Arg:
     wrong = bad(
         "beyond: 99 | before: -99 | a fraction: 1.5 | a string: 'a' | None | a list: [0] | a slice: slice(2) | NaN"
     )
-    d.call("out", "tasks[{index}]", index=options(d, 0, last - 1, -1, wrong=wrong))
+    return options(d, 0, 1, -1, wrong=wrong)
 
 
-def list_ops(d: Draw) -> None:
-    words = bad("empty: () | another word: ('NONE',) | a number | None")
-    given = {
-        "num": count(d, 3, 2, none=True), "min_length": count(d, 4, 5), "max_length": count(d, 60, 90),
-        "max_depth": count(d, 5, optional=True), "max_args": count(d, 5, optional=True),
-        "operators": options(d, "('MIN', 'MAX')", "['SM']", wrong=words, optional=True),
-    }  # fmt: skip
-    construct(d, "tasks", "sequences.ListOps", **given)
-    _items(d, 2)
-
-
-def pathfinder(d: Draw) -> None:
-    given = {
-        "num": count(d, 2, 3, none=True), "size": count(d, 32, 24), "dashes": count(d, 4, 6),
-        "distractors": count(d, 1, 0, zero=True), "distractor_dashes": count(d, 2, optional=True),
-    }  # fmt: skip
-    construct(d, "tasks", "sequences.Pathfinder", **given)
-    _items(d, 2)
+def operators(d: Draw) -> Arg:
+    wrong = bad("empty: () | another word: ('NONE',) | a number | None")
+    return options(d, "('MIN', 'MAX')", "['SM']", wrong=wrong)
 
 
 def sequence_dataset(d: Draw) -> None:
     body = "{'__len__': lambda s: 3, 'item': lambda s, i: (torch.arange(i), 0)}"
     d.call("Own", f"type('Own', (sequences.SequenceDataset,), {body})")
-    d.call("tasks", "Own()")
-    _items(d, 3)
-
-
-def sbm(d: Draw) -> None:
-    sizes = never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')"))
-    construct(
-        d, "tasks", "graphs.SBMDataset", root=written("sbm").without("empty"), pattern_sizes=sizes, log=Arg("False"),
-        name=Arg("'PATTERN'", choice(d, "PATTERN").wrong), num_graphs=Arg("1", count(d).without("None").wrong),
-        seed=never([w for w in seed(d).wrong if w.valid is False]),
-    )  # fmt: skip
-    d.call("out", "[tasks[0].x, tasks[0].y]")
+    d.call("out", "Own()[{index}]", index=item(d))
 
 
 def _name(d: Draw) -> Arg:
@@ -171,54 +145,43 @@ def points(d: Draw) -> Arg:
     return replace(arg, wrong=wrong + more)
 
 
-def knn_transform(d: Draw) -> None:
-    wrong = NOT_DATA[:6] + bad(
-        "of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
-        "too few: Data(x=torch.randn(2, 2))",
-    )
-    construct(d, "transform", "KNNGraph", k=count(d, 5, 2))
-    d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", wrong))
-
-
-def edge_sums(d: Draw) -> None:
-    d.sizes = None
-    none = "edge_index=torch.zeros(2, {n}){of}, {attr}num_nodes=1".format
-    wrong = NOT_DATA + bad(
-        f"without features: Data({none(n=3, of='.long()', attr='')})",
-        f"too few rows: Data({none(n=3, of='.long()', attr='edge_attr=torch.ones(2, 2), ')})",
-        f"edges that are floats: Data({none(n=1, of='', attr='edge_attr=torch.ones(1, 2), ')})",
-        f"features of letters: Data({none(n=1, of='.long()', attr='''edge_attr='abc', ''')})",
-    )
-    attributes = f"edge_attr=torch.randn({len(d.edges)}, 2), num_nodes={d.nodes}"
-    d.call(
-        "out", "graphs.SumEdgeFeatures()({data}).x", data=Arg(f"Data(edge_index={edge_list(d)}, {attributes})", wrong)
-    )
-
-
-def forecast(d: Draw) -> None:
-    right = "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]"
-    snapshots = Arg(right, bad("empty | a number | numbers: [1, 2] | None"))
-    construct(d, "forecast", "graphs.fit_forecast", snapshots=snapshots)
-    d.call("out", "forecast(torch.randn(3, 4))")
-
-
 DATA: dict[str, Strategy] = {
     "data.random_split": calls("data.random_split", y=labels),
     "data.random_split_per_class": calls("data.random_split_per_class", y=labels, num_val=counts(4, 0, zero=True),
         num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong)),
     "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
-    "KNNGraph": knn_transform, "knn_graph": calls("knn_graph", x=points), "data.Split": split,
-    "data.pad": pad, "data.AddLaplacianPE": add_laplacian_pe, "data.ToDiffusionGraph": to_diffusion_graph,
-    "data.PartOf": part_of, "data.RandomPartitionLoader": loader, "data.find_clusters": find_clusters,
-    "sequences.ListOps": list_ops, "sequences.Pathfinder": pathfinder, "sequences.SequenceDataset": sequence_dataset,
-    "sequences.IMDb": calls("sequences.IMDb", path=absent), "graphs.SBMDataset": sbm,
+    "KNNGraph": calls("KNNGraph", "made({data}).edge_index", k=counts(5, 2), data=Arg("Data(x=torch.randn(9, 3))",
+        NOT_DATA[:6] + bad("of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
+        "too few: Data(x=torch.randn(2, 2))"))),
+    "knn_graph": calls("knn_graph", x=points), "data.Split": split,
+    "data.pad": pad,
+    "data.AddLaplacianPE": calls("data.AddLaplacianPE", "made({graph})",
+        "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]", k=counts(2, 1, 9), graph=undirected),
+    "data.ToDiffusionGraph": calls("data.ToDiffusionGraph", "made({graph}).graph.prepare()",
+        graph=lambda d: Arg(d.pick([plain_data(d), f"[{plain_data(d)}, {plain_data(d)}]"]), NOT_DATA)),
+    "data.PartOf": calls("data.PartOf", "made({batch})", batch=batch_of,
+        data=lambda d: Arg(data_source(d), NOT_DATA).without("empty")),
+    "data.RandomPartitionLoader": loader, "data.find_clusters": find_clusters,
+    "sequences.ListOps": calls("sequences.ListOps", "made[{index}]", index=item, always="num min_length max_length",
+        min_length=counts(4, 5), max_length=counts(60, 90), operators=operators),
+    "sequences.Pathfinder": calls("sequences.Pathfinder", "made[{index}]", index=item,
+        always="num size dashes distractors"),
+    "sequences.SequenceDataset": sequence_dataset,
+    "sequences.IMDb": calls("sequences.IMDb", path=absent),
+    "graphs.SBMDataset": calls("graphs.SBMDataset", "[made[0].x, made[0].y]", always="num_graphs",
+        root=written("sbm").without("empty"), name=lambda d: Arg("'PATTERN'", choice(d, "PATTERN").wrong),
+        num_graphs=counts(1), seed=never([w for w in NOT_A_SEED if w.valid is False]), log=Arg("False"),
+        pattern_sizes=never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')"))),
     "graphs.synthetic_pokec": calls("graphs.synthetic_pokec", always="num_nodes num_edges num_features",
         num_nodes=counts(50, 20), num_edges=counts(100, 40), num_features=counts(4, 2),
         homophily=numbers(0.444, 0.6, zero=True, below="1.5"), signal=numbers(0.3, 0.0, zero=True),
         spread=numbers(1.5, zero=True), unlabelled=numbers(1e-4, 0.1, zero=True, below="1.5"),
         cache=never(NOT_A_PATH).without("None", "empty")),
-    "graphs.load_digits": calls("graphs.load_digits", "made.x"), "graphs.SumEdgeFeatures": edge_sums,
-    "graphs.fit_forecast": forecast,
+    "graphs.load_digits": calls("graphs.load_digits", "made.x"),
+    "graphs.SumEdgeFeatures": calls("graphs.SumEdgeFeatures", "made({data}).x", data=with_features),
+    "graphs.fit_forecast": calls("graphs.fit_forecast", "made(torch.randn(3, 4))", snapshots=Arg(
+        "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]",
+        bad("empty | a number | numbers: [1, 2] | None"))),
     "graphs.PeptidesFunctional": calls("graphs.PeptidesFunctional", source=absent,
         root=Arg("'peptides'", NOT_A_PATH[:4]), num_graphs=counts(2, none=True), log=Arg("False")),
     "graphs.load_planetoid": calls("graphs.load_planetoid", name=texts("Cora")),
@@ -233,28 +196,16 @@ DATA: dict[str, Strategy] = {
 }  # fmt: skip
 
 
-def node_classifier(d: Draw) -> None:
-    d.sizes = None
-    own = {"model": module("mp.GCNConv(3, 2)"), "metric": choice(d, "acc", "roc_auc")}
-    construct(d, "module", "train.NodeClassifier", **own)
-    uses = "[module({data}), module.predict_step({data}, 0), module.configure_optimizers() and 0]"
-    d.call("out", uses, data=Arg(data_source(d), NOT_DATA).without("empty"))
+def learner(name: str, task: str, output: int, *metrics: str, more: str = "") -> Strategy:
+    """A module that learns from batches of two graphs, with ``more`` attributes."""
 
+    def batch(d: Draw) -> Arg:
+        nodes = max(d.nodes, 1)
+        given = f"{data_source(d, nodes)[:-1]}, {more.format(n=nodes)})"
+        return Arg(f"data.ToDiffusionGraph()([{given}, {given}])", NOT_DATA).without("empty")
 
-def batch_learner(name: str, output: int, *metrics: str, **attributes: str) -> Strategy:
-    def strategy(d: Draw) -> None:
-        d.sizes = None
-        task = "'graph'" if name == "GraphClassifier" else "'node'"
-        model = module(f"mp.DiffusionGNN(3, 4, {output}, task={task})")
-        own = arguments(d, f"train.{name}", model=model, metric=choice(d, *metrics))
-        d.call("module", f"train.{name}({{args}})", **own)
-        given = data_source(d, max(d.nodes, 1))
-        for key, value in attributes.items():
-            given = f"{given[:-1]}, {key}={value.format(n=max(d.nodes, 1))})"
-        batch = f"data.ToDiffusionGraph()([{given}, {given}])"
-        d.call("out", "module({batch})", batch=Arg(batch, NOT_DATA).without("empty"))
-
-    return strategy
+    model = module(f"mp.DiffusionGNN(3, 4, {output}, task='{task}')")
+    return calls(f"train.{name}", "made({batch})", model=model, metric=texts(*metrics), batch=batch)
 
 
 def task_metric(d: Draw) -> None:
@@ -320,7 +271,10 @@ TRAIN: dict[str, Strategy] = {
     "train.replace_file": calls("train.replace_file", path=written("a.txt", "a folder: '.'"),
         data=Arg("b'text'", bad("a string | None | a number | a list"))),
     "train.check_writable": calls("train.check_writable", folder=written("out").without("empty")),
-    "train.NodeClassifier": node_classifier,
+    "train.NodeClassifier": calls("train.NodeClassifier",
+        "[made({data}), made.predict_step({data}, 0), made.configure_optimizers() and 0]",
+        model=module("mp.GCNConv(3, 2)"), metric=texts("acc", "roc_auc"),
+        data=lambda d: Arg(data_source(d), NOT_DATA).without("empty")),
     "train.SequenceClassifier": calls("train.SequenceClassifier", "made(torch.ones(2, 5, 3))",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
         warmup=numbers(0.1, 0.0, zero=True, below="1.0")),
@@ -330,8 +284,8 @@ TRAIN: dict[str, Strategy] = {
         "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
         num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1"))),
     "train.multi_label_loss": multi_label_loss,
-    "train.GraphClassifier": batch_learner("GraphClassifier", 2, "acc", "roc_auc"),
-    "train.Forecaster": batch_learner("Forecaster", 1, "mse", "mae", base="torch.zeros({n})"),
+    "train.GraphClassifier": learner("GraphClassifier", "graph", 2, "acc", "roc_auc"),
+    "train.Forecaster": learner("Forecaster", "node", 1, "mse", "mae", more="base=torch.zeros({n})"),
     "train.TaskMetric": task_metric,
     **{
         f"train.{name}DataModule": calls(f"train.{name}DataModule", "made.num_features", leave="train val", **own)
@@ -349,7 +303,6 @@ ONE_RANK = (
 
 
 def sharded_graph(d: Draw) -> None:
-    d.sizes = None
     n = d.nodes = max(d.nodes, 1)  # every rank has a node
     given = edges(d, objects=False)
     wrong = bad(

@@ -9,7 +9,7 @@ from diffusion_mp.energies.constraints import CONSTRAINTS
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
-from .signatures import construct, counts, numbers, texts
+from .signatures import calls, construct, counts, numbers, texts
 
 
 def called(d: Draw, *, needed: bool, source: bool = True, x: Arg | None = None, **more: Arg) -> None:
@@ -52,11 +52,7 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
 
 
 def certified_conv(d: Draw) -> None:
-    num_layers = count(d, 2, 1, optional=True, none=True)
-    construct(
-        d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), num_layers=num_layers,
-        **certified(d, channels=True),
-    )  # fmt: skip
+    construct(d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), **certified(d, channels=True))
     called(d, needed=False)
 
 
@@ -173,13 +169,6 @@ def appnp(d: Draw) -> None:
     called(d, needed=True)
 
 
-def weights_of_pyg(d: Draw) -> None:
-    wrong = bad("None | a number | a tensor | a number in it: {'lin.weight': 3} | a list: [('bias', torch.ones(3))]")
-    given = Arg(d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]), module("nn.ReLU()").wrong)
-    state = Arg("{'lin.weight': torch.ones(3, 2), 'bias': torch.ones(3)}", wrong)
-    d.call("out", "mp.from_pyg({args})", module=given, state=state)
-
-
 LAYERS: dict[str, Strategy] = {
     "MLPConv": layer("MLPConv"), "GCNConv": layer("GCNConv", needed=True), "SGConv": layer("SGConv", needed=True),
     "GATConv": gat, "CertifiedConv": certified_conv, "CertifiedBlock": block, "WeightedGraph": part("WeightedGraph"),
@@ -199,5 +188,7 @@ LAYERS: dict[str, Strategy] = {
     "APPNPConv": appnp, "GCNIIConv": gcnii,
     "GatedGCNConv": with_edges("GatedGCNConv", eps=numbers(1e-6, 0.1)),
     "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
-    "from_pyg": weights_of_pyg,
+    "from_pyg": calls("from_pyg", module=lambda d: Arg(d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]),
+        NOT_A_MODULE), state=Arg("{'lin.weight': torch.ones(3, 2), 'bias': torch.ones(3)}",
+        bad("None | a number | a tensor | a number in it: {'lin.weight': 3} | a list: [('bias', torch.ones(3))]"))),
 }  # fmt: skip

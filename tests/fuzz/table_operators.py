@@ -14,7 +14,7 @@ from diffusion_mp.updates.implicit import SolvedUpdate
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import address, arguments, construct, device, dtype, numbers, parameters, texts
+from .signatures import address, arguments, calls, construct, device, dtype, numbers, parameters, texts
 from .table_layers import alpha, rows_or_frobenius
 
 
@@ -291,15 +291,6 @@ def own_penalties(d: Draw) -> Arg:
     return options(d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong)
 
 
-def composed(name: str, **options: Make) -> Strategy:
-    def strategy(d: Draw) -> None:
-        construct(d, "diffusivity", name, **options)
-        d.call("coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d, needed=True))
-        _used_by(d)
-
-    return strategy
-
-
 def one_of(*right: str) -> Make:
     return lambda d: diffusivity(d, *right)
 
@@ -333,13 +324,8 @@ MIXTURE: dict[str, Any] = {
 }
 
 
-def positive_number(d: Draw) -> None:
-    construct(d, "positive", "Positive")
-    d.call("out", "(positive.reset_parameters(), positive())[1]")
-
-
 DIFFUSIVITIES: dict[str, Strategy] = {
-    "Positive": positive_number,
+    "Positive": calls("Positive", "(made.reset_parameters(), made())[1]"),
     "Diffusivity": own_diffusivity,
     **{
         name: of_state(name, leave="constraint", more="heads head_channels", of=QueryKeyDiffusivity, **QUERY_KEY)
@@ -364,10 +350,10 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         **QUERY_KEY | {"normalize": texts("row", "frobenius")}),
     "NeumannDiffusivity": of_state("NeumannDiffusivity"),
     "RelationalBias": of_state("RelationalBias", needed=True, more="self_loops direction", of=AdjacencyDiffusivity),
-    "SymmetricDiffusivity": composed("SymmetricDiffusivity", diffusivity=unnormalised),
-    "AdjacencyEnhancedDiffusivity": composed("AdjacencyEnhancedDiffusivity",
+    "SymmetricDiffusivity": of_state("SymmetricDiffusivity", needed=True, diffusivity=unnormalised),
+    "AdjacencyEnhancedDiffusivity": of_state("AdjacencyEnhancedDiffusivity", needed=True,
         attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()")),
-    "GraphAugmentedDiffusivity": composed("GraphAugmentedDiffusivity",
+    "GraphAugmentedDiffusivity": of_state("GraphAugmentedDiffusivity", needed=True,
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
         graph_term=one_of("mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
         mix=texts("sum", "mean")),

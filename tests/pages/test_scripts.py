@@ -12,7 +12,12 @@ from .blocks import ROOT, blocks
 
 pytestmark = pytest.mark.unwatched  # as a reader runs them
 
-STORIES = ["index", "concepts", "training", "large-graphs", "gallery"]
+#: Pages whose blocks run one after the other, and what they find, as an expression of their names.
+STORIES = {
+    **dict.fromkeys(("index", "concepts", "training", "large-graphs", "gallery"), "True"),
+    "certified": "energies.shape == (9,) and by_block.shape == (4, 2)",
+    "released": "difference.detach().abs().max() < 1e-5",
+}
 # What a script has to reach, as `share`: chance is 10, 25, 50, 50, 50, 0 and 50 %; others train nothing.
 STARTED = [0.8, 0.7, None, 0.9, 0.9, None, 0.6, 0.3, 0.75, None]
 SCRIPTS = [
@@ -55,6 +60,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_pat
         torch.manual_seed(0)
         for block in blocks(ROOT / f"docs/{page}.md"):
             exec(compile(block, page, "exec"), scope)
+    assert bool(eval(STORIES[page], scope)), STORIES[page]
 
 
 #: What a tutorial has to find even in its quick form, as an expression of its names; with True it needs data sets.

@@ -91,8 +91,8 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
     calls: dict[str, list[Call]] = {name: [] for name in modules}
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
-        if not isinstance(x, Tensor) or not isinstance(out, Tensor):
-            came = f"{type(modules[name]).__name__} got {describe(x)} and gave {describe(out)}"
+        if not (isinstance(x, Tensor) and isinstance(mask, Tensor | None) and isinstance(out, Tensor)):
+            came = f"{type(modules[name]).__name__} got {describe(x)} and {describe(mask)} and gave {describe(out)}"
             raise TypeError(f"a module to be diagnosed must be called as module(x, mask) and give a tensor; {came}.")
         calls[name].append(Call(x.detach(), mask, out.detach()))
 
