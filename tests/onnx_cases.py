@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from diffusion_mp.export import in_plain_torch
 from model_cases import MODELS
 
-# Batches of both, sums over edges and attention over all pairs; the other operations are compared one by one in
-# export/test_formulas.py.
-WRITTEN, QUICK = ("difformer-graphs", "gin"), ("gin",)
+# Batches, sums over edges, and linear, pairwise and sparse attention over all pairs; the other operations are compared
+# one by one in export/test_formulas.py.
+WRITTEN, QUICK = ("difformer-graphs", "difformer-sigmoid", "sfi-former", "gin"), ("gin",)
 SIZES = (12, 23, 40)
 
 

@@ -46,6 +46,7 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
     table: dict[Any, Formula] = {
         torch.ops.aten.repeat_interleave.Tensor: _numbers,
         torch.ops.aten.repeat_interleave.self_Tensor: _repeat_interleave,
+        torch.ops.aten.logsumexp.default: _logsumexp,
         graph_ops.batch_pointers._opoverload: batch_pointers,
         graph_ops._compress._opoverload: compress,
         graph_ops.walk_pairs._opoverload: walk_pairs,
@@ -81,6 +82,12 @@ def _repeat_interleave(
 ) -> Tensor:
     """Return repeated entries; torch converts its own function to ONNX only without a size."""
     return (x.flatten() if dim is None else x).index_select(dim or 0, _numbers(repeats, output_size=output_size))
+
+
+def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    """Return log Σ exp x; torch's own asks whether x is empty, which is unknown where sizes are symbols."""
+    top = x.amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+    return (x - top).exp().sum(dim, keepdim).log() + (top if keepdim else top.squeeze(dim))
 
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:

@@ -121,8 +121,8 @@ class Dense:
         return entries.gather(-1, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
-        """Return the entries with a zero at one place of every row, possibly in place."""
-        return entries.scatter_(-1, place, 0.0)
+        """Return the entries with a zero at one place of every row."""
+        return entries.scatter(-1, place, 0.0)  # torch.export refuses it in place
 
     def spread(self, row: Tensor) -> Tensor:
         """Broadcast a number per row to its entries."""
