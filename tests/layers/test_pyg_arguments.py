@@ -28,6 +28,7 @@ def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
     torch.testing.assert_close(both, alone)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_weights_that_have_no_place_are_refused() -> None:
     theirs = pyg.GATConv((C, C), 4)
     ours = mp.GATConv(C, 4)

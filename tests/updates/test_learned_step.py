@@ -72,6 +72,7 @@ def test_the_layers_of_a_model_tell_the_state_before() -> None:
     torch.testing.assert_close(model(x, graph), model.decoder(state), rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_the_state_before_goes_to_those_that_look_at_it() -> None:
     x = random(6, 4)
     conv = dm.DiffusionConv(4, 4, dm.SimpleDiffusivity()).double()

@@ -311,6 +311,16 @@ class GraphAugmentedDiffusivity(Diffusivity):
         return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
 
 
+class AdjacencyEnhancedCoupling(couplings.SumCoupling):
+    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
+
+    def __init__(self, attention: couplings.Coupling, adjacency: couplings.Coupling, share: Tensor) -> None:
+        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
+        terms = ((share, attention), (1 - share, adjacency))
+        super().__init__([couplings.ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
+        self.attention = attention
+
+
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     r"""An attention S beside Ã = D^-½ (A + I) D^-½ with a learned weight, (1 + γ)⁻¹ [γ S + Ã] (SFi-Former, Eq. 11).
 
@@ -334,10 +344,7 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         nn.init.constant_(self.log_gamma, self.initial)
 
     def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:
-        share = self.log_gamma.sigmoid()
-        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
-        terms = ((share, attention), (1 - share, graph_term))
-        return couplings.SumCoupling([couplings.ScaledCoupling(*term, nonnegative=True) for term in terms])
+        return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
 
     def extra_repr(self) -> str:
         return f"gamma={math.exp(self.initial):g}"
