@@ -97,6 +97,10 @@ def test_nothing_but_checkpoints_is_read_and_nothing_runs(refused, tmp_path, com
     assert not (tmp_path / "runs").exists()
 
 
+def test_predictions_need_a_trained_model(refused):
+    assert "predict needs --ckpt_path" in refused("predict")
+
+
 def test_settings_of_a_checkpoint_are_numbers_and_choices(capsys):
     """A file must not say which class is made, and what it says is checked as what is typed."""
     assert main(["fit", *SMALL, *QUIET, "--trainer.max_epochs=1", "--name=x"]) == 0

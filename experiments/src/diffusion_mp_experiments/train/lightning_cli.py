@@ -116,6 +116,8 @@ class DiffusionCLI(LightningCLI):
         if config.weights_only is False:
             raise ValueError("weights_only cannot be false: checkpoints are read as tensors and plain types, always.")
         if (path := config.ckpt_path) is None:
+            if command == "predict":
+                raise ValueError("predict needs --ckpt_path, a checkpoint of `diffusion-mp fit`; got none.")
             return
         self._checkpoint = checkpoint = load_checkpoint(path)
         if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(k), t) for k, t in _PARTS.items()):
@@ -127,9 +129,8 @@ class DiffusionCLI(LightningCLI):
         parser.parse_object({command: {"model": settings}}, self.config)  # defaults are not checked, so this does it
         self._parser(command).set_defaults({f"model.{name}": value for name, value in settings.items()})
         self.config = parser.parse_args(args)
-        self.config[command].ckpt_path = str(
-            as_path(path, "--ckpt_path").resolve()
-        )  # Lightning must not take it for a keyword
+        # As an absolute path, Lightning does not take it for a keyword.
+        self.config[command].ckpt_path = str(as_path(path, "--ckpt_path").resolve())
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint's settings win over those of the command line."""
