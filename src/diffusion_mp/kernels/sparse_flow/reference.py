@@ -127,7 +127,7 @@ def _on_support(
     apart = u - rows.spread(w)
     log_through = (s + rows.spread(a) + rows.spread(lift) * (apart < 0)).masked_fill(~active, -math.inf)
     through = log_through.clamp(max=problem.unit_limit(s.dtype)).exp()
-    dammed = through * rows.spread(nu) * rows.without(apart.masked_fill(~active, 0.0), best).expm1()
+    dammed = through * rows.spread(nu) * apart.masked_fill(~active | rows.is_at(best, active), 0.0).expm1()
     height = unit - log_c
     slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
     rho = (1 - leak * lam * log_f.exp() + rows.add(dammed)) / slope
@@ -214,13 +214,12 @@ class Segments(Dense):
         return pad(entries, (0, 0, 0, 1)).gather(0, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
-        return entries.masked_fill(self.is_at(place), 0.0)
+        return entries.masked_fill(self.is_at(place, entries), 0.0)
 
     def spread(self, row: Tensor) -> Tensor:
         return row.index_select(0, self.target)
 
-    def is_at(self, place: Tensor) -> Tensor:
-        """Return which entries stand at the place of their row."""
+    def is_at(self, place: Tensor, like: Tensor) -> Tensor:
         return self.spread(place) == torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
 
 
@@ -231,7 +230,7 @@ def _edge_support(
     rows = Segments(target, lam)
     solution = solve(s, u, resistance, friction, lam, leak, rows)
     terms = RowTerms(*map(rows.spread, solution.terms))
-    return log_entries(s, u, terms, rows.is_at(solution.best)) > -torch.inf, solution.best
+    return log_entries(s, u, terms, rows.is_at(solution.best, s)) > -torch.inf, solution.best
 
 
 # An operation, because torch.compile cannot trace a loop that ends by values.

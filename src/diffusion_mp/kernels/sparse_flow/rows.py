@@ -121,8 +121,12 @@ class Dense:
         return entries.gather(-1, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
-        """Return the entries with a zero at one place of every row."""
-        return entries.scatter(-1, place, 0.0)  # torch.export refuses it in place
+        """Return the entries with a zero at one place of every row, possibly in place."""
+        return entries.scatter_(-1, place, 0.0)
+
+    def is_at(self, place: Tensor, like: Tensor) -> Tensor:
+        """Return which entries, shaped ``like`` a tensor, stand at the place of their row."""
+        return torch.zeros_like(like, dtype=torch.bool).scatter(-1, place, True)
 
     def spread(self, row: Tensor) -> Tensor:
         """Broadcast a number per row to its entries."""
