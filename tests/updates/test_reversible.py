@@ -250,6 +250,16 @@ def test_all_pairs_are_factorised_where_they_are_few(normalize: bool, monkeypatc
     assert slow.products > 10
 
 
+def test_the_backward_pass_is_preconditioned_too() -> None:
+    counted = Counted(gaussian())
+    counted.quadratic = True
+    x = X.clone().requires_grad_()
+    out = Equilibrium("residual", leak=1e-3)(x, counted)
+    before = counted.products
+    out.sum().backward()
+    assert counted.products - before <= 5
+
+
 def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:
     query = random(N, 1, 3)
     coupling = dm.couplings.PairwiseCoupling(query, query, normalize=False, symmetric=True)
