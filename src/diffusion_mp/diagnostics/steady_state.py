@@ -9,13 +9,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp import errors
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings import Coupling, DenseCoupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import quotient
-from diffusion_mp.updates.implicit import DENSE
+from diffusion_mp.updates.implicit import DENSE, dense_factor
 from diffusion_mp.updates.linear_solve import LowRankInverse
+
+SINGULAR = (
+    "posterior_variance cannot invert (1 + leak) D̄ − Ω: the coupling is not what it promises to be, or rounding loses "
+    "the leak. Raise the leak."
+)
 
 
 def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N heads"]:
@@ -55,16 +60,17 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     matrix = coupling.to_dense().double()
     matrix = (matrix + matrix.mT) / 2  # symmetric, and with the sums of its own rounded entries, Q keeps a small leak
     degree = matrix.sum(2, keepdim=True)
-    factor, info = torch.linalg.cholesky_ex(torch.diag_embed((1.0 + leak) * degree.squeeze(2)) - matrix)
-    _check_ones(torch.where(info[:, None, None] == 0, torch.cholesky_solve(leak * degree, factor), torch.nan))
+    factor = dense_factor(DenseCoupling(matrix), (1.0 + leak) * degree.transpose(0, 1))
+    if factor is None:
+        raise errors.SingularSystemError(SINGULAR)
+    _check_ones(torch.cholesky_solve(leak * degree, factor))
     return torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2).t().to(dtype)
 
 
 def _check_ones(solved: Tensor) -> None:
     """Raise unless Q⁻¹κD̄ 1, which is 1 in exact arithmetic, is so up to some digits."""
     if not bool(((solved - 1).abs() <= 1e-3).all()):
-        flaw = "the coupling is not what it promises to be, or rounding loses the leak. Raise the leak."
-        raise errors.SingularSystemError(f"posterior_variance cannot invert (1 + leak) D̄ − Ω: {flaw}")
+        raise errors.SingularSystemError(SINGULAR)
 
 
 def _check_promises(coupling: Coupling, name: str) -> None:
