@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from torch import nn
 
 from diffusion_mp import DIFFormer, GATConv, GCNConv, cite, diffusivities, layers, models
@@ -22,3 +23,6 @@ def test_a_module_of_ones_own_has_its_entry_beside_ours(capsys):
     layer = GCNConv(3, 4)
     layer.references = ("@misc{mine}", *layer.references)
     assert cite(layer).startswith("@misc{mine}\n\n@inproceedings{kipf2017gcn,")
+    layer.references = ("kipf2016gcn",)
+    with pytest.raises(ValueError, match=r"references must be .*, such as 'bresson2017gatedgcn'; got \['kipf2016gcn'\]"):
+        cite(layer)

@@ -153,6 +153,7 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "sparse-flow-stored-ragged": lambda: flow().to_sparse(), "sparse-flow-float32": lambda: flow(dtype=SINGLE),
     "reweighted-ragged":
         lambda: ReweightedCoupling(LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)),
+    "reweighted-rows-of-one-head": lambda: ReweightedCoupling(LowRankCoupling(*features(1)), leaf(11, 3)),
     "reweighted-rows": lambda: ReweightedCoupling(PairwiseCoupling(*features(1)), leaf(11, 3)),
     "reweighted-columns-ragged": lambda: ReweightedCoupling(SparseCoupling(graph(True), nonnegative=True), None,
         leaf(11, 2, positive=True), nonnegative=True),

@@ -55,6 +55,7 @@ VALUES: list[tuple[Any, ...]] = [
     (lambda: DFiFormer(3, 4, 2, edge_dim=[5])(X, EDGES, edge_attr=EDGES[0].to("meta")), "edge_attr .*cpu"),
     # the edges
     (lambda: conv(X, EDGES.T), r"edge_index must be \[2, num_edges\].*transposed"),
+    (lambda: conv(X, EDGES.tolist()), r"edge_index must be a tensor .*Convert it with torch\.as_tensor\(edge_index\)"),
     (lambda: conv(X, EDGES + 1), r"edge_index must lie in \[0, 3\].*from 1 to 4"),
     (lambda: conv(X[:0], EDGES), r"edge_index must lie in.*0 nodes"),
     (lambda: conv(X, None), r"AdjacencyDiffusivity works on observed edges"),

@@ -18,12 +18,18 @@ def cite(model: nn.Module) -> str:
     A module names its papers in a class attribute ``references``: keys of ``references.bib`` in this package, or
     BibTeX entries of its own.
 
+    Raises:
+        ValueError: a key is not in that file.
+
     Examples:
         >>> text = cite(SGConv(4, 3))  # doctest: +ELLIPSIS
         @...
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     keys = dict.fromkeys(key for module in model.modules() for key in getattr(module, "references", ()))
+    unknown = [key for key in keys if key not in REFERENCES and "@" not in key]
+    if unknown:
+        raise ValueError(f"references must be BibTeX entries or keys, such as {min(REFERENCES)!r}; got {unknown}.")
     text = "\n\n".join(REFERENCES.get(key, key) for key in keys)
     print(text)
     return text

@@ -177,7 +177,8 @@ def check_function(value: object, name: str, what: str) -> None:
 def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {what}; got {describe(value)}.{_part_of_data(value, name)}")
+        way_out = _as_a_tensor(value, name) if kind is Tensor else _part_of_data(value, name)
+        raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}")
 
 
 def check_probability(value: float, name: str) -> None:
@@ -192,7 +193,7 @@ def check_share(value: float, name: str, what: str) -> None:
 def check_tensor(value: object, name: str, shape: str, device: torch.device | None = None, other: str = "") -> None:
     """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.{_part_of_data(value, name)}")
+        raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.{_as_a_tensor(value, name)}")
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense().")
     if not value.is_floating_point():
@@ -299,7 +300,14 @@ def _one_state(x: object, name: str) -> str:
         )
     if isinstance(x, dict):
         return " Pass data.to_homogeneous(), which numbers all nodes in one run."
-    return _part_of_data(x, name)
+    return _as_a_tensor(x, name)
+
+
+def _as_a_tensor(value: object, name: str) -> str:
+    """Return the way out where something else came instead of a tensor."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return f" Convert it with torch.as_tensor({name})."
+    return _part_of_data(value, name)
 
 
 def _part_of_data(value: object, name: str) -> str:

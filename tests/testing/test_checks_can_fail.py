@@ -127,7 +127,7 @@ test_what_is_none_is_refused = refuses(
     (lambda: check_layer(lambda: BatchNormed(4, 3, Cosine()), extra={}), TypeError, "extra must be a function"),
     (lambda: path_problem(1, "residual"), "adjacency must have positive row sums"),
     (lambda: problem_on_graph("", torch.full((2, 2), torch.inf)), "adjacency must be finite"),
-    (lambda: path_problem(5).steady_state(path_problem(5).state), SingularSystemError, "leak must be positive"),
+    (lambda: path_problem(5).steady_state(path_problem(5).state), SingularSystemError, "leak=0 .*raise the leak"),
     (lambda: path_problem(5).implicit_step(0.5, torch.ones(4, 2, 3)), "source must have 5 rows"),
     (lambda: order_of_convergence(ExplicitEuler, path_problem(5), counts=(8, 8)), "two different numbers of steps"),
     error=ValueError,
@@ -208,6 +208,17 @@ class BatchNormed(DiffusionConv):
 def test_broken_layers_are_named() -> None:
     with pytest.raises(AssertionError, match=r"BatchNormed breaks the law 'batching'"):
         check_layer(lambda: BatchNormed(4, 3, Cosine()))
+
+
+class ReadsAValue(DiffusionConv):
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        return out if x.sum().item() > 0 else 1.0 * out
+
+
+def test_layers_that_compile_are_told_from_those_that_do_not() -> None:
+    check_layer(lambda: DiffusionConv(4, 3, Cosine()), compile=True)
+    with pytest.raises(AssertionError, match=r"ReadsAValue breaks the law 'compile'"):
+        check_layer(lambda: ReadsAValue(4, 3, Cosine()), compile=True)
 
 
 class Halfway(StateUpdate):

@@ -247,7 +247,7 @@ class CertifiedBlock(GraphLayer):
         *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        errors.check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
+        errors.check_counts(channels=channels)
         errors.check_positive(beta, "beta")
         errors.check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
         for term in terms:
@@ -262,6 +262,17 @@ class CertifiedBlock(GraphLayer):
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
         self.step = BlockStep(self.update)
+
+    @property
+    def num_layers(self) -> int | None:
+        """K, which may be set; ``None`` is the limit."""
+        return self._num_layers
+
+    @num_layers.setter
+    def num_layers(self, num_layers: int | None) -> None:
+        if num_layers is not None:
+            errors.check_counts(num_layers=num_layers)
+        self._num_layers = num_layers
 
     def forward(
         self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,

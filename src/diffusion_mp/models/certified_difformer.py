@@ -86,8 +86,6 @@ class CertifiedDIFFormer(GraphModel):
 
     @num_layers.setter
     def num_layers(self, num_layers: int | None) -> None:
-        if num_layers is not None:
-            check_counts(num_layers=num_layers)
         self.conv.num_layers = num_layers
 
     def energy(

@@ -68,21 +68,22 @@ class Problem:
         errors.check_number(beta, "beta")
         source = torch.zeros_like(self.state) if source is None else source
         errors.check_values(source, self.state.size(0), self.state.size(1), "source")
-        return self._solve(tau, 1 + tau * leak, self.state + tau * beta * source)
+        return self._solve(tau, 1.0, leak, self.state + tau * beta * source)
 
     def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
         """Return (Δ + κ)⁻¹ βh, by a dense solve."""
         errors.check_positive(leak, "leak", allow_zero=True)
         errors.check_number(beta, "beta")
         errors.check_values(source, self.matrix.size(0), 1, "source")
-        return self._solve(1.0, leak, beta * source)
+        return self._solve(1.0, 0.0, leak, beta * source)
 
-    def _solve(self, tau: float, shift: float, right: Tensor) -> Tensor:
-        """Return (τΔ + shift)⁻¹ right."""
-        matrix = tau * self.laplacian + shift * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+    def _solve(self, tau: float, mass: float, leak: float, right: Tensor) -> Tensor:
+        """Return (mass I + τ(Δ + κ))⁻¹ right."""
+        matrix = tau * self.laplacian + (mass + tau * leak) * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
             raise errors.SingularSystemError(
-                "leak must be positive here, since the Laplacian has constants in its kernel."
+                f"the system of leak={leak:g} and tau={tau:g} is singular to working precision, since the Laplacian has "
+                "constants in its kernel: raise the leak, or lower tau."
             )
         solution: Tensor = torch.linalg.solve(matrix, right.to(matrix).flatten(1))
         return solution.view_as(right)
