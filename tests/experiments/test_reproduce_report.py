@@ -59,8 +59,8 @@ def test_rows_are_means_over_splits_and_differences_are_taken_split_by_split(tab
     assert "| DIFFormer-s | 70.0 ± 14.1 | +35.0 ± 25.0 | 50.0 | 50.0 | 3 |" in text
     text = section(table, lines(table, RECORDS), "Some notes.")
     assert text.startswith("## Digits\n\nSome notes.\n")
-    assert "2 splits, tuned on 1 other; at most 6 epochs" in text
-    assert "took 0.1 hours of one core. Not made yet: constant; labels.\n" in text
+    assert "2 splits, tuned on 1 other split. At most 6 epochs" in text
+    assert "time: 0.1 core hours. Not computed yet: constant; labels.\n" in text
 
 
 def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_path):
@@ -92,7 +92,7 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     for picture in ("results", "results-digits"):
         assert (tmp_path / "docs" / "images" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
     before = page.read_text()
-    assert before.startswith("# Results\n\n![How far every kind of model is ahead of the tuned GCN")
+    assert before.startswith("# Results\n\n![Difference from the tuned GCN for every kind of model")
     assert "| DIFFormer-s | 70.0 ± 14.1 |" in before
     assert "](images/results-digits.png)" in before
     assert "](images/results-digits-search.png)" in before

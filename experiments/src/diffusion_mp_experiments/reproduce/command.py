@@ -17,25 +17,27 @@ from diffusion_mp_experiments.reproduce.table import Record, Table, load_table, 
 
 _HEAD = """# Results
 
-![How far every kind of model is ahead of the tuned GCN, table by table](images/results.png)
+![Difference from the tuned GCN for every kind of model, by table](images/results.png)
 
-Of every kind of model, with attention or without, this is the row that is best on validation. Green is ahead of the GCN
-by more than a standard error, orange behind. A row of the picture is a table below, with all its rows.
+For every kind of model, with and without attention, the picture shows the row with the best validation score. Green is
+ahead of the GCN by more than one standard error, orange is behind. Each row of the picture is a table below, which has
+all models.
 
-`diffusion-mp results` has written this page from `results/*.jsonl`; do not edit it. `diffusion-mp reproduce TABLE`
-makes the numbers anew: `configs` has a folder for every table, and in it a YAML for every row.
+This page is written by `diffusion-mp results` from `results/*.jsonl`; do not edit it. `diffusion-mp reproduce TABLE`
+computes a table again: `configs` has a folder for each table, with a YAML file for each of its rows.
 
-- **The same budget for every model**: so many settings, drawn at random from one declared space, each trained on the
-  tuning splits; the best mean validation metric decides. A row without anything to search has one trial.
-- **Tuning and results share no label.** A fixed random part of the labels belongs to tuning, whose splits train and
-  validate within it; splits of results are drawn from the others. Where splits are published, every split is tuned on
-  its own training and validation nodes (nested).
-- Every run has a fresh model and optimiser. Its epoch is chosen on validation; test nodes are looked at after that.
-- ± beside a score is one standard deviation over splits. A difference is taken split by split, on the same splits, and
-  ± beside it is its standard error; positive is better. Where there is one split, both are over seeds. Nothing is
-  quoted from a paper.
-- *identity*, *uniform*: the test score of the trained model with its attention over pairs replaced by the identity, or
-  by the mean over all nodes, after training. Rows that say so are trained that way, too.
+- **Every model has the same search budget**: a fixed number of settings, drawn at random from a declared space. Each is
+  trained on the tuning splits, and the one with the best mean validation score is used. A row without anything to
+  search has one trial.
+- **Tuning and evaluation share no labels.** A fixed random part of the labels is reserved for tuning, and the splits of
+  the results are drawn from the others. Published splits are each tuned on their own training and validation nodes.
+- Every run starts with a new model and optimiser. Its epoch is selected by the validation score, and test nodes are
+  used only after that.
+- ± after a score is the standard deviation over splits. Differences are computed split by split, and ± after a
+  difference is its standard error; positive is better. With a single split, both are over seeds. No number is quoted
+  from a paper.
+- *identity* and *uniform* are test scores of the trained model with its attention over all pairs replaced, after
+  training, by the identity or by the mean over all nodes. Rows with these words in their name are trained that way.
 """
 
 
@@ -117,10 +119,10 @@ def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], n
             figures.draw_states(picture("-states", "states of the trained models, layer by layer"), table, rows)
         return "\n".join(parts)
     if table.baselines:
-        figures.draw_differences(picture("", "how far each row is ahead"), table, rows)
+        figures.draw_differences(picture("", "difference of every row from the baselines"), table, rows)
     if any(len(line.states.get("F", [])) > 16 for line in rows):
         figures.draw_energies(picture("-energies", "the energy F at every step of the trained networks"), table, rows)
-    figures.draw_search(picture("-search", "what the trials came to"), table, records)
+    figures.draw_search(picture("-search", "validation scores of all trials"), table, records)
     return "\n".join([*parts, f"{chosen(table, records)}\n"])
 
 

@@ -133,7 +133,7 @@ def curves(table: Table, found: Sequence[Line]) -> str:
     for name in ("spread", "rank"):
         if any(line.states.get(name) for line in found):
             last = grid(lambda line, name=name: f"{line.states[name][-1]:.3g}" if line.states.get(name) else "")  # type: ignore[misc]
-            parts.append(f"Of the last state of the trained model {MEASURES[name]}:\n\n{last}")
+            parts.append(f"Last state of the trained model, {MEASURES[name]}:\n\n{last}")
     return "\n\n".join(parts)
 
 
@@ -148,17 +148,17 @@ def _signed(value: Estimate | None, digits: int) -> str:
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     splits, hours = max(line.splits for line in found), sum(line.seconds for line in found) / 3600
     if max(line.trials for line in found) == 1:
-        tuned = "with the settings that its configuration names"
+        tuned = "with fixed settings"
     elif table.nested:
         tuned = "each tuned on its own validation nodes"
     else:
-        tuned = f"tuned on {_counted(table.tuning, 'other')}"
+        tuned = f"tuned on {_counted(table.tuning, 'other split')}"
     seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
-    how = f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
-    how += f"without a better validation score. All of it took {hours:.1f} hours of one core."
+    how = f"{_counted(splits, 'split')}{seeds}, {tuned}. At most {table.epochs} epochs, stopped after {table.patience} "
+    how += f"without a better validation score. Computing time: {hours:.1f} core hours."
     made = {line.row for line in found}
     if missing := [row.title for row in table.rows if row.name not in made]:
-        how += f" Not made yet: {'; '.join(missing)}."
+        how += f" Not computed yet: {'; '.join(missing)}."
     shown = markdown(table, found) if table.sweep is None else curves(table, found)
     return "\n".join(part for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"] if part)
 
@@ -172,7 +172,7 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
             settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
             values = (f"{path} {format(value, '.3g' if isinstance(value, float) else '')}" for path, value in settings)
             found.append(f"- {table.row(record['row']).title}: {', '.join(values)}")
-    return "\n".join(["What the searches chose:\n", *found]) if found else ""
+    return "\n".join(["Settings chosen by the searches:\n", *found]) if found else ""
 
 
 def card(table: Table, record: Record, folder: Path) -> str:
