@@ -55,7 +55,6 @@ VALUES: list[tuple[Any, ...]] = [
     (lambda: DFiFormer(3, 4, 2, edge_dim=[5])(X, EDGES, edge_attr=EDGES[0].to("meta")), "edge_attr .*cpu"),
     # the edges
     (lambda: conv(X, EDGES.T), r"edge_index must be \[2, num_edges\].*transposed"),
-    (lambda: conv(X, EDGES.tolist()), r"edge_index must be a tensor .*Convert it with torch\.as_tensor\(edge_index\)"),
     (lambda: conv(X, EDGES + 1), r"edge_index must lie in \[0, 3\].*from 1 to 4"),
     (lambda: conv(X[:0], EDGES), r"edge_index must lie in.*0 nodes"),
     (lambda: conv(X, None), r"AdjacencyDiffusivity works on observed edges"),
@@ -148,6 +147,7 @@ VALUES: list[tuple[Any, ...]] = [
     (lambda: Equilibrium()(V, ring(), source=V), SingularSystemError, r"leak"),
 ]  # fmt: skip
 TYPES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: conv(X, EDGES.tolist()), r"edge_index must be a tensor .*Convert it with torch\.as_tensor\(edge_index\)"),
     (lambda: conv(torch.ones(4, 3).long()), r"x must be floating point.*x\.float\(\)"),
     (lambda: conv(X, EDGES.float()), r"edge_index must hold integers.*\.long\(\)"),
     (lambda: conv(DATA), r"got Data.* x is the tensor data\.x, as in model\(data\.x, data\.edge_index\)"),

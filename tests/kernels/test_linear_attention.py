@@ -8,7 +8,7 @@ import torch
 from kernel_cases import ATTENTION, OPTIONS, SIZES, assert_equals_reference, boundaries
 from torch import Tensor
 
-from diffusion_mp import SimpleDiffusivity
+from diffusion_mp import SigmoidDiffusivity, SimpleDiffusivity, SoftmaxDiffusivity
 from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_pool, linear_read
 
 DIFFORMER, SGFORMER = OPTIONS["difformer"], OPTIONS["sgformer"]
@@ -110,15 +110,17 @@ def test_one_tensor_with_rows_of_any_size(size: float, generator: torch.Generato
 def test_a_state_that_attends_to_itself_is_recognised(generator: torch.Generator) -> None:
     """``D(x) @ x`` has the values and gradients of ``D(x) @ y`` for an equal y."""
     (x,) = drawn((50, 4), generator=generator)
-    for options in ({}, {"normalize": None}, {"normalize": "frobenius"}, {"measure": "distance"}):
-        diffusivity, found = SimpleDiffusivity(**options), []
+    kinds = [SigmoidDiffusivity(normalize=None), SoftmaxDiffusivity(4, row_stochastic=False)]
+    options = {}, {"normalize": None}, {"normalize": "frobenius"}, {"measure": "distance"}
+    for diffusivity in (*(SimpleDiffusivity(**each) for each in options), *kinds):
+        found = []
         for value in (lambda at: at, lambda at: 1 * at):
             at = x.clone().requires_grad_()
             out = diffusivity(at) @ value(at)
             found.append([out, *torch.autograd.grad(out.square().sum(), at)])
         torch.testing.assert_close(*found)
-    assert SimpleDiffusivity()(x).state is x
-    assert SimpleDiffusivity(normalize="frobenius")(x).state is None
+    assert SimpleDiffusivity()(x).viewed[0] is kinds[0](x).viewed[0] is x
+    assert SimpleDiffusivity(normalize="frobenius")(x).viewed is kinds[1](x).viewed is None
 
 
 def test_third_derivatives(generator: torch.Generator) -> None:

@@ -31,7 +31,7 @@ def calls():
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize(("module", "most_calls", "most_files", "most_moves"), [
-    (mp.DIFFormerConv(16, 16), 78, 18, 41),
+    (mp.DIFFormerConv(16, 16), 62, 18, 42),
     (mp.CertifiedConv(16), 78, 22, 55),
     (mp.NodeFormer(16, 16, 4, num_layers=2).eval(), 249, 26, 172),
 ], ids=["DIFFormerConv", "CertifiedConv", "NodeFormer of two layers"])  # fmt: skip

@@ -89,6 +89,9 @@ class Coupling(ABC):
     low_rank = Lazy[bool]()
     _metric = Lazy[Tensor | None]()
 
+    viewed: tuple[Tensor, Tensor] | None = None
+    """A state [N, C] and the view [N, 1, C] of it that is query and key, if there is one: kernels share its norms."""
+
     # The classes of multiples and sums: algebra.py, which imports this module, sets them.
     _multiple: ClassVar[Callable[[float | Tensor, Coupling], Coupling]]
     _sum: ClassVar[Callable[[list[Coupling]], Coupling]]
@@ -159,6 +162,8 @@ class Coupling(ABC):
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
         """S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
+        if self.viewed is not None and v is self.viewed[0]:
+            return self._product(self.viewed[1]).squeeze(1)
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
             return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
         return self.matmul(v)

@@ -88,13 +88,17 @@ def measured_from(
     point = mean_rows(y.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)
     second = first if y is x else y.to(dtype) - point.to(dtype)
-    if sharpness is None or dtype == torch.float64 or not (x.numel() and values_only()) or x.is_meta:
-        return first, second
-    farthest = max(z.detach().square().sum(2).max() for z in {first, second})
-    if not bool(sharpness * farthest > 2 * RESOLVED):
+    if sharpness is None or resolved(sharpness, *(-0.5 * z.detach().square().sum(2) for z in {first, second})):
         return first, second
     wide = x.double()
     return measured_from(wide, wide if y is x else y.double(), ptr, point)
+
+
+def resolved(sharpness: float | Tensor, *halves: Tensor) -> bool:
+    """Whether the dtype resolves e^{−a·½z²} of vectors with these −½‖x‖²; ``True`` where there are no values."""
+    if halves[0].dtype == torch.float64 or not (halves[0].numel() and values_only()) or halves[0].is_meta:
+        return True
+    return not bool(sharpness * max(-half.detach().min() for half in halves) > RESOLVED)
 
 
 def distance_features(
@@ -120,7 +124,11 @@ def distance_features(
         _refuse(x, "x")
     if y is not None and y is not x and (not isinstance(y, Tensor) or y.shape != x.shape):
         raise ValueError(f"x and y must have one shape; got {describe(x)} and {describe(y)}.")
-    x, y = measured_from(x, x if y is None else y, ptr, centre, sharpness)
-    one, x_half = x.new_ones(*x.shape[:2], 1), -0.5 * x.square().sum(2, keepdim=True)
-    y_half = x_half if y is x else -0.5 * y.square().sum(2, keepdim=True)
-    return torch.cat([x, x_half, one], dim=2), torch.cat([y, one, y_half], dim=2)
+    y = x if y is None else y
+    first, second = measured_from(x, y, ptr, centre)
+    first_half = -0.5 * first.square().sum(2, keepdim=True)
+    second_half = first_half if second is first else -0.5 * second.square().sum(2, keepdim=True)
+    if sharpness is not None and not resolved(sharpness, first_half, second_half):
+        return distance_features(x.double(), None if y is x else y.double(), ptr, centre=centre)
+    one = torch.ones_like(first_half)
+    return torch.cat([first, first_half, one], dim=2), torch.cat([second, one, second_half], dim=2)

@@ -218,9 +218,6 @@ class LinearAttentionCoupling(PooledCoupling):
         True
     """
 
-    state: Tensor | None = None
-    """The state [N, C] of which queries and keys are the same view, with one head, if there is one."""
-
     def __init__(
         self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
         *, constant: float = 0.0, own: float = 0.0, unit: bool = False, symmetric: bool = False,
@@ -243,12 +240,6 @@ class LinearAttentionCoupling(PooledCoupling):
         promises |= {"metric": metric if nonnegative and mutual else None, "low_rank": True}
         super().__init__(*sizes, ptr=ptr, **promises)
         self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
-
-    def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        # The kernel computes once what the state has in common with queries and keys.
-        if self.state is not None and v is self.state:
-            return self._product(self.query).squeeze(1)
-        return super().__matmul__(v)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)

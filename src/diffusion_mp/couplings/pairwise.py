@@ -62,11 +62,12 @@ class PairwiseCoupling(Coupling):
         *, normalize: bool | Literal["symmetric"] = True, loops: bool = True, symmetric: bool = False,
         positive_semidefinite: bool = False, reversible: bool = False,
     ) -> None:  # fmt: skip
-        check_choice(score, "score", pairwise.SCORES)
+        if score not in pairwise.SCORES:
+            check_choice(score, "score", pairwise.SCORES)
         sizes = feature_sizes(query, key)
-        if not isinstance(normalize, str) or normalize != "symmetric":
-            check_flags(normalize=normalize)
-        check_flags(loops=loops, reversible=reversible)
+        if not (type(normalize) is type(loops) is type(reversible) is bool):
+            divides = True if isinstance(normalize, str) and normalize == "symmetric" else normalize
+            check_flags(normalize=divides, loops=loops, reversible=reversible)
         divided, mutual = normalize is True, reversible or query is key
         promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": divided, "nonnegative": True}
         promises["metric"] = (lambda: _row_sums(query, key, ptr, score, loops)) if divided and mutual else None
@@ -92,7 +93,8 @@ class PairwiseCoupling(Coupling):
         values = v.flatten(1).unsqueeze(1) if self.heads == 1 < v.size(1) else v
         pairs, score, mutual = (self.query, self.key, values), self.score, self.mutual
         if self.row_stochastic and self.loops:
-            return pairwise.pairwise_attention(*pairs, self.ptr, score=score, mutual=mutual).view_as(v)
+            out = pairwise.pairwise_attention(*pairs, self.ptr, score=score, mutual=mutual)
+            return out if values is v else out.view_as(v)
         a, b = self.shifts if self.normalize else (None, None)
         options: dict[str, Any] = {"score": score, "loops": self.loops, "mutual": mutual}
         return pairwise.pairwise_product(*pairs, a, b, self.ptr, **options).view_as(v)

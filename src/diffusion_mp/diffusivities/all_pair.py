@@ -195,8 +195,8 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
         forms |= {"normalize": self.row_stochastic}
         coupling = penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
-        if type(coupling) is LinearAttentionCoupling and coupling.query is q is k and self._views_the_state:
-            coupling.state = x
+        if self._views_the_state and getattr(coupling, "query", None) is q is k:
+            coupling.viewed = x, q
         return coupling
 
     def extra_repr(self) -> str:

@@ -20,7 +20,7 @@ from diffusion_mp.errors import BackendError, check_choice
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
 
-__all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]
+__all__ = ["Narrow", "Operation", "Wide", "empty_like", "heads_first", "once_differentiable", "operation"]
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 BACKENDS = get_args(Backend)
@@ -127,6 +127,18 @@ def empty_like(*tensors: Tensor) -> Any:
     first, *others = tensors
     found = torch.empty_like(first, memory_format=torch.contiguous_format)
     return (found, *map(empty_like, others)) if others else found
+
+
+def heads_first(*features: Tensor) -> list[Tensor]:
+    """Return [N, D] of features of one head, or [H, N, D]: torch differentiates products in their own layout.
+
+    A tensor that is given several times has one view.
+    """
+    views: dict[int, Tensor] = {}
+    for x in features:
+        if id(x) not in views:
+            views[id(x)] = x.squeeze(1) if x.size(1) == 1 else x.transpose(0, 1)
+    return [views[id(x)] for x in features]
 
 
 class Signature:

@@ -300,13 +300,13 @@ class CertifiedBlock(GraphLayer):
         h = state.flatten(1) if source is None else source.to(wide.dtype)
         pull = ScaledTerm(self.beta(), SourceTerm(h.unflatten(1, (self.heads, -1))))
         terms = [*self.made(h, graph, **inputs), pull]
-        at_rest, from_source = self.num_layers is None, source is None or start is None
+        at_rest, from_source = self._num_layers is None, source is None or start is None
         step = (
             partial(self.limit, terms=terms, graph=graph)
             if at_rest
             else self.update.descent(state, terms, graph, from_source=from_source)
         )
-        for _ in range(self.num_layers or 1):
+        for _ in range(self._num_layers or 1):
             state, before = self.step(state, graph, step), state
             if couplings is not None:
                 read = state if at_rest else before

@@ -226,7 +226,8 @@ def _low_rank_form(case: CouplingCase) -> None:
         return
     form = case.coupling.low_rank_form(case.coupling.dtype)
     assert form is not None, "S promises to be low-rank, but has no low_rank_form"
-    dense = LowRankCoupling(*torch.broadcast_tensors(form.left, form.right), form.ptr).to_dense()
+    left, right = torch.broadcast_tensors(form.left, form.right)
+    dense = LowRankCoupling(left, right, form.ptr).to_dense()
     dense = dense if form.diagonal is None else dense + torch.diag_embed(form.diagonal.t())
     dense = dense.expand_as(case.dense)
     expect_close(dense, case.dense, "entries", "the low-rank form")

@@ -82,8 +82,8 @@ class Problem:
         matrix = tau * self.laplacian + (mass + tau * leak) * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
             raise errors.SingularSystemError(
-                f"the system of leak={leak:g} and tau={tau:g} is singular to working precision, since the Laplacian has "
-                "constants in its kernel: raise the leak, or lower tau."
+                f"the system of leak={leak:g} and tau={tau:g} is singular to working precision, since the Laplacian "
+                "has constants in its kernel: raise the leak, or lower tau."
             )
         solution: Tensor = torch.linalg.solve(matrix, right.to(matrix).flatten(1))
         return solution.view_as(right)

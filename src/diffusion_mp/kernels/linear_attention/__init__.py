@@ -9,8 +9,8 @@ from torch import Tensor
 
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.linear_attention import blocked, reference
-from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms, heads_first
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
+from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, heads_first, operation
 from diffusion_mp.kernels.precision import accumulating, unit_vectors, without_autocast
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]

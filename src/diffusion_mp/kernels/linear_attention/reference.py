@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffusion_mp.kernels.operation import heads_first
 from diffusion_mp.kernels.precision import LEAST, lies_in, quotient, unit_vectors
 from diffusion_mp.kernels.segments import slices
 
@@ -78,15 +79,6 @@ def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Lin
     keys = queries if q is k else unit_vectors(k) if terms.unit else k
     out = read(queries, v, *pool(keys, v), v.size(-2), terms, positive)
     return LinearRows(out, out, out)
-
-
-def heads_first(*features: Tensor) -> list[Tensor]:
-    """Return [N, D] of features of one head, or [H, N, D]: torch differentiates products in their own layout.
-
-    A tensor that is given several times has one view.
-    """
-    views = {id(x): x.squeeze(1) if x.size(1) == 1 else x.transpose(0, 1) for x in features}
-    return [views[id(x)] for x in features]
 
 
 def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import FEW, Wide
+from diffusion_mp.kernels.operation import FEW, Wide, heads_first
 from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
 
@@ -121,12 +121,11 @@ def attention_of_one_graph(
     """Return the rows of a small graph in as few calls as possible, or ``None``, also where sums are asked for."""
     if log_sums or not few_pairs(q):
         return None
-    one, same = q.size(1) == 1, q is k  # torch differentiates products of matrices in their own layout
-    q, k, v = (x.squeeze(1) if one else x.transpose(0, 1) for x in (q, k, v))
+    q, k, v = heads_first(q, k, v)
     # The score of a vector with itself is its square.
-    weight = (q @ k.mT).softmax(-1) if score == "exp" else _sigmoids(q @ k.mT, present=same)
+    weight = (q @ k.mT).softmax(-1) if score == "exp" else _sigmoids(q @ k.mT, present=q is k)
     out = weight @ v if score == "exp" else (weight @ v) / weight.sum(-1, keepdim=True)
-    out = (out.unsqueeze(1) if one else out.transpose(0, 1)).contiguous()
+    out = (out.unsqueeze(1) if out.dim() == 2 else out.transpose(0, 1)).contiguous()
     return PairwiseRows(out, out)
 
 
