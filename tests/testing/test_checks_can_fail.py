@@ -215,6 +215,7 @@ class ReadsAValue(DiffusionConv):
         return out if x.sum().item() > 0 else 1.0 * out
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_layers_that_compile_are_told_from_those_that_do_not() -> None:
     check_layer(lambda: DiffusionConv(4, 3, Cosine()), compile=True)
     with pytest.raises(AssertionError, match=r"ReadsAValue breaks the law 'compile'"):

@@ -62,7 +62,7 @@ class PairwiseCoupling(Coupling):
         *, normalize: bool | Literal["symmetric"] = True, loops: bool = True, symmetric: bool = False,
         positive_semidefinite: bool = False, reversible: bool = False,
     ) -> None:  # fmt: skip
-        if score not in pairwise.SCORES:
+        if type(score) is not str or score not in pairwise.SCORES:
             check_choice(score, "score", pairwise.SCORES)
         sizes = feature_sizes(query, key)
         if not (type(normalize) is type(loops) is type(reversible) is bool):
