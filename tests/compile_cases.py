@@ -14,7 +14,7 @@ import diffusion_mp as dm
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.neumann import Boundary, neumann_product
 from diffusion_mp.kernels.pairwise import pairwise_attention
-from diffusion_mp.testing import check_diffusivity, check_update, tolerance
+from diffusion_mp.testing import check_diffusivity, check_layer, check_update, tolerance
 from helpers import built
 from model_cases import BATCH, MODELS, Case
 from reading_features import ReadsInputs
@@ -230,6 +230,17 @@ def test_batches_of_any_size_without_fullgraph() -> None:
 ], ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"])  # fmt: skip
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)
+
+
+class ReadsAValue(dm.DiffusionConv):
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        return out if x.sum().item() > 0 else 1.0 * out
+
+
+def test_check_layer_finds_what_does_not_compile() -> None:
+    check_layer(lambda: dm.DiffusionConv(4, 3, dm.SimpleDiffusivity()), compile=True)
+    with pytest.raises(AssertionError, match=r"ReadsAValue breaks the law 'compile'"):
+        check_layer(lambda: ReadsAValue(4, 3, dm.SimpleDiffusivity()), compile=True)
 
 
 @pytest.mark.parametrize(

@@ -210,18 +210,6 @@ def test_broken_layers_are_named() -> None:
         check_layer(lambda: BatchNormed(4, 3, Cosine()))
 
 
-class ReadsAValue(DiffusionConv):
-    def output(self, out: Tensor, x: Tensor) -> Tensor:
-        return out if x.sum().item() > 0 else 1.0 * out
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_layers_that_compile_are_told_from_those_that_do_not() -> None:
-    check_layer(lambda: DiffusionConv(4, 3, Cosine()), compile=True)
-    with pytest.raises(AssertionError, match=r"ReadsAValue breaks the law 'compile'"):
-        check_layer(lambda: ReadsAValue(4, 3, Cosine()), compile=True)
-
-
 class Halfway(StateUpdate):
     """x′ = ½ (x + S v), the sound one that the broken ones below are made of."""
 
