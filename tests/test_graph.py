@@ -14,7 +14,8 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import Compressed, compress
+from diffusion_mp.graph.ops import Compressed, compress, members
+from diffusion_mp.layers import GCNConv
 from diffusion_mp.models import DIFFormer
 from helpers import refuses
 
@@ -225,3 +226,27 @@ def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: str) -> No
         expected = sorted_by_torch(graph.edges[ends], graph.edges[1 - ends], 5)
         for got, want in zip((compressed.ptr, compressed.order, compressed.other), expected, strict=True):
             assert torch.equal(got.long(), want)
+
+
+def test_sums_of_half_precision_weights() -> None:
+    graph = Graph(2, torch.zeros(2, 5000, dtype=torch.long), torch.ones(5000, dtype=torch.float16))
+    assert graph.degree()[0] == graph.degree(dtype=torch.float16)[0] == 5000
+
+
+def test_a_part_of_a_batch_whose_boundaries_are_those_of_the_whole() -> None:
+    whole = Batch.from_data_list([Data(edge_index=torch.tensor([[0], [1]]), num_nodes=n) for n in (2, 3, 2)])
+    part = whole.subgraph(torch.tensor([1, 1, 0, 1, 1, 0, 0]).bool())
+    assert Graph.from_data(part).ptr.tolist() == [0, 2, 4, 4]
+    part.batch = part.batch.flip(0)
+    with pytest.raises(ValueError, match="batch must be sorted"):
+        Graph.from_data(part)
+
+
+def test_the_default_device_is_not_that_of_the_data() -> None:
+    """As with a GPU as the default, where everything without a device of its own would be."""
+    layer, x, batch = GCNConv(2, 2), torch.rand(5, 2), torch.tensor([0, 0, 1, 1, 1])
+    expected = layer(x, EDGES[:, :1], batch=batch)
+    with torch.device("meta"):
+        graph = Graph(5, EDGES[:, :1].clone(), batch=batch.clone())
+        assert Graph(2).ptr.device.type == members(graph.ptr, 5, x.device)[0].device.type == "cpu"
+        assert torch.equal(layer(x, graph), expected)

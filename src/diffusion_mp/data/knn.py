@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp import errors
+from diffusion_mp.graph.checks import check_one_graph
 from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
@@ -76,9 +77,12 @@ class KNNGraph(BaseTransform):
         errors.check_positive(self.sharpness, "sharpness")
 
     def forward(self, data: Any) -> Data:
-        """Set the edges of data, of which PyG passes a shallow copy."""
+        """Replace the edges of data, of which PyG passes a shallow copy, and remove their weights and features."""
         errors.check_kind(data, "data", Data, "a torch_geometric Data")
+        check_one_graph(data, "KNNGraph")
         data.edge_index, weights = self._joined(data.x, "data.x")
+        for name in ("edge_weight", "edge_attr", "adj_t"):  # of the edges before
+            data.pop(name, None)
         if self.weighted:
             data.edge_weight = weights
         return data

@@ -19,6 +19,7 @@ from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_
 
 from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.checks import check_one_graph
 from diffusion_mp.graph.graph import SelfLoops
 
 _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
@@ -49,19 +50,20 @@ class AddLaplacianPE(BaseTransform):
         check_kind(data, "data", BaseData, "a torch_geometric Data")
         if data.edge_index is None:
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
+        check_one_graph(data, "AddLaplacianPE")
         graph = Graph.from_data(data)  # int64 edges: PyG multiplies numbers of nodes in the given dtype
         if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
             what = "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight"
             raise ValueError(f"{what}; torch_geometric.transforms.ToUndirected() makes one.")
         size, device, found = graph.num_nodes, graph.edges.device, max(min(self.k, graph.num_nodes - 1), 0)
-        vectors, values = (torch.zeros(size, self.k, dtype=torch.get_default_dtype()) for _ in range(2))
+        vectors, values = (torch.zeros(size, self.k, device=device) for _ in range(2))
         if found:
             weight = None if graph.edge_weight is None else graph.edge_weight.double()
             edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=size)
             value, vector = _lowest(to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc(), found + 1)
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
             values[:, :found] = torch.from_numpy(value[1:])
-        data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors.to(device), values.to(device)
+        data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors, values
         data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
         return data
 
@@ -138,5 +140,6 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
     for sequences in texts:
         cut = [sequence[:max_length].long() for sequence in sequences]
         tokens = pad_sequence(cut, batch_first=True)
-        padded += [tokens, torch.arange(tokens.size(1)) < torch.tensor([len(part) for part in cut])[:, None]]
-    return (*padded, torch.tensor(labels))
+        lengths = torch.tensor([len(part) for part in cut], device=tokens.device)
+        padded += [tokens, torch.arange(tokens.size(1), device=tokens.device) < lengths[:, None]]
+    return (*padded, torch.tensor(labels, device=padded[0].device))

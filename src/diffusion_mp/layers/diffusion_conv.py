@@ -161,7 +161,7 @@ class DiffusionConv(GraphLayer):
         if isinstance(x, tuple):
             others |= {"batch": batch, "source": source, "features": features, "previous": previous}
             others |= {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
-            return between(self, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
+            return between(self, DiffusionConv.forward, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         if self.validate:
             errors.check_finite(x, "x")
@@ -178,7 +178,9 @@ class DiffusionConv(GraphLayer):
         super()._find_channels(x)
         if self.value is None:
             self.out_channels = self.head_channels = self.in_channels
-        elif is_lazy(self.value.weight) and self.in_channels != -1:  # so that the checks see its dtype
+        elif (
+            isinstance(self.value, FeatureLinear) and is_lazy(self.value.weight) and self.in_channels != -1
+        ):  # so that the checks see its dtype
             self.value.initialize_parameters(self.value, (x,))
 
     def _by_head(self, x: Tensor) -> Tensor:
