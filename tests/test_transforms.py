@@ -76,6 +76,5 @@ def test_weights_that_are_computed_are_copied_and_saved(wrap: Callable[..., nn.M
     wrap(other.value, "weight", **options)
     other.load_state_dict(layer.state_dict())
     x = torch.randn(6, 4)
-    copies = [other] if options else [other, copy.deepcopy(layer)]  # torch copies no pruned weight
-    for same in copies:
+    for same in [other] if options else [other, copy.deepcopy(layer)]:  # torch copies no pruned weight
         torch.testing.assert_close(same(x, EDGES), layer(x, EDGES))

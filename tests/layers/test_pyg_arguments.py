@@ -209,12 +209,8 @@ def test_channels_that_nobody_can_find_out() -> None:
 
 
 class Averaging(mp.DiffusionConv):
-    """A user's layer, with options that PyG's layers have too, and a call of its own."""
-
-    def __init__(
-        self, aggr: str = "mean", *, cached: bool = False, add_self_loops: bool = False, bias: int = 0
-    ) -> None:
-        super().__init__(C, 4, mp.AdjacencyDiffusivity("row"), **({"bais": bias} if bias else {}))
+    def __init__(self, aggr: str = "mean", *, cached: bool = False, add_self_loops: bool = False) -> None:
+        super().__init__(C, 4, mp.AdjacencyDiffusivity("row"))
         self.options = aggr, cached, add_self_loops
 
     def forward(self, x, edge_index):
@@ -225,8 +221,6 @@ class Averaging(mp.DiffusionConv):
 def test_subclasses_with_options_and_a_call_of_their_own() -> None:
     layer, seen = Averaging(aggr="add", cached=True, add_self_loops=True), []
     assert layer.options == ("add", True, True)
-    with pytest.raises(TypeError, match=r"Averaging takes no bais"):
-        Averaging(bias=1)
     layer.register_forward_hook(lambda module, args, out: seen.append(out.shape))
     assert layer((X[:SENDERS], X), BETWEEN).shape == (N, 4)
     assert seen == [(N, 4)]

@@ -15,7 +15,6 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp import errors
-from diffusion_mp.graph.checks import check_one_graph
 from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
@@ -79,7 +78,8 @@ class KNNGraph(BaseTransform):
     def forward(self, data: Any) -> Data:
         """Replace the edges of data, of which PyG passes a shallow copy, and remove their weights and features."""
         errors.check_kind(data, "data", Data, "a torch_geometric Data")
-        check_one_graph(data, "KNNGraph")
+        if getattr(data, "num_graphs", 1) > 1:
+            raise ValueError(f"KNNGraph takes one graph; got a batch of {data.num_graphs}. Apply it before batching.")
         data.edge_index, weights = self._joined(data.x, "data.x")
         for name in ("edge_weight", "edge_attr", "adj_t"):  # of the edges before
             data.pop(name, None)
@@ -96,9 +96,7 @@ class KNNGraph(BaseTransform):
         errors.check_finite(x, name)
         rows = x.detach().cpu().double().numpy()
         edges, weights, _ = joined(rows, self.k, self.metric, self.approximate, self.sharpness)
-        if len(weights):
-            weights = weights / weights.mean()
-        return edges.to(x.device), weights.to(x)
+        return edges.to(x.device), (weights / weights.mean()).to(x)
 
 
 def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -> _Pairs:

@@ -19,7 +19,6 @@ from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_
 
 from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.checks import check_one_graph
 from diffusion_mp.graph.graph import SelfLoops
 
 _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
@@ -50,8 +49,9 @@ class AddLaplacianPE(BaseTransform):
         check_kind(data, "data", BaseData, "a torch_geometric Data")
         if data.edge_index is None:
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
-        check_one_graph(data, "AddLaplacianPE")
         graph = Graph.from_data(data)  # int64 edges: PyG multiplies numbers of nodes in the given dtype
+        if graph.num_graphs > 1:
+            raise ValueError(f"AddLaplacianPE takes one graph; got {graph.num_graphs}. Apply it before batching.")
         if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
             what = "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight"
             raise ValueError(f"{what}; torch_geometric.transforms.ToUndirected() makes one.")
@@ -140,6 +140,5 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
     for sequences in texts:
         cut = [sequence[:max_length].long() for sequence in sequences]
         tokens = pad_sequence(cut, batch_first=True)
-        lengths = torch.tensor([len(part) for part in cut], device=tokens.device)
-        padded += [tokens, torch.arange(tokens.size(1), device=tokens.device) < lengths[:, None]]
-    return (*padded, torch.tensor(labels, device=padded[0].device))
+        padded += [tokens, torch.arange(tokens.size(1)) < torch.tensor([len(part) for part in cut])[:, None]]
+    return (*padded, torch.tensor(labels))

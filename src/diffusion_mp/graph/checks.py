@@ -100,14 +100,6 @@ def check_ptr(num_nodes: int, ptr: Tensor) -> None:
         raise ValueError(f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {got}.")
 
 
-def check_one_graph(data: Any, transform: str) -> None:
-    """Raise for PyG's batch of several graphs."""
-    batch = getattr(data, "batch", None)
-    if batch is not None and len(batch.unique()) > 1:
-        way_out = "Apply it to every graph before they are batched, as the dataset's transform or pre_transform."
-        raise ValueError(f"{transform} takes one graph; got a batch of {len(batch.unique())}. {way_out}")
-
-
 def check_full_degree(full_degree: object, num_nodes: int) -> None:
     fits = isinstance(full_degree, Tensor) and full_degree.is_floating_point() and full_degree.shape == (num_nodes, 2)
     if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]

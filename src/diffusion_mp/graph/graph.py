@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 from torch_geometric.data import HeteroData
 
 from diffusion_mp import errors
@@ -126,10 +125,7 @@ class Graph:
             raise ValueError("data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x.")
         ptr, batch = (getattr(data, name, None) for name in ("ptr", "batch"))
         if ptr is not None and batch is not None and int(checks.as_ptr(ptr)[-1]) != data.num_nodes:
-            # Batch.subgraph leaves ptr as it was, and only the number of graphs still holds.
-            member = checks.as_batch(batch, data.num_nodes)
-            checks.check_batch(data.num_nodes, member)
-            ptr = pad(torch.bincount(member, minlength=len(ptr) - 1).cumsum(0), (1, 0))
+            ptr = None  # that of the whole, which Batch.subgraph leaves in a part
         kwargs |= {"batch": batch} if ptr is None else {"ptr": ptr}
         kwargs.setdefault("full_degree", getattr(data, "full_degree", None))
         adj_t = getattr(data, "adj_t", None)
@@ -304,8 +300,7 @@ class Graph:
             return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        total = wide.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], wide)
-        return total if dtype is None else total.to(dtype)
+        return wide.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], wide).to(dtype or wide.dtype)
 
     @property
     def is_symmetric(self) -> bool:

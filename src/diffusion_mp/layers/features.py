@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -40,16 +39,15 @@ def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module)
 class FeatureLinear(Linear):
     """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FeatureLinear:
+    def __deepcopy__(self, memo: dict[int, object]) -> FeatureLinear:
         # That of PyG 2.6 makes a Linear, and modules that torch parametrizes can not be copied through pickle.
         memo[id(self)] = copied = self.__new__(type(self))
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         # PyG's saves the weight, and not what torch's parametrizations or pruning compute it from.
-        save = super() if is_lazy(self.weight) else super(Linear, self)
-        save._save_to_state_dict(destination, prefix, keep_vars)
+        nn.Module._save_to_state_dict(self, destination, prefix, keep_vars or self.in_channels == -1)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.layout is torch.strided:

@@ -57,8 +57,7 @@ INPUTS: dict[str, str] = {
     "edge_dim, and GatedGCN, read features of edges; one number an edge is its edge_weight.",
     "edge_type": "Models built with edge_dim=num_types, such as CertifiedTransformer, take the types as "
     "edge_attr=one_hot(edge_type, num_types).float().",
-    "num_sampled_edges_per_hop": "Nothing is trimmed; leave it out.",
-    "num_sampled_nodes_per_hop": "Nothing is trimmed; leave it out.",
+    **dict.fromkeys(("num_sampled_edges_per_hop", "num_sampled_nodes_per_hop"), "Nothing is trimmed; leave it out."),
     "post_step": "Labels are clamped to [0, 1] after every step.",
     "ptr": "Pass Graph(num_nodes, edge_index, ptr=ptr) in the place of edge_index.",
     "return_attention_weights": "With return_coupling=True the operator S comes too: S.at(edge_index) has its entries "
@@ -200,9 +199,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     return found
 
 
-def between(
-    layer: Any, forward: Callable[..., Any], x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any
-) -> Any:
+def between(layer: Any, forward: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any) -> Any:
     """Call ``forward`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
     kind = type(layer).__name__
     if len(x) != 2:
