@@ -14,7 +14,8 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import Compressed, compress
+from diffusion_mp.graph.ops import Compressed, compress, members
+from diffusion_mp.layers import GCNConv
 from diffusion_mp.models import DIFFormer
 from helpers import refuses
 
@@ -103,6 +104,8 @@ def test_a_batch_of_pyg_is_a_ragged_batch() -> None:
     assert graph.ptr.tolist() == [0, 3, 5]
     assert graph.batch.tolist() == batch.batch.tolist()
     assert not graph.is_single
+    part = batch.subgraph(torch.tensor([1, 1, 0, 1, 1]).bool())  # PyG leaves the boundaries of the whole
+    assert Graph.from_data(part).ptr.tolist() == [0, 2, 4]
 
 
 def test_data_with_several_kinds_of_nodes_are_refused_and_taken_when_they_are_one() -> None:
@@ -225,3 +228,17 @@ def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: str) -> No
         expected = sorted_by_torch(graph.edges[ends], graph.edges[1 - ends], 5)
         for got, want in zip((compressed.ptr, compressed.order, compressed.other), expected, strict=True):
             assert torch.equal(got.long(), want)
+
+
+def test_sums_of_half_precision_weights() -> None:
+    graph = Graph(2, torch.zeros(2, 5000, dtype=torch.long), torch.ones(5000, dtype=torch.float16))
+    assert graph.degree()[0] == graph.degree(dtype=torch.float16)[0] == 5000
+
+
+def test_the_default_device_is_not_that_of_the_data() -> None:
+    layer, x, batch = GCNConv(2, 2), torch.rand(5, 2), torch.tensor([0, 0, 1, 1, 1])
+    expected = layer(x, EDGES[:, :1], batch=batch)
+    with torch.device("meta"):
+        graph = Graph(5, EDGES[:, :1], batch=batch)
+        assert members(graph.ptr, 5, x.device)[0].tolist() == batch.tolist()
+        assert torch.equal(layer(x, graph), expected)

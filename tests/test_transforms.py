@@ -1,11 +1,13 @@
 """Layers under what torch wraps around them: activation checkpointing and ``torch.func``."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp
+from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import DIFFormerConv, GCNConv, NodeFormerConv, PDEDiffusion1d, SFiConv, SGFormerConv
@@ -62,3 +64,17 @@ def test_functional_gradients(layer: nn.Module, backend: str, monkeypatch: pytes
     got = [*pull(torch.ones((), dtype=x.dtype)), *grad(by_parameters)(parameters).values()]
     rtol, atol = tolerance("gradient", torch.float64)
     torch.testing.assert_close(got, list(expected), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "wrap", [parametrizations.weight_norm, parametrizations.spectral_norm, prune.random_unstructured]
+)
+def test_weights_that_are_computed_are_copied_and_saved(wrap: Callable[..., nn.Module]) -> None:
+    options = {"amount": 0.5} if wrap is prune.random_unstructured else {}
+    layer, other = (GCNConv(4, 4).eval() for _ in range(2))
+    wrap(layer.value, "weight", **options)
+    wrap(other.value, "weight", **options)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(6, 4)
+    for same in [other] if options else [other, copy.deepcopy(layer)]:  # torch copies no pruned weight
+        torch.testing.assert_close(same(x, EDGES), layer(x, EDGES))

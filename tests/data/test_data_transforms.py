@@ -124,6 +124,7 @@ def padded(*items: Any) -> Any:
 ONE = torch.tensor([1])
 REFUSALS = [
     (lambda: AddLaplacianPE(2)(Data(num_nodes=3)), ValueError, "needs edge_index"),
+    (lambda: AddLaplacianPE(2)(Batch.from_data_list([SINGLE, SINGLE])), ValueError, "takes one graph"),
     (lambda: AddLaplacianPE(2)(SINGLE), ValueError, r"undirected graph.*ToUndirected\(\)"),
     (lambda: AddLaplacianPE(2)(UNEQUAL), ValueError, "with one weight"),
     (lambda: AddLaplacianPE(2)(None), TypeError, "data must be a torch_geometric Data"),

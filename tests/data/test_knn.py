@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from diffusion_mp.data import KNNGraph, knn_graph
 from helpers import refuses
@@ -130,3 +130,13 @@ test_what_does_not_fit = refuses(
     (lambda: knn_graph(torch.zeros(5, 0), 2), ValueError, r"x must have a channel at least.*\[5, 0\]"),
     (lambda: knn_graph(torch.eye(3) / torch.eye(3), 1), ValueError, "x must be finite; 6 of its 9 entries"),
 )  # fmt: skip
+
+
+def test_the_transform_replaces_what_the_data_says_of_other_edges() -> None:
+    x, edges = torch.tensor([[0.0], [1.0], [5.0], [7.0]]), torch.zeros(2, 4, dtype=torch.long)
+    old = Data(
+        x=x, edge_index=edges, edge_weight=torch.rand(4), edge_attr=torch.rand(4, 2), adj_t=torch.eye(4).to_sparse()
+    )
+    assert set(KNNGraph(1)(old).keys()) == {"x", "edge_index"}
+    with pytest.raises(ValueError, match=r"KNNGraph takes one graph; got a batch of 2"):
+        KNNGraph(1)(Batch.from_data_list([old, old]))

@@ -206,3 +206,21 @@ def test_channels_that_nobody_can_find_out() -> None:
             build()
     with pytest.raises(ValueError, match=r"x must have two dimensions"):
         mp.GCNConv(-1, 4)(torch.rand(3), EDGES)
+
+
+class Averaging(mp.DiffusionConv):
+    def __init__(self, aggr: str = "mean", *, cached: bool = False, add_self_loops: bool = False) -> None:
+        super().__init__(C, 4, mp.AdjacencyDiffusivity("row"))
+        self.options = aggr, cached, add_self_loops
+
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).relu()
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_subclasses_with_options_and_a_call_of_their_own() -> None:
+    layer, seen = Averaging(aggr="add", cached=True, add_self_loops=True), []
+    assert layer.options == ("add", True, True)
+    layer.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    assert layer((X[:SENDERS], X), BETWEEN).shape == (N, 4)
+    assert seen == [(N, 4)]

@@ -116,3 +116,11 @@ def test_blocks_on_a_gpu_and_states_on_the_cpu(generator) -> None:
     got = dm.full_graph_inference(model, x, edge_index, weight, block_size=10, device="cuda", progress=False)
     assert got.device == x.device
     assert torch.allclose(got, model.eval()(x, edge_index, weight), *tolerance("rearranged", torch.float64))
+
+
+def test_channels_of_loaded_weights(generator) -> None:
+    x, edge_index, weight = data(generator, torch.float32)
+    trained, loaded = (dm.DiffusionGNN(channels, 8, 3).eval() for channels in (FEATURES, -1))
+    loaded.load_state_dict(trained.state_dict())
+    got = dm.full_graph_inference(loaded, x, edge_index, weight, block_size=10)
+    assert torch.allclose(got, trained(x, edge_index, weight), *tolerance("rearranged", torch.float32))

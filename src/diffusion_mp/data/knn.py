@@ -76,9 +76,13 @@ class KNNGraph(BaseTransform):
         errors.check_positive(self.sharpness, "sharpness")
 
     def forward(self, data: Any) -> Data:
-        """Set the edges of data, of which PyG passes a shallow copy."""
+        """Replace the edges of data, of which PyG passes a shallow copy, and remove their weights and features."""
         errors.check_kind(data, "data", Data, "a torch_geometric Data")
+        if getattr(data, "num_graphs", 1) > 1:
+            raise ValueError(f"KNNGraph takes one graph; got a batch of {data.num_graphs}. Apply it before batching.")
         data.edge_index, weights = self._joined(data.x, "data.x")
+        for name in ("edge_weight", "edge_attr", "adj_t"):  # of the edges before
+            data.pop(name, None)
         if self.weighted:
             data.edge_weight = weights
         return data
@@ -92,9 +96,7 @@ class KNNGraph(BaseTransform):
         errors.check_finite(x, name)
         rows = x.detach().cpu().double().numpy()
         edges, weights, _ = joined(rows, self.k, self.metric, self.approximate, self.sharpness)
-        if len(weights):
-            weights = weights / weights.mean()
-        return edges.to(x.device), weights.to(x)
+        return edges.to(x.device), (weights / weights.mean()).to(x)
 
 
 def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -> _Pairs:

@@ -108,7 +108,7 @@ def find_clusters(
         import networkx as nx
 
         network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
-        clusters = torch.empty(graph.num_nodes, dtype=torch.long)
+        clusters = torch.empty(graph.num_nodes, dtype=torch.long, device="cpu")
         for number, members in enumerate(nx.community.fast_label_propagation_communities(network, seed=seed)):
             clusters[list(members)] = number
         return clusters
@@ -146,8 +146,8 @@ def _metis_of_pyg(neighbours: scipy.sparse.csr_array, num_clusters: int) -> Tens
         way_out = "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
         needed = "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed"
         raise ImportError(f"{needed}. {way_out}") from error
-    clusters = torch.empty(size, dtype=torch.long)
-    clusters[found.node_perm] = torch.arange(num_clusters).repeat_interleave(found.partptr.diff())
+    clusters = torch.empty(size, dtype=torch.long, device="cpu")
+    clusters[found.node_perm] = torch.arange(num_clusters, device="cpu").repeat_interleave(found.partptr.diff())
     return clusters
 
 
@@ -163,13 +163,13 @@ def random_partition(
     The nodes of `clusters` stay adjacent in that order (Cluster-GCN, Chiang et al. 2019). With `needed`, a part without
     any such node exchanges a node for one from a part with most.
     """
-    order = torch.randperm(num_nodes, generator=generator)
+    order = torch.randperm(num_nodes, generator=generator, device="cpu")
     if clusters is not None:
         count = int(clusters.max()) + 1
-        place = torch.randperm(count, generator=generator).to(_smallest(count))
+        place = torch.randperm(count, generator=generator, device="cpu").to(_smallest(count))
         order = order[_sorting(place[clusters[order]])]
-    part = torch.empty(num_nodes, dtype=_smallest(num_parts))
-    part[order] = (torch.arange(num_nodes) * num_parts // num_nodes).to(part.dtype)
+    part = torch.empty(num_nodes, dtype=_smallest(num_parts), device="cpu")
+    part[order] = (torch.arange(num_nodes, device="cpu") * num_parts // num_nodes).to(part.dtype)
     if needed is not None:
         _exchange(part, num_parts, needed.nonzero().flatten(), generator)
     return part
@@ -181,7 +181,7 @@ def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Gen
     for poor in (held == 0).nonzero().flatten().tolist():
         rich = int(held.argmax())
         pools = needed[part[needed] == rich], (part == poor).nonzero().flatten()
-        given, taken = (int(pool[torch.randint(len(pool), (1,), generator=generator)]) for pool in pools)
+        given, taken = (int(pool[torch.randint(len(pool), (1,), generator=generator, device="cpu")]) for pool in pools)
         part[given], part[taken] = poor, rich
         held[rich] -= 1
         held[poor] = 1

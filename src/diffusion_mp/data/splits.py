@@ -87,7 +87,7 @@ def random_split_per_class(
         came = f"got {per_class}, {num_val}, {num_test}"
         raise ValueError(f"per_class must be at least 1 and num_val, num_test at least 0, {came}.")
     labels, shuffled = _shuffled(y, generator)
-    classes, trained = labels.cpu()[shuffled], torch.zeros(len(labels), dtype=torch.bool)
+    classes, trained = labels.cpu()[shuffled], torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for c in classes.unique().tolist():
         members = shuffled[classes == c]
         if len(members) < per_class:
@@ -135,7 +135,7 @@ def _shuffled(y: object, generator: torch.Generator) -> tuple[Int[Tensor, " N"],
     if len(labelled) == 0:
         which = "every entry is negative" if len(labels) else "it is empty"
         raise ValueError(f"y has no labelled node ({which}), so there is nothing to split.")
-    return labels, labelled[torch.randperm(len(labelled), generator=generator)]
+    return labels, labelled[torch.randperm(len(labelled), generator=generator, device="cpu")]
 
 
 def _masks(labels: Int[Tensor, " N"], *parts: Int[Tensor, " _"]) -> Split:

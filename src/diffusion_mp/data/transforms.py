@@ -50,18 +50,20 @@ class AddLaplacianPE(BaseTransform):
         if data.edge_index is None:
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
         graph = Graph.from_data(data)  # int64 edges: PyG multiplies numbers of nodes in the given dtype
+        if graph.num_graphs > 1:
+            raise ValueError(f"AddLaplacianPE takes one graph; got {graph.num_graphs}. Apply it before batching.")
         if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
             what = "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight"
             raise ValueError(f"{what}; torch_geometric.transforms.ToUndirected() makes one.")
         size, device, found = graph.num_nodes, graph.edges.device, max(min(self.k, graph.num_nodes - 1), 0)
-        vectors, values = (torch.zeros(size, self.k, dtype=torch.get_default_dtype()) for _ in range(2))
+        vectors, values = (torch.zeros(size, self.k, device=device) for _ in range(2))
         if found:
             weight = None if graph.edge_weight is None else graph.edge_weight.double()
             edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=size)
             value, vector = _lowest(to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc(), found + 1)
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
             values[:, :found] = torch.from_numpy(value[1:])
-        data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors.to(device), values.to(device)
+        data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors, values
         data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
         return data
 

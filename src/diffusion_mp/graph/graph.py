@@ -123,8 +123,10 @@ class Graph:
             raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
         if data.num_nodes is None:
             raise ValueError("data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x.")
-        ptr = getattr(data, "ptr", None)
-        kwargs |= {"ptr": ptr} if ptr is not None else {"batch": getattr(data, "batch", None)}
+        ptr, batch = (getattr(data, name, None) for name in ("ptr", "batch"))
+        if ptr is not None and batch is not None and int(checks.as_ptr(ptr)[-1]) != data.num_nodes:
+            ptr = None  # that of the whole, which Batch.subgraph leaves in a part
+        kwargs |= {"batch": batch} if ptr is None else {"ptr": ptr}
         kwargs.setdefault("full_degree", getattr(data, "full_degree", None))
         adj_t = getattr(data, "adj_t", None)
         if adj_t is not None:
@@ -203,7 +205,7 @@ class Graph:
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
         """Row boundaries [B+1] of the graphs, on the CPU."""
-        return torch.tensor([0, self.num_nodes]) if self.segments is None else self.segments
+        return torch.tensor([0, self.num_nodes], device="cpu") if self.segments is None else self.segments
 
     @property
     def num_graphs(self) -> int:
@@ -297,7 +299,8 @@ class Graph:
         if self.edge_weight is None and known is not None and known.found:
             return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
-        return weight.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], weight)
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        return wide.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], wide).to(dtype or wide.dtype)
 
     @property
     def is_symmetric(self) -> bool:

@@ -55,7 +55,7 @@ def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype)
     from scipy.sparse import csc_array  # a fifth of the time in which the library is imported
 
     check_range(node, "edge_index", num_nodes)
-    columns = torch.arange(node.numel() + 1, dtype=dtype)
+    columns = torch.arange(node.numel() + 1, dtype=dtype, device="cpu")
     by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
     by_node = csc_array(tuple(by_edge), shape=(num_nodes, node.numel())).tocsr()
     ptr, order, other = (torch.from_numpy(part) for part in (by_node.indptr, by_node.indices, by_node.data))
@@ -102,7 +102,7 @@ def members(ptr: Tensor, num_nodes: Size, device: torch.device) -> tuple[Int[Ten
 
     def find() -> tuple[Tensor, Tensor]:
         count = ptr.diff()
-        member = torch.arange(count.size(0)).repeat_interleave(count, output_size=num_nodes)
+        member = torch.arange(count.size(0), device="cpu").repeat_interleave(count, output_size=num_nodes)
         return member.to(device), count.to(device)
 
     known = batch_cache(ptr) if values_only(captured=True) else {}

@@ -97,10 +97,9 @@ class DIFFormerConv(DiffusionConv):
         if not isinstance(kernel, Penalty):
             check_choice(kernel, "kernel", KERNELS)
         check_choice(graph, "graph", ["sum", "mean", None])
-        check_flags(concat=concat, qkv_bias=qkv_bias)
         changes = in_channels != (heads * out_channels if concat else out_channels)
         transform = changes if transform is None else transform
-        check_flags(transform=transform)
+        check_flags(concat=concat, qkv_bias=qkv_bias, transform=transform)
         biased = qkv_bias and projection is not None
         make = partial(PenaltyDiffusivity, kernel) if isinstance(kernel, Penalty) else KERNELS[kernel]
         attention = make(in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased)

@@ -20,7 +20,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers.features import FeatureLinear, channels_at_first
-from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
+from diffusion_mp.layers.pyg import INPUTS, KnowsPyGNames, between, refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -108,8 +108,7 @@ class DiffusionConv(GraphLayer):
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
                 f"in_channels must be one integer, got {errors.describe(in_channels)}: states of two kinds of nodes "
-                f"pass through the same W_V, and have the same channels. Put a Linear before the layer where they have "
-                f"not."
+                f"pass through the same W_V, and have the same channels. Put a Linear before one of them if not."
             )
         lazy = errors.found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
         errors.check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
@@ -161,7 +160,7 @@ class DiffusionConv(GraphLayer):
         if isinstance(x, tuple):
             others |= {"batch": batch, "source": source, "features": features, "previous": previous}
             others |= {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
-            return between(self, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
+            return between(self, DiffusionConv.forward, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
         if self.validate:
             errors.check_finite(x, "x")
@@ -178,7 +177,8 @@ class DiffusionConv(GraphLayer):
         super()._find_channels(x)
         if self.value is None:
             self.out_channels = self.head_channels = self.in_channels
-        elif is_lazy(self.value.weight) and self.in_channels != -1:  # so that the checks see its dtype
+        elif isinstance(self.value, FeatureLinear) and self.in_channels != -1 and is_lazy(self.value.weight):
+            # So that the checks see its dtype.
             self.value.initialize_parameters(self.value, (x,))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -274,7 +274,6 @@ def _attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Te
     if not isinstance(coupling, SparseCoupling):
         raise ValueError(
             f"return_attention_weights needs a coupling that holds its entries one by one; that of "
-            f"{type(layer).__name__} is a {type(coupling).__name__}, an operator that is never written down. Pass "
-            f"return_coupling=True: S.at(edge_index) has its entries at these edges, S.to_dense() all of them."
+            f"{type(layer).__name__} is a {type(coupling).__name__}. {INPUTS['return_attention_weights']}"
         )
     return coupling.graph.edges, coupling.weight

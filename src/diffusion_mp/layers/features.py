@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -37,7 +39,15 @@ def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module)
 class FeatureLinear(Linear):
     """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
 
-    __deepcopy__ = None  # that of PyG 2.6 makes a Linear
+    def __deepcopy__(self, memo: dict[int, object]) -> FeatureLinear:
+        # That of PyG 2.6 makes a Linear, and modules that torch parametrizes can not be copied through pickle.
+        memo[id(self)] = copied = self.__new__(type(self))
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        # PyG's saves the weight, and not what torch's parametrizations or pruning compute it from.
+        nn.Module._save_to_state_dict(self, destination, prefix, keep_vars or self.in_channels == -1)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.layout is torch.strided:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, ClassVar
@@ -57,8 +57,7 @@ INPUTS: dict[str, str] = {
     "edge_dim, and GatedGCN, read features of edges; one number an edge is its edge_weight.",
     "edge_type": "Models built with edge_dim=num_types, such as CertifiedTransformer, take the types as "
     "edge_attr=one_hot(edge_type, num_types).float().",
-    "num_sampled_edges_per_hop": "Nothing is trimmed; leave it out.",
-    "num_sampled_nodes_per_hop": "Nothing is trimmed; leave it out.",
+    **dict.fromkeys(("num_sampled_edges_per_hop", "num_sampled_nodes_per_hop"), "Nothing is trimmed; leave it out."),
     "post_step": "Labels are clamped to [0, 1] after every step.",
     "ptr": "Pass Graph(num_nodes, edge_index, ptr=ptr) in the place of edge_index.",
     "return_attention_weights": "With return_coupling=True the operator S comes too: S.at(edge_index) has its entries "
@@ -111,26 +110,28 @@ class UnknownOptionError(TypeError):
 
 def _translated(init: Callable[..., None]) -> Callable[..., None]:
     """A constructor that takes PyG's names, and raises `UnknownOptionError` for those that it does not know."""
+    own = signature(init).parameters
 
     @wraps(init)
     def __init__(self: object, *args: Any, **options: Any) -> None:
+        ours = _ours(options, own)
         try:
-            init(self, *args, **_ours(options))
+            init(self, *args, **ours)
         except UnknownOptionError as error:  # of a layer that was to be built with these options
             raise UnknownOptionError(type(self), error.name, options) from None
         except TypeError as error:
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if unknown is None:
+            if unknown is None or unknown[1] not in ours:
                 raise
             raise UnknownOptionError(type(self), unknown[1], options) from None
 
     return __init__
 
 
-def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options by their names here, without those in `AS_ALWAYS`."""
-    found = {name: value for name, value in options.items() if value not in AS_ALWAYS.get(name, ())}
-    loops = found.pop("add_self_loops", None)
+def _ours(options: Mapping[str, Any], own: Container[str]) -> dict[str, Any]:
+    """The options by their names here, without those in `AS_ALWAYS`; the ``own`` ones of a subclass as they are."""
+    found = {name: value for name, value in options.items() if name in own or value not in AS_ALWAYS.get(name, ())}
+    loops = None if "add_self_loops" in own else found.pop("add_self_loops", None)
     if loops is not None:
         check_flags(add_self_loops=loops)
         if "self_loops" in found:
@@ -198,8 +199,8 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     return found
 
 
-def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any) -> Any:
-    """Call ``layer`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
+def between(layer: Any, forward: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any) -> Any:
+    """Call ``forward`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
     kind = type(layer).__name__
     if len(x) != 2:
         raise TypeError(f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}.")
@@ -217,7 +218,7 @@ def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: objec
         if inputs.get(name) is not None:
             raise ValueError(f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst).")
     first, shift = senders.size(0), edges.new_tensor([[0], [senders.size(0)]]).long()
-    results = layer(torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
+    results = forward(layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
     if isinstance(results, Tensor):
         return results[first:]
     out, *further = results

@@ -269,9 +269,8 @@ class GraphModel(GraphLayer, ABC):
                 values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
                 found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
         reason = f"in {type(self).__name__} {'; '.join(found.values()) or 'no layer is a CertifiedStep'}."
-        pairs: Tensor | None = None
-        if x is not None and isinstance(self.head, LinkHead):
-            pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)
+        linked = isinstance(self.head, LinkHead)
+        pairs = torch.empty(2, 0, dtype=torch.long, device=x.device) if linked and x is not None else None
         layers = layer_certificates(self, x, edge_index, edge_weight, batch, edge_label_index=pairs)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
 
@@ -284,7 +283,6 @@ class LayerStack(GraphModel):
         *, layer_norm: bool, dropout: float, states: int = 1, task: Task = "node",
     ) -> None:  # fmt: skip
         super().__init__(in_channels, hidden_channels, out_channels)
-        errors.check_counts(num_layers=num_layers)
         errors.check_flags(layer_norm=layer_norm)
         errors.check_probability(dropout, "dropout")
         self.dropout, self.encoder = dropout, FeatureLinear(in_channels, hidden_channels)

@@ -61,7 +61,6 @@ class DiffusionGNN(GraphModel):
         teleport(alpha)  # checks alpha, whichever layers are built
         check_positive(theta, "theta")
         check_heads_divide(hidden_channels, heads, "hidden_channels")
-        check_choice(task, "task", get_args(Task))
         check_choice(norm, "norm", ["batch", "layer", None])
         check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, given in (("norm", norm), ("jk", jk)):
@@ -85,10 +84,8 @@ class DiffusionGNN(GraphModel):
         def layers() -> Iterator[DiffusionConv]:
             pairs = list(pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels]))
             match conv:
-                case "mlp":
-                    yield from starmap(MLPConv, pairs)
-                case "gcn":
-                    yield from starmap(GCNConv, pairs)
+                case "mlp" | "gcn":
+                    yield from starmap(MLPConv if conv == "mlp" else GCNConv, pairs)
                 case "sgc":
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
