@@ -516,3 +516,50 @@ def test_a_term_with_a_learned_weight_is_shown_without_a_warning() -> None:
         assert repr(0.5 * learned) == "0.5 * 0.1 * SimplePenalty()"
     finally:
         torch.set_warn_always(False)
+
+
+def test_edges_of_prior_zero_count_for_nothing_in_the_value() -> None:
+    query = torch.eye(CHANNELS, dtype=DOUBLE).unsqueeze(0)
+    ends, weight = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]]), torch.tensor([0.0, 1.0, 1.0, 0.5], dtype=DOUBLE)
+    kept, z = weight > 0, 50 * random(4, 1, CHANNELS)  # the loop of node 0 is so much closer that others underflow
+    values = [
+        AttentionTerm(query, query, prior=SparseCoupling(graph, nonnegative=True)).value(z, graph)
+        for graph in (Graph(4, ends, weight), Graph(4, ends[:, kept], weight[kept]))
+    ]
+    torch.testing.assert_close(*values)
+
+
+def test_weights_of_any_sign_raise_no_energy() -> None:
+    graph = Graph(NODES, torch.randint(NODES, (2, 24)), random(24), validate=False)
+    block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], 6, constraint=None).double()
+    x = random(NODES, CHANNELS)
+    assert block.certificate(x, graph)
+    assert bool((block.energies(x, graph).diff() <= 0).all())
+
+
+def test_values_that_cancel_are_certified() -> None:
+    loops = torch.randint(NODES, (24,)).expand(2, -1)
+    block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS, matrix="identity")], constraint=None).double()
+    assert all(block.certificate(random(NODES, CHANNELS), loops, torch.rand(24, dtype=DOUBLE)) for _ in range(9))
+
+
+class Goal(nn.Module, EnergyTerm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.goal = nn.Parameter(torch.ones(CHANNELS))
+
+    def value(self, z: Tensor, graph: Graph) -> Tensor:
+        return (z - self.goal).square().sum()
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return z - self.goal
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return z.new_full((1, 1, 1), 0.5)
+
+
+def test_a_term_may_be_a_module() -> None:
+    block = CertifiedBlock(CHANNELS, [Goal()], 1, constraint=None, beta=0.5).double()
+    x = random(NODES, CHANNELS)
+    assert len([*block.terms.parameters()]) == 1
+    torch.testing.assert_close(block(x), torch.ones_like(x))  # no part of x is left

@@ -177,6 +177,14 @@ def test_inputs_stand_beside_the_graph() -> None:
     assert not torch.allclose(near(x, edges), build()(x, edges))
 
 
+def test_a_graph_term_of_all_pairs_needs_no_edges_and_a_source_every_row() -> None:
+    conv = CertifiedConv(4, graph=GaussianDiffusivity(row_stochastic=False)).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    torch.testing.assert_close(conv(x), conv(x, torch.zeros(2, 0, dtype=torch.int64)))
+    with pytest.raises(ValueError, match="source must have 6 rows"):
+        conv(x, source=x[:1])
+
+
 READERS = {
     "sigmoid": lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
     "simple": lambda: dm.SimpleDiffusivity(row_stochastic=False),

@@ -3,6 +3,7 @@
 import pytest
 from torch import nn
 
+import diffusion_mp as dm
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, SigmoidDiffusivity, SimpleDiffusivity
 from diffusion_mp.energies import Energy, QuadraticPenalty, SigmoidPenalty, SimplePenalty
 from diffusion_mp.layers import DiffusionConv
@@ -17,6 +18,8 @@ UPDATES: dict[str, StateUpdate] = {
     "equilibrium": Equilibrium(beta=0.5, leak=0.3), "backtracking": Backtracking(QuadraticPenalty(), tau=8.0),
     "backtracking-simple": Backtracking(SimplePenalty(), tau=4.0),
     "backtracking-sigmoid": Backtracking(SigmoidPenalty(), tau=4.0),
+    "certified": dm.CertifiedStep(dm.diffusivities.Positive(5.0)),
+    "certified-sphere": dm.CertifiedStep(0.1, constraint="sphere"),
 }  # fmt: skip
 
 

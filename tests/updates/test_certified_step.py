@@ -8,7 +8,7 @@ from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.couplings import LowRankCoupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penalty
-from diffusion_mp.energies.terms import SourceTerm
+from diffusion_mp.energies.terms import CouplingTerm, SourceTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.certified_block import CertifiedBlock, WeightedGraph
@@ -145,6 +145,7 @@ def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(constraint:
     x = step.constraint.project(random(3, 1, 2)).requires_grad_()
     moved = step(x, coupling)
     assert torch.allclose(moved[2], x[2], rtol=1e-15)
+    torch.testing.assert_close(step.descent(x, [CouplingTerm(coupling)], Graph(3))(x), moved)
     (gradient,) = torch.autograd.grad(moved.square().sum() + moved[2].sum(), x)
     assert gradient.isfinite().all()
 

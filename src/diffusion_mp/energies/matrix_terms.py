@@ -79,9 +79,11 @@ class MatrixTerm(SharedTerm):
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
         """Return |A|^h 1."""
-        if not coupling.nonnegative:
-            assert isinstance(coupling, SparseCoupling)
-            coupling = SparseCoupling(coupling.graph, coupling.weight.abs(), nonnegative=True)
+        if isinstance(coupling, SparseCoupling):
+            weight = coupling.weight
+            # A graph that was not validated may break the promise, but promised zeros keep their one-sided gradient.
+            weight = torch.where(weight < 0, -weight, weight) if coupling.nonnegative else weight.abs()
+            coupling = SparseCoupling(coupling.graph, weight, nonnegative=True)
         reached = coupling.degree()
         for _ in range(self.hops - 1):
             reached = coupling.matmul(reached.unsqueeze(2)).squeeze(2)
@@ -172,9 +174,10 @@ class AttentionTerm(SharedTerm):
         """Return Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
         if self.prior is not None:
             edges, prior = self.prior.graph.edges, self.prior.weight.to(q.dtype)
-            logits = self._logits(q, k, self.prior.graph)
+            # Edges of prior zero are ignored, also in the maximum.
+            logits = self._logits(q, k, self.prior.graph).masked_fill(prior == 0, -torch.inf)
             index = edges[1].unsqueeze(1).expand_as(logits)
-            top = logits.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, index, logits.detach(), "amax")
+            top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min).scatter_reduce(0, index, logits.detach(), "amax")
             sums = torch.zeros_like(top).index_add(0, edges[1], prior * (logits - top[edges[1]]).exp())
             return torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))

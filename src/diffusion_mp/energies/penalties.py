@@ -19,7 +19,6 @@ from diffusion_mp.couplings import Coupling, Score
 from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import as_ptr, row_bounds
 from diffusion_mp.saving import Described
@@ -66,7 +65,7 @@ class Penalty(Described, ABC):
 
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
-        check_tensor(z2, "z2", "of squared distances")
+        errors.check_tensor(z2, "z2", "of squared distances")
         self._check_place(z2, "z2")
         return self.score(-z2 / 2)
 
@@ -83,9 +82,9 @@ class Penalty(Described, ABC):
         if not (isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.size(1)):
             pairs.check_heads(x)
         if type(normalize) is not bool:
-            check_flags(normalize=normalize)
+            errors.check_flags(normalize=normalize)
         if constraint is not None and not isinstance(constraint, Constraint):
-            check_kind(constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None")
+            errors.check_kind(constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None")
         values = x if x.dim() == 3 else x.unsqueeze(1)
         if ptr is not None:
             ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
@@ -104,7 +103,7 @@ class Penalty(Described, ABC):
 
         Beyond the upper end of ``domain``, δ is taken as constant. δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
         """
-        check_tensor(omega, "omega", "of values of f")
+        errors.check_tensor(omega, "omega", "of values of f")
         self._check_place(omega, "omega")
         steepest = self.f(torch.zeros_like(omega))
         slope = omega.clamp(min=0).minimum(steepest)
@@ -143,12 +142,12 @@ class QuadraticPenalty(Penalty):
     score = Score("constant")
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        check_tensor(z2, "z2", "of squared distances")
+        errors.check_tensor(z2, "z2", "of squared distances")
         return z2.clone()
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return 0 for ω ≥ 1 and −∞ below, since f is constant."""
-        check_tensor(omega, "omega", "of values of f")
+        errors.check_tensor(omega, "omega", "of values of f")
         return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
@@ -171,7 +170,7 @@ class SimplePenalty(Penalty):
     score = Score("linear", scale=1.0, offset=2.0)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        check_tensor(z2, "z2", "of squared distances")
+        errors.check_tensor(z2, "z2", "of squared distances")
         return z2 * (2 - z2 / 4)
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
@@ -196,7 +195,7 @@ class SigmoidPenalty(Penalty):
     score = Score("sigmoid", scale=1.0, offset=1.0)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        check_tensor(z2, "z2", "of squared distances")
+        errors.check_tensor(z2, "z2", "of squared distances")
         # z² − 2 softplus(z²/2 − 1), rewritten to avoid cancellation for distant pairs.
         return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
 
@@ -216,10 +215,10 @@ class SoftmaxPenalty(Penalty):
     dim: int
 
     def __post_init__(self) -> None:
-        check_counts(dim=self.dim)
+        errors.check_counts(dim=self.dim)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        check_tensor(z2, "z2", "of squared distances")
+        errors.check_tensor(z2, "z2", "of squared distances")
         root = math.sqrt(self.dim)
         return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
 
@@ -240,12 +239,12 @@ class GaussianPenalty(Penalty):
     bandwidth: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self.bandwidth, "bandwidth")
+        errors.check_positive(self.bandwidth, "bandwidth")
         if not 1e-18 <= self.bandwidth <= 1e18:  # its square would be none of single precision
             raise ValueError(f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state.")
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        check_tensor(z2, "z2", "of squared distances")
+        errors.check_tensor(z2, "z2", "of squared distances")
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
 
@@ -317,7 +316,7 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
     """
     if isinstance(penalty, Penalty):
         return penalty
-    check_choice(penalty, "penalty", PENALTIES)
+    errors.check_choice(penalty, "penalty", PENALTIES)
     signature = inspect.signature(PENALTIES[penalty])
     try:
         signature.bind(**options)

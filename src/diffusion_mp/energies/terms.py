@@ -414,6 +414,8 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
     for move in (*moves, -descent, descent, *drawn):
         after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
         rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
+        # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal.
+        rounding += 64 * torch.finfo(z.dtype).eps * (bound * (z.square() + (z + move).square())).sum()
         excess = after - value - (linear + quadratic).sum()
         if not bool(excess <= rounding):
             return (

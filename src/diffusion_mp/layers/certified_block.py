@@ -345,7 +345,8 @@ class CertifiedBlock(GraphLayer):
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
         with without_autocast(source):  # bounds on norms have to hold
-            return [*(module(source, graph, edge_attr) for module in self.terms), *self.fixed]
+            made = (part if isinstance(part, EnergyTerm) else part(source, graph, edge_attr) for part in self.terms)
+            return [*made, *self.fixed]
 
     def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
         """Return F, a function of states [N, channels]."""

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.linalg import vecdot
 
+from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling
 from diffusion_mp.couplings.weighted import averaged, contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
@@ -20,16 +21,7 @@ from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
-from diffusion_mp.energies.terms import (
-    CouplingTerm,
-    EnergyTerm,
-    Majorant,
-    Mean,
-    ScaledTerm,
-    SharedTerm,
-    SourceTerm,
-)
-from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Majorant, Mean, ScaledTerm, SharedTerm, SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.certified_block import CertifiedBlock
@@ -79,12 +71,12 @@ class CertifiedConv(CertifiedBlock):
         mu: float = 1.0, graph: bool | Diffusivity = True, num_layers: int | None = 1,
     ) -> None:  # fmt: skip
         super().__init__(channels, (), num_layers, constraint=constraint, radius=radius, beta=beta)
-        check_positive(lam, "lam")
-        check_positive(mu, "mu")
-        check_counts(heads=heads)
-        check_choice(projection, "projection", [None, "tied"])
-        check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
-        check_kind(penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None")
+        errors.check_positive(lam, "lam")
+        errors.check_positive(mu, "mu")
+        errors.check_counts(heads=heads)
+        errors.check_choice(projection, "projection", [None, "tied"])
+        errors.check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
+        errors.check_kind(penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None")
         check_heads_divide(channels, heads)
         self.heads = heads if projection is None else 1
         self.lam, self.mu = None if penalty is None else Positive(lam), Positive(mu)
@@ -111,12 +103,12 @@ class CertifiedConv(CertifiedBlock):
         """Return the last state, and with ``return_coupling`` the coupling W, of several steps a list."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if x.device != self.mu.raw.device:  # a layer may have scalar parameters alone, which are not looked at there
-            check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
+            errors.check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
         if beside is not None:
-            check_kind(beside, "beside", Coupling, "a Coupling of the same nodes, or None")
+            errors.check_kind(beside, "beside", Coupling, "a Coupling of the same nodes, or None")
         if source is not None:
-            check_state(source, "source", self.in_channels, module=self)
-            check_device(source, "source", x.device, "x")
+            errors.check_state(source, "source", self.in_channels, module=self)
+            errors.check_rows(source, "source", x)
         couplings: list[Coupling] | None = [] if return_coupling else None
         for state in self.states(source, graph, couplings, x, beside=beside):  # noqa: B007  # only the last one is kept
             pass
@@ -133,7 +125,7 @@ class CertifiedConv(CertifiedBlock):
         self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
     ) -> JointEnergy:
         """Return F, a function of states by head (:meth:`by_head`)."""
-        check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
+        errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         return self.joint(self._fixed(source, graph, beside), graph, self.by_head(source))
 
     def joint(self, fixed: Coupling | None, graph: Graph, source: Tensor | None = None) -> JointEnergy:
@@ -194,7 +186,7 @@ class CertifiedConv(CertifiedBlock):
         return None if self.weight is None else contracting(self.weight)
 
     def _fixed(self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
-        if self.graph_term is None or graph.edge_index is None:
+        if self.graph_term is None or (graph.edge_index is None and self.graph_term.needs_graph):
             return beside
         edges: Coupling = self.graph_term(source, graph)
         return edges if beside is None else edges + beside

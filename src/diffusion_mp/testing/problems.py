@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import Certificate, Energy, Penalty, QuadraticPenalty, certify
+from diffusion_mp.energies import Certificate, Energy, JointEnergy, Penalty, QuadraticPenalty, certify
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
-from diffusion_mp.updates import Backtracking, ExplicitEuler, Form, StateUpdate
+from diffusion_mp.updates import Backtracking, CertifiedStep, ExplicitEuler, Form, StateUpdate
+from diffusion_mp.updates.base import Positive
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,6 @@ class Problem:
     ) -> Float[Tensor, "N H D"]:
         """Return (I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
         errors.check_positive(tau, "tau", allow_zero=True)
-        errors.check_positive(leak, "leak", allow_zero=True)
         errors.check_number(beta, "beta")
         source = torch.zeros_like(self.state) if source is None else source
         errors.check_values(source, self.state.size(0), self.state.size(1), "source")
@@ -72,13 +72,13 @@ class Problem:
 
     def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
         """Return (Δ + κ)⁻¹ βh, by a dense solve."""
-        errors.check_positive(leak, "leak", allow_zero=True)
         errors.check_number(beta, "beta")
         errors.check_values(source, self.matrix.size(0), 1, "source")
         return self._solve(1.0, 0.0, leak, beta * source)
 
     def _solve(self, tau: float, mass: float, leak: float, right: Tensor) -> Tensor:
         """Return (mass I + τ(Δ + κ))⁻¹ right."""
+        errors.check_positive(leak, "leak", allow_zero=True)
         matrix = tau * self.laplacian + (mass + tau * leak) * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
             raise errors.SingularSystemError(
@@ -234,11 +234,12 @@ def order_of_convergence(
     return float(slope)
 
 
-EnergyOfStep = Callable[[Coupling, Tensor], Energy]
+AnyEnergy = Energy | JointEnergy
+EnergyOfStep = Callable[[Coupling, Tensor], AnyEnergy]
 
 
 def assert_energy_descent(
-    layer_or_update: nn.Module, energy: Energy | EnergyOfStep | None = None,
+    layer_or_update: nn.Module, energy: AnyEnergy | EnergyOfStep | None = None,
     *, instances: int = 10, steps: int = 5, num_nodes: int = 12, channels: int = 4, seed: int = 0,
 ) -> None:  # fmt: skip
     """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double precision.
@@ -249,8 +250,9 @@ def assert_energy_descent(
 
     Args:
         layer_or_update: the layer or update; a copy runs in double and in evaluation mode.
-        energy: an `Energy`, or a function of coupling and state before the step that returns one. By default the
-            quadratic energy (Theorem 1), or that of the layer's penalty (Theorem 7), at the least certified λ.
+        energy: an `Energy` or a `JointEnergy`, or a function of coupling and state before the step that returns one.
+            By default the quadratic energy (Theorem 1), that of the layer's penalty (Theorem 7), at the least
+            certified λ, or that of a `CertifiedStep` (Theorem T1).
         instances, steps, num_nodes: number of instances, of steps on each, and of nodes.
         channels: C, unless a layer has ``in_channels``.
         seed: seed of the instances.
@@ -265,7 +267,7 @@ def assert_energy_descent(
     errors.check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
     width, generator = int(getattr(module, "in_channels", channels)), torch.Generator().manual_seed(seed)
-    of_step = (lambda coupling, x: energy) if isinstance(energy, Energy) else energy
+    of_step = (lambda coupling, x: energy) if isinstance(energy, AnyEnergy) else energy
     run = _run_update if isinstance(module, StateUpdate) else _run_layer
     # Theorems on other updates than the explicit step are about the energy of the state alone.
     with_x = energy is not None or isinstance(getattr(module, "update", module), ExplicitEuler)
@@ -308,7 +310,7 @@ def _run_layer(layer: nn.Module, start: Tensor, generator: torch.Generator) -> R
     return lambda x: layer(x, graph, return_coupling=True), partial(_theory, layer)
 
 
-def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
+def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> AnyEnergy:
     """Return the energy that a theorem gives for a layer's explicit step."""
     update, diffusivity = getattr(layer, "update", None), getattr(layer, "diffusivity", None)
     name = type(layer).__name__
@@ -324,7 +326,10 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
     return _quadratic(update, coupling)
 
 
-def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> Energy:
+def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> AnyEnergy:
+    if isinstance(update, CertifiedStep):
+        beta = update.beta() if isinstance(update.beta, Positive) else update.beta
+        return JointEnergy(graph_term=coupling, source=source, beta=beta, constraint=update.constraint)
     form: Form = getattr(update, "form", "conservative")
     leak, lam = getattr(update, "leak", 0.0), 1.0
     if isinstance(update, ExplicitEuler):

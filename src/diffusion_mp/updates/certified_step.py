@@ -125,7 +125,8 @@ class CertifiedStep(StateUpdate):
         known, further = (
             [(mean.pull, mean) for mean, of in means if mean.pull is not None and of is kind] for kind in (True, False)
         )
-        if not known:
+        # Without a source, a node may have p = 0, and stays where it is.
+        if not known or all(mean.constant is None for mean, _ in means):
             return partial(self.descend, terms=terms, graph=graph)
         damping, constant = damping_and_constant([mean for mean, _ in means])
         inverse, ptr = reciprocal(damping), graph.segments
