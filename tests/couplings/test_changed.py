@@ -3,6 +3,8 @@
 # ruff: noqa: F403, F405 (everything public)
 import gc
 import weakref
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -86,6 +88,27 @@ def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype()
     single = LowRankCoupling(query, query, PTR).to(torch.float32)
     assert single.query is single.key  # type: ignore[attr-defined]
     assert single.positive_semidefinite
+
+
+def test_a_detached_function_has_detached_arguments() -> None:
+    width, query = leaf(1).exp(), leaf(11, 1, 3)
+
+    def keyword_only(z2: Tensor, *, width: Tensor = width) -> Tensor:
+        return 1 / (width + z2)
+
+    by_default: Callable[..., Tensor] = lambda z2, width=width: 1 / (width + z2)  # noqa: E731
+    for function in (by_default, keyword_only, partial(by_default, width=width)):
+        coupling = DistanceCoupling(function, query, query)
+        assert not coupling.detach().to_dense().requires_grad
+        assert torch.equal(coupling.detach().to_dense(), coupling.to_dense())
+
+
+def test_functions_of_distances_in_a_batch_under_torch_func() -> None:
+    def energy(x: Tensor) -> Tensor:
+        return (DistanceCoupling(lambda z2: 1 / (1 + z2), x, x, PTR) @ x).square().sum()
+
+    x = leaf(11, 1, 3)
+    torch.testing.assert_close(torch.func.grad(energy)(x.detach()), torch.autograd.grad(energy(x), x)[0])
 
 
 class Cauchy(torch.nn.Linear):

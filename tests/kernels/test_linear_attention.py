@@ -123,6 +123,39 @@ def test_a_state_that_attends_to_itself_is_recognised(generator: torch.Generator
     assert SimpleDiffusivity(normalize="frobenius")(x).viewed is kinds[1](x).viewed is None
 
 
+class Scaled(SigmoidDiffusivity):
+    def queries_and_keys(self, x, graph, **options):
+        query = 2 * super().queries_and_keys(x, graph, **options)[0]
+        return query, query
+
+
+@pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, Scaled])
+def test_a_view_of_the_state_stands_for_it_while_it_is_one(kind: Any, generator: torch.Generator) -> None:
+    """Not if it was taken without gradient, if ``x.data`` is another tensor since, or if a subclass changes it."""
+    x, y = drawn((9, 4), (9, 4), generator=generator)
+    coupling = kind(normalize=None)(x)
+    matrix = coupling.to_dense()[0]
+    before = matrix @ x
+    torch.testing.assert_close(coupling @ x, before)
+    x.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(coupling @ x, x, y)[0], matrix.T @ y)
+    with torch.no_grad():
+        coupling = kind(normalize=None)(x)
+    torch.testing.assert_close(torch.autograd.grad(coupling @ x, x, y)[0], matrix.T @ y)
+    x.data = y
+    torch.testing.assert_close(coupling @ x, matrix @ y)
+
+
+@pytest.mark.parametrize("size", [9, 3000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_of_opposite_numbers_sum_to_zero_exactly(size, dtype, generator: torch.Generator) -> None:
+    """With one feature 1 + cos is 0, so that the row is zero however it is computed, alone or in a batch."""
+    q, v = drawn((size, 1, 1), (size, 1, 2), generator=generator, dtype=dtype)
+    for ptr in (None, torch.tensor([0, 4, size])):
+        found = linear_attention(q.abs() + 0.1, -q.abs() - 0.1, v, ptr, **DIFFORMER, backend="cpu")
+        assert torch.equal(found, torch.zeros_like(v))
+
+
 def test_third_derivatives(generator: torch.Generator) -> None:
     """Of Σ out² in self-attention: equal tensors are distinguished."""
     (x,) = drawn((5, 1, 2), generator=generator)

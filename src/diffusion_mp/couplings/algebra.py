@@ -196,18 +196,11 @@ class SumCoupling(Coupling):
             quadratic, whole = quadratic or term.quadratic, whole and term.whole
             if vars(term).get("ptr", term) is None:  # known to be one graph, so the sum is one too
                 one_graph = term
-        super().__init__(
-            first.num_nodes,
-            heads,
-            one_graph or first,
-            ptr=None if one_graph else lambda: _common_boundaries(flat),
-            symmetric=flat,
-            row_stochastic=lambda: _sums_to_one(flat),
-            nonnegative=flat,
-            positive_semidefinite=flat,
-            low_rank=lambda: all(term.low_rank for term in flat) and _same_graphs(flat),
-            metric=lambda: _common_metric(flat),
-        )
+        promises: dict[str, Any] = dict.fromkeys(("symmetric", "nonnegative", "positive_semidefinite"), flat)
+        promises |= {"row_stochastic": lambda: _sums_to_one(flat), "metric": lambda: _common_metric(flat)}
+        promises["low_rank"] = lambda: all(term.low_rank for term in flat) and _same_graphs(flat)
+        promises["ptr"] = None if one_graph else lambda: _common_boundaries(flat)
+        super().__init__(first.num_nodes, heads, one_graph or first, **promises)
         self.quadratic, self.whole, self.dtype = quadratic, whole, dtype
         self.terms: list[Coupling] = flat
 
@@ -333,13 +326,9 @@ class PolynomialCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        power = base = self.coupling.to_dense()
-        coefficients = self.coefficients.to(self.dtype)[:, :, None, None]
-        dense = coefficients[0] * power
-        for c in coefficients[1:]:
-            power = power @ base
-            dense = dense + c * power
-        return dense
+        base = self.coupling.to_dense()
+        *lower, last = self.coefficients.to(self.dtype)[:, :, None, None]
+        return reduce(lambda dense, c: c * base + dense @ base, reversed(lower), last * base)
 
 
 Coupling._multiple, Coupling._sum = ScaledCoupling, SumCoupling

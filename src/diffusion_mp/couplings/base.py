@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from diffusion_mp import errors
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import MOST_NODES, as_num_nodes, row_bounds
 from diffusion_mp.graph.ops import mean_rows
 
@@ -162,10 +163,11 @@ class Coupling(ABC):
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
         """S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
-        if self.viewed is not None and v is self.viewed[0]:
-            return self._product(self.viewed[1]).squeeze(1)
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
-            return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
+            values = v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]
+            if self.viewed is not None and v is self.viewed[0] and _is_view(self.viewed[1], values):
+                values = self.viewed[1]
+            return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
     def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
@@ -401,6 +403,11 @@ class Coupling(ABC):
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
 
+def _is_view(earlier: Tensor, now: Tensor) -> bool:
+    """Whether a view taken earlier is the view now: v may have new ``data`` since, or require a gradient."""
+    return values_only() and earlier.data_ptr() == now.data_ptr() and (earlier.grad_fn is None) == (now.grad_fn is None)
+
+
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
     """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
     if not isinstance(coupling, Coupling):
@@ -466,7 +473,9 @@ class Change:
             return {key: self.of(part) for key, part in value.items()}
         if isinstance(value, MethodType):
             return MethodType(value.__func__, self.of(value.__self__))
-        if isinstance(value, FunctionType) and value.__closure__:
+        if isinstance(value, partial):
+            return self.keep(value, partial(self.of(value.func), *self.of(value.args), **self.of(value.keywords)))
+        if isinstance(value, FunctionType) and (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
             return self.keep(value, self._function(value))
         return value
 
@@ -481,6 +490,7 @@ class Change:
 
     def _function(self, function: FunctionType) -> FunctionType:
         cells = tuple(CellType(self.of(cell.cell_contents)) for cell in function.__closure__ or ())
-        changed = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
-        changed.__kwdefaults__ = function.__kwdefaults__
+        defaults, keyword_only = self.of(function.__defaults__), self.of(function.__kwdefaults__)
+        changed = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+        changed.__kwdefaults__ = keyword_only
         return changed

@@ -162,7 +162,8 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         errors.check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         self.measure, self.constraint, self.row_stochastic = measure, constraint, row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
-        self._views_the_state = projection is None and self.heads == 1 and normalize != "frobenius"
+        own = type(self).queries_and_keys is QueryKeyDiffusivity.queries_and_keys  # one of a subclass may change x
+        self._views_the_state = own and projection is None and self.heads == 1 and normalize != "frobenius"
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
