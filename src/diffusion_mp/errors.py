@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import index
 from shlex import quote
 from typing import Any, NoReturn
@@ -128,13 +128,10 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
     """Return a whole number, also one of NumPy or PyTorch, as an int; raise TypeError, ending in ``way_out``."""
-    try:
-        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None:
-        raise TypeError(f"{name} must be a whole number; got {describe(value)}.{way_out and f' {way_out}'}")
-    return number
+    with suppress(TypeError):
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    raise TypeError(f"{name} must be a whole number; got {describe(value)}.{way_out and f' {way_out}'}")
 
 
 def as_size(size: Any) -> Any:
@@ -362,15 +359,14 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
         raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
 
 
-def check_range(pairs: Tensor, name: str, num_nodes: int) -> None:
-    """Raise unless every index lies in 0 … N − 1."""
+def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> None:
+    """Raise unless every index lies in 0 … ``size`` − 1."""
     if not pairs.numel():
         return
     check_has_values(pairs, name)
     low, high = (int(end) for end in pairs.aminmax())
-    if low < 0 or high >= num_nodes:
-        reach = f"it reaches from {low} to {high}"
-        raise ValueError(f"{name} must lie in [0, {num_nodes - 1}] for {num_nodes} nodes; {reach}.")
+    if low < 0 or high >= size:
+        raise ValueError(f"{name} must lie in [0, {size - 1}] for {size} {what}; it reaches from {low} to {high}.")
 
 
 def plain(value: object) -> object:

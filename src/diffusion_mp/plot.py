@@ -45,11 +45,12 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
                 values = [trace.records[0].before, *trace.energies]
     rows, ax = torch.atleast_2d(torch.as_tensor(values).detach().cpu()), axis(ax)
     for number, row in enumerate(rows, 1):
-        ax.plot(row / row[0].abs().clamp(min=1e-30), "o-", markersize=3, label=f"block {number}")
+        ax.plot((row / row[0].abs().clamp(min=1e-30)).tolist(), "o-", markersize=3, label=f"block {number}")
     if len(rows) > 1:
         ax.legend(fontsize="small")
     ax.set(xlabel="layer" if len(rows) == 1 else "step of the block", ylabel="energy / |energy before|")
-    ax.locator_params("x", integer=True)
+    if ax.get_xscale() == "linear":
+        ax.locator_params("x", integer=True)
     return ax
 
 
@@ -66,7 +67,7 @@ def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
-    names = names if len(names) else [str(int(j)) for j in others]
+    names = [*names] or [str(int(j)) for j in others]  # by place, also of a Series
     if len(names) != coupling.num_nodes:
         raise ValueError(f"names must hold one for each of {coupling.num_nodes} nodes; got {len(names)}.")
     ax = axis(ax)
@@ -90,13 +91,17 @@ def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> 
     errors.check_state(logits, "logits")
     errors.check_rows(without, "without", logits)
     true = errors.index_vector(y, "y", "[num_nodes]").unsqueeze(1)
+    if len(true) != len(logits):
+        raise ValueError(f"y must have a class for each of {len(logits)} rows; got {errors.describe(y)}.")
+    errors.check_range(true, "y", min(logits.size(1), without.size(1)), "classes")
     ours, theirs = (each.softmax(1).gather(1, true)[:, 0].cpu() for each in (logits, without))
     right = [(each.argmax(1, keepdim=True) == true)[:, 0].cpu() for each in (logits, without)]
     ax = axis(ax)
     kinds = {"as without": right[0] == right[1], "mended": right[0] & ~right[1], "spoiled": ~right[0] & right[1]}
     for label, chosen in kinds.items():
         ax.scatter(theirs[chosen], ours[chosen], s=6, label=f"{label}: {int(chosen.sum())}")
-    ax.axline((0, 0), slope=1, color="0.8", zorder=0)
+    if ax.get_xscale() == ax.get_yscale() == "linear":
+        ax.axline((0, 0), slope=1, color="0.8", zorder=0)
     ax.set(xlabel="p of the true class, without attention", ylabel="with attention")
     ax.legend(fontsize="small")
     return ax
@@ -138,7 +143,7 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
     shares: dict[str, Tensor] = {}
 
     def look(name: str, x: Tensor, graph: object, state: Tensor) -> None:
-        along = ((state - state.mean(0)) @ found[name][1]).square().sum(1).flatten()
+        along = ((state - state.mean(0)).to(found[name][1]) @ found[name][1]).square().sum(1).flatten()
         shares[name] = along / along.sum() / len(found)
 
     with hooked({name: model.get_submodule(name) for name in found}, look), evaluating(model):
@@ -157,12 +162,11 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
     check_coupling_kind(coupling)
     errors.check_state(points, "points")
     if len(points) != coupling.num_nodes or points.size(1) < 2:
-        wanted = f"[{coupling.num_nodes}, 2] or wider, a row for every node"
-        raise ValueError(f"points must be {wanted}; got {errors.describe(points)}.")
+        raise ValueError(f"points must be [{coupling.num_nodes}, ≥ 2], a row per node; got {errors.describe(points)}.")
     points = points.double().cpu()
     if points.size(1) > 2:
         centred = points - points.mean(0)
-        points = centred @ torch.linalg.svd(centred, full_matrices=False).Vh[:2].T
+        points = centred @ torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh[:2].T
     variance, ax = posterior_variance(coupling, leak).mean(1).cpu(), axis(ax)
     drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")
     ax.figure.colorbar(drawn, ax=ax, label="posterior variance")

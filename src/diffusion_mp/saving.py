@@ -58,8 +58,8 @@ class Described:
 
 def described(value: Any) -> Any:
     """Return an argument as a `Description` holds it; of a generator nothing, since what it drew is in the state."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
+    if value is None or isinstance(value, (int, float, str)):
+        return json.loads(json.dumps(value))  # plain, also where it is a number of NumPy or a member of an enum
     if isinstance(value, Described):
         return value._describe()
     if isinstance(value, Tensor):
@@ -130,7 +130,7 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
     """Return the module that ``module.save(path)`` has written, on the CPU, in evaluation mode and its own dtype.
 
     Nothing in the file is run: it holds numbers, names of classes of this library, and arguments that their
-    constructors check. Sizes are compared with the tensors in the file before memory is taken.
+    constructors check, not attributes set later. Sizes are compared with the tensors before memory is taken.
 
     Args:
         path: the file.
@@ -188,7 +188,7 @@ def _written(value: Any, classes: dict[str, type[Described]], seen: dict[Any, in
         return {name: _written(each, classes, seen) for name, each in value.items()}
     if not isinstance(value, (Tensor, Description)):
         return value
-    key = (value.data_ptr(), value.shape) if isinstance(value, Tensor) else id(value)
+    key = (value.data_ptr(), value.shape, value.stride()) if isinstance(value, Tensor) else id(value)
     if key in seen:
         return {CLASS: "again", "number": seen[key]}
     if isinstance(value, Tensor):

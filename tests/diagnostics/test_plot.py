@@ -3,13 +3,14 @@
 import doctest
 
 import matplotlib
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import diffusion_mp as dm
 from diffusion_mp import plot
-from diffusion_mp.diagnostics import posterior_variance
+from diffusion_mp.diagnostics import plot_attention, posterior_variance
 from diffusion_mp.energies import SigmoidPenalty
 from helpers import refuses
 
@@ -48,7 +49,7 @@ def test_energies(ax):
     assert model.training
     expected = model.eval().energies(X, EDGES)
     drawn = torch.stack([torch.as_tensor(line.get_ydata()) for line in ax.lines])
-    torch.testing.assert_close(drawn, (expected / expected[:, :1].abs()))
+    torch.testing.assert_close(drawn, (expected / expected[:, :1].abs()).double())
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["block 1", "block 2"]
     (line,) = plot.energies(dm.DIFFormer(4, 8, 3, 5), X, EDGES).lines
     assert (len(line.get_ydata()), line.get_ydata()[0]) == (6, 1.0)
@@ -114,11 +115,31 @@ def test_curves(tmp_path, ax):
         plot.curves(path)
 
 
+@pytest.mark.filterwarnings("error")
+def test_unusual_axes_and_inputs(ax):
+    ax.set(xscale="log", yscale="log")
+    plot.energies(torch.tensor([3.0, 2.0]).bfloat16(), ax=ax)
+    plot.attention(X, X, NODE % 4, ax=ax)
+    _, shares = plot.eigenvalues(dm.CertifiedTransformer(4, 8, 3).bfloat16(), X.bfloat16(), EDGES)
+    assert float(shares.sum()) == pytest.approx(1)
+    one = plot.uncertainty(SigmoidPenalty().coupling(X[:1]), X[:1])
+    assert one.collections[0].get_offsets().tolist() == [[0, 0]]
+    drawn = plot.neighbours(dm.SimpleDiffusivity()(X), 2, names=pd.Series(list("abcdef"), index=range(5, -1, -1)))
+    assert drawn.get_title().endswith("c")
+    before = plt.get_fignums()
+    with pytest.raises(ValueError, match="non-negative"):
+        plot_attention(-1.0 * dm.SoftmaxDiffusivity(4)(X))
+    assert plt.get_fignums() == before
+
+
 test_refusals = refuses(
     (lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 6), ValueError, r"node must lie in \[0, 5\]"),
     (lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 1.0), TypeError, "node must be an integer; got 1.0"),
     (lambda: plot.neighbours(X, 1), TypeError, "coupling"),
     (lambda: plot.attention(X, X[:3], NODE % 3), ValueError, "without must have 6 rows"),
+    (lambda: plot.attention(X, X, NODE), ValueError, r"y must lie in \[0, 3\] for 4 classes; it reaches from 0 to 5"),
+    (lambda: plot.attention(X, X, NODE[:3]), ValueError, "y must have a class for each of 6 rows; got an int64"),
+    (lambda: plot.energies(X, ax=plt), TypeError, "ax must be a matplotlib axis or None"),
     (lambda: plot.spectrum(nn.Linear(2, 2)), ValueError, "model must have a CertifiedBlock .* Linear has none"),
     (lambda: plot.energies(nn.Linear(4, 2), X), ValueError, "must contain a diffusion layer"),
     (lambda: plot.uncertainty(dm.SoftmaxDiffusivity()(X), X), ValueError, "posterior_variance needs"),

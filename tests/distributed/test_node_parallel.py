@@ -12,10 +12,11 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 
 import diffusion_mp as dm
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, SimpleDiffusivity
+from diffusion_mp.diagnostics import posterior_variance, smoothing_floor
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, SimpleDiffusivity, UniformDiffusivity
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
-from diffusion_mp.models import CertifiedTransformer, DIFFormer, NodeFormer
+from diffusion_mp.models import CertifiedTransformer, DIFFormer, GatedGCN, NodeFormer
 from diffusion_mp.updates import ImplicitEuler
 from reading_features import ReadsInputs
 
@@ -298,6 +299,10 @@ def blocks(attention: str | None = None) -> Tensor:
     (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
     (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
     (lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES), "Export attention in one"),
+    (lambda: AdjacencyDiffusivity()(X, sharded()).to_dense(), "entries of a coupling over several ranks are not"),
+    (lambda: posterior_variance(UniformDiffusivity()(X, sharded()), 0.5), "variance needs .* of all nodes"),
+    (lambda: smoothing_floor(UniformDiffusivity()(X, sharded()), X, X), "floor needs .* of all nodes"),
+    (lambda: GatedGCN(3, 4, 2)(X, sharded()), "can not turn edges around, walk along them"),
     (blocks, "WeightedGraph needs all edges of the graph at once, not a HaloCoupling of some rows"),
     (lambda: blocks("all"), "RowAttention needs all nodes of the graph, not 4 of 8"),
     (lambda: blocks("neighbours"), "RowAttention needs all nodes of the graph, not 4 of 8"),

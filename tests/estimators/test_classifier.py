@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -295,6 +296,24 @@ def test_a_seed_is_a_network_and_nobody_elses_randomness() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     np.testing.assert_array_equal(first.label_distributions_, again.label_distributions_)
     assert not np.array_equal(first.label_distributions_, other.label_distributions_)
+
+
+def test_threads_modes_and_devices_change_no_number() -> None:
+    expected = fitted().label_distributions_
+    with ThreadPoolExecutor(4) as threads:
+        found = [each.label_distributions_ for each in threads.map(lambda _: fitted(), range(6))]
+    with torch.inference_mode(), torch.device("meta"):
+        found.append(fitted().label_distributions_)
+    for each in found:
+        np.testing.assert_array_equal(each, expected)
+
+
+@pytest.mark.parametrize("kind", [bool, int])
+def test_flags_and_numbers_beside_minus_one_may_be_objects(kind: type) -> None:
+    some = np.array([kind(label > 0) if label >= 0 else -1 for label in Y], dtype=object)
+    found = fitted(y=some)
+    assert found.classes_.tolist() == [kind(0), kind(1)]
+    np.testing.assert_array_equal(found.predict_proba(X), fitted(y=np.minimum(Y, 1)).predict_proba(X))
 
 
 @pytest.mark.parametrize(("verbose", "shown"), [(0, False), (False, False), (1, True), (True, True)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from diffusion_mp import GCNConv
+from diffusion_mp import DIFFormerConv, GCNConv, UniformDiffusivity, load
+from diffusion_mp.diffusivities import ScaledDiffusivity, SumDiffusivity
 
 from .saved_modules import CASES
 
@@ -30,6 +33,15 @@ def test_a_saved_state_gives_the_saved_output(name: str) -> None:
 
 def test_every_case_is_saved() -> None:
     assert set(CASES) == set(SAVED["states"]) == set(SAVED["outputs"])
+
+
+def test_arguments_of_numpy_and_enums_and_views_of_one_tensor(tmp_path: Path, no_typecheck: None) -> None:
+    conv = DIFFormerConv(4, 4, kernel=StrEnum("Kernel", ["simple"]).simple, beta=np.float64(0.3))
+    scales, uniform = torch.tensor([0.1, 0.9, 0.5]), UniformDiffusivity()
+    for module in (conv, SumDiffusivity([ScaledDiffusivity(part, uniform) for part in (scales[:2], scales[::2])])):
+        module.save(tmp_path / "a model")
+        torch.testing.assert_close(load(tmp_path / "a model").state_dict(), module.state_dict())
+        assert repr(load(tmp_path / "a model")) == repr(module)
 
 
 def test_a_path_that_is_no_file_is_refused_and_leaves_nothing(tmp_path: Path, no_typecheck: None) -> None:

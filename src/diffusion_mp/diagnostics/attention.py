@@ -91,12 +91,12 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
     check_coupling_kind(coupling)
     check_index(head, "head", coupling.heads)
     check_number(threshold, "threshold", lambda number: 0 < number < 1, "lie between 0 and 1")
-    ax = axis(ax)
     with torch.no_grad():
         entries = coupling.to_dense()[head].double().cpu()
     if bool((entries < 0).any()):
         least = float(entries.min())
         raise ValueError(f"coupling must be non-negative on a logarithmic scale; its least entry is {least:.3g}.")
+    ax = axis(ax)
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
     ax.imshow(shown, cmap="viridis", norm="log", vmin=threshold, vmax=1.0, interpolation="nearest")
     ax.set(xlabel="sender j", ylabel="receiver i")

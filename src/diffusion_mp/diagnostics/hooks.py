@@ -19,7 +19,7 @@ from diffusion_mp.layers.sequences import tokens_first
 
 def axis(ax: Any = None) -> Any:
     """Return the given matplotlib axis, or that of a new figure."""
-    if ax is not None and not hasattr(ax, "imshow"):
+    if ax is not None and not hasattr(ax, "set_xlabel"):
         raise TypeError(f"ax must be a matplotlib axis or None; got {describe(ax)}.")
     with needed_by("A plot", "diffusion-mp[plot]"):
         import matplotlib.pyplot as plt

@@ -40,7 +40,6 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         >>> posterior_variance(SigmoidPenalty().coupling(0.1 * x), leak=0.5).shape
         torch.Size([6, 1])
     """
-    check_coupling_kind(coupling)
     errors.check_positive(leak, "leak")
     _check_promises(coupling, "posterior_variance")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
@@ -74,8 +73,9 @@ def _check_ones(solved: Tensor) -> None:
 
 
 def _check_promises(coupling: Coupling, name: str) -> None:
-    if not (coupling.symmetric and coupling.nonnegative):
-        needed = "a symmetric and nonnegative coupling, as with row_stochastic=False"
+    check_coupling_kind(coupling)
+    if not (coupling.whole and coupling.symmetric and coupling.nonnegative):
+        needed = "a symmetric and nonnegative coupling of all nodes, as with row_stochastic=False"
         raise errors.CouplingMismatchError(f"{name} needs {needed}; got {coupling!r}.")
 
 

@@ -35,11 +35,13 @@ class _OverRanks(PartialCoupling):
         super().__init__(num_nodes, coupling, symmetric)
         self.exchange, self.whole = exchange, False
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> NoReturn:
+    def _at(self, edge_index: Int[Tensor, "two E"] | None = None) -> NoReturn:
         raise NotImplementedError(
             "the entries of a coupling over several ranks are not available, but for log_at of attention through log "
             "features. Export attention in one process: the state dict is the same."
         )
+
+    to_dense = _at  # products with the columns of one rank would be added up over ranks
 
 
 class SummedCoupling(_OverRanks):

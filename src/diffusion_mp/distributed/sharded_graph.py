@@ -119,8 +119,7 @@ class ShardedGraph(Graph):
 
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the sum of ``x`` over the ranks; once differentiable."""
-        if not isinstance(x, Tensor):
-            check_kind(x, "x", Tensor, "a tensor, such as mask.sum()")
+        check_kind(x, "x", Tensor, "a tensor, such as mask.sum()")
         return all_reduce(x, self.group)
 
     def exchange(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " extended *shape"]:
@@ -157,7 +156,7 @@ class ShardedGraph(Graph):
 
     # Sources have the numbers of the halo, which no other graph of as many nodes has.
     within = to_undirected = reverse = _with_edges = _refuse
-    is_symmetric = property(_refuse)
+    is_symmetric = pattern = property(_refuse)
 
     def _plan_exchange(self, halo: Tensor) -> None:
         """Find the rows to exchange: ``_lent`` are rows of this rank in the halos of others, in the order of ranks."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from diffusion_mp.progress import progress_bar, show_progress
 
 _BATCH = 256  # rows per step of Adam
 _FARTHER = 10  # factor of μ while labels are the only sources
+_DRAWING = threading.Lock()  # held while a fit draws from torch's generator, which all threads share
 
 
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
@@ -105,14 +107,16 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         with (
             show_progress(bool(self.verbose)),
             progress_bar("neighbours", "round", int(self.rounds), delay=0, leave=True) as bar,
-            torch.random.fork_rng(devices=[]),
+            torch.inference_mode(False),  # where a network is trained
+            torch.device("cpu"),  # where the rows are, whatever the default device
         ):
             found = joined(X, k, self.metric, self.approximate, float(self.sharpness))
             self.edge_index_, self.edge_weight_, self._reach = found
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
-            torch.default_generator.manual_seed(int(seed))
-            self._alternate(torch.from_numpy(labelled), torch.from_numpy(known), bar)
+            with _DRAWING, torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(int(seed))
+                self._alternate(torch.from_numpy(labelled), torch.from_numpy(known), bar)
         self.transduction_ = self.classes_[(self._class_weight * self.label_distributions_).argmax(1)]
         self.n_iter_ = self.max_iter
         return self
@@ -144,7 +148,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
-        found = (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
+        source = self.network_(_tensor(self._scaled(X))).softmax(1).numpy()
+        found = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
         return (found := found * self._class_weight) / found.sum(1, keepdims=True)
 
     def _alternate(self, labelled: Tensor, known: Tensor, bar: Any) -> None:
@@ -153,7 +158,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known / known.sum(0)
         bar.set_description("labels spread")
-        spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
+        spread = self._spreading(_FARTHER * float(self.mu))(source, graph).clamp(min=0)
         for _ in range(self.rounds):
             likely = spread * torch.from_numpy(self._class_weight)
             likely[labelled] *= known  # of a label, only its class is left
@@ -162,10 +167,10 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
-            source = self._probabilities(X)
+            source = self.network_(_tensor(X)).softmax(1)
             source[labelled] = known
             bar.set_description("what it says spreads")
-            spread = _at_rest(self.conv_, graph, source)
+            spread = self.conv_(source, graph).clamp(min=0)  # a mean of distributions, up to rounding
             bar.update()
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
@@ -195,9 +200,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
                 cross_entropy(network(features), targets[batch], weight).backward()
                 optimizer.step()
         return network.requires_grad_(False)
-
-    def _probabilities(self, X: Any) -> Tensor:
-        return self.network_(_tensor(X)).softmax(1)
 
     def _fit_scale(self, X: Any) -> None:
         """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
@@ -237,11 +239,6 @@ def _batches(num_rows: int) -> Iterator[Tensor]:
         yield from torch.randperm(num_rows).split(_BATCH)
 
 
-def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
-    """Return the steady state, clamped at zero: it is a mean of distributions up to rounding."""
-    return cast("Tensor", conv(source, graph)).clamp(min=0)
-
-
 def _tensor(X: Any) -> Tensor:
     if not issparse(X):
         return torch.from_numpy(X)
@@ -267,14 +264,16 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     labelled = np.ones(len(y), dtype=bool) if strings else y != -1
     if not labelled.any():
         raise ValueError("y must hold the label of some row at least; every entry is -1, which stands for no label.")
-    check_classification_targets(y[labelled])
-    classes, targets = np.unique(y[labelled], return_inverse=True)
-    if not labelled.all() and classes.tolist() == [1]:
+    if not labelled.all() and all(label == 1 for label in y[labelled]):
         # One class would be degenerate; -1 and 1 are scikit-learn's traditional binary labels.
         taken = "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled."
         warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
-        classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
+    known = y[labelled]
+    if y.dtype == object and all(isinstance(label, (int, float, np.number, np.bool_)) for label in known):
+        known = np.asarray(known.tolist())  # they are objects only because of -1
+    check_classification_targets(known)
+    classes, targets = np.unique(known, return_inverse=True)
     return labelled, classes, np.eye(len(classes))[targets]
 
 
