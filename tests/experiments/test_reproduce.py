@@ -149,8 +149,9 @@ def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path, monkeypatch)
     assert [line["a"] for line in Records(path).lines] == [1, 3]
     assert [line["a"] for line in records.lines] == [1, 3]
     broken = {'{"a": 1}\nnothing\n': r"runs\.jsonl, line 2 is no JSON", "[1]\n": "line 1 holds no result"}
+    broken |= {b"\xff\n": "line 1 is no JSON", b"[" * 10**5 + b"\n": "line 1 is no JSON"}
     for text, message in broken.items():
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(ValueError, match=message):
             Records(path)
 
@@ -244,7 +245,9 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     assert main([*words, "--only", "gcn", "labels", "--save", str(tmp_path / "zoo")]) == 0
     assert {path.name for path in (tmp_path / "zoo").iterdir()} == {"gcn.md", "gcn.safetensors"}
     assert type(load(tmp_path / "zoo/gcn.safetensors")).__name__ == "DiffusionGNN"
-    assert re.search(r"\| accuracy in %, test \| \d\d\.\d \|", (tmp_path / "zoo/gcn.md").read_text())
+    card = (tmp_path / "zoo/gcn.md").read_text()
+    assert re.search(r"\| accuracy in %, test \| \d\d\.\d \|", card)
+    assert f"reproduce digits --only gcn --save {tmp_path / 'zoo'} --quick`" in card
     records = (out / "digits-quick" / "runs.jsonl").read_bytes()
     (tmp_path / "zoo/gcn.safetensors").unlink()
     assert main([*words, "--only", "gcn", "--save", str(tmp_path / "zoo")]) == 0

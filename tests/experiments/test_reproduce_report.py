@@ -104,6 +104,9 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert page.read_text("utf-8") == before
     assert main(["results", "--made", str(tmp_path / "none"), *words]) == 2
     assert f"No folder below {tmp_path / 'none'} has results.jsonl" in capsys.readouterr().err
+    (tmp_path / "results" / "digits.jsonl").write_text('{"row": "gcn"}\n')
+    assert main(["results", *words]) == 2
+    assert "digits.jsonl, line 1 holds no result with kind row seconds" in capsys.readouterr().err
     (tmp_path / "results" / "digits.jsonl").write_text("")
     assert main(["results", *words]) == 2
     assert "digits.jsonl has no run of a row of the table 'digits'" in capsys.readouterr().err
@@ -120,9 +123,10 @@ def test_an_error_that_diverged_has_a_place_in_the_table_and_in_the_pictures(tmp
 
 def test_a_model_that_never_had_a_score_has_a_card(table):
     record = run("gcn", 0, None, validation=None, epoch=0, settings={}, config="c0ffee", data="da7a", versions={})
-    text = card(table, record, Path("zoo"))
+    text = card(table, record, "--save zoo --quick")
     assert "| accuracy in %, test | none |" in text
     assert "| accuracy in %, validation | none, in epoch 0 |" in text
+    assert "`diffusion-mp reproduce digits --only gcn --save zoo --quick`" in text
 
 
 def test_every_model_is_of_a_kind_that_the_picture_of_all_tables_shows():

@@ -12,7 +12,7 @@ from reproduce_tables import ROWS, write_table
 
 from diffusion_mp_experiments.reproduce.harness import Search, distribution, open_storage
 from diffusion_mp_experiments.reproduce.table import digest, load_table
-from diffusion_mp_experiments.reproduce.training import made_module
+from diffusion_mp_experiments.reproduce.training import made, made_module
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -25,7 +25,7 @@ COMMON = ["model.dropout", "model.hidden_channels"]
 REFUSED_TABLES = [
     ({"rows": ["gcn"]}, "must list its rows"), ({"epoch": 3}, "says epoch; known are"), ({"splits": 0}, "splits must"),
     ({"baselines": ["gat"]}, "gat are not"), ({"quick": {"epoch": 3}}, "quick says how much less"),
-    ({"metric": {"name": "acc", "kind": 1}}, "says kind"),
+    ({"metric": {"name": "acc", "kind": 1}}, "says kind"), ({"metric": {"mode": "up"}}, "mode of metric must be"),
     ({"like": "digits"}, "like digits, which is no other table"), ({"like": "x"}, "like x, which is no other table"),
     ("title: [\n", r"gcn\.yaml is no YAML: while parsing"),
     ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"), ("- a list\n", "names and values"),
@@ -186,3 +186,8 @@ def test_rows_and_axes_reach_the_data(tmp_path):
     arguments = table.config(labels, {"data.metric": "cosine"})["data"]["init_args"]
     assert arguments == {**table.data["init_args"], "per_class": 7, "metric": "cosine"}
     assert table.config(gcn, {})["data"] == table.data
+
+
+def test_a_misspelt_argument_of_a_row_is_named():
+    with pytest.raises(ValueError, match=r"(?s)torch\.nn\.Dropout.*makes no Module.*Option 'q' is not accepted"):
+        made(torch.nn.Module, {"class_path": "torch.nn.Dropout", "init_args": {"q": 0.5}})

@@ -122,6 +122,22 @@ def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
     assert (predicted == data.y)[data.test_mask].double().mean().item() == pytest.approx(accuracy)
 
 
+def test_without_a_logger_everything_is_in_the_folder_of_the_run(fit, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    folder = fit("--trainer.logger=false", epochs=1)
+    assert {path.name for path in folder.iterdir()} == {"checkpoints", "config.yaml"}
+    assert fit("--trainer.logger=false", epochs=1) != folder
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_the_best_checkpoint_is_named_after_the_metric(fit):
+    folder = fit("--model.metric=macro_f1", epochs=1)
+    (best,) = (folder / "checkpoints").glob("best-*.ckpt")
+    (score,) = re.findall(r"^best-epoch=0-val_macro_f1=(0\.\d+)\.ckpt$", best.name)
+    assert float(score) > 0
+
+
 def test_any_data_module_trains_that_says_how_wide_its_data_are(fit):
     folder = fit(f"--data={__name__}.Ring", epochs=1)
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]

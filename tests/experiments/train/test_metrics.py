@@ -24,6 +24,9 @@ def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     expected = (curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])) / 2
     assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(expected)
     assert train.TaskMetric("ap")(logits, labels) < 1
+    for metric in ("acc", "macro_f1", "mrr"):  # of one class for every example
+        with pytest.raises(ValueError, match=rf"metric '{metric}' takes targets \[N\]; got \[40, 4\]"):
+            train.TaskMetric(metric)(logits, labels)
     logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
     assert train.TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
     scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])

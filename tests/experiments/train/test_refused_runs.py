@@ -129,6 +129,7 @@ def test_settings_of_a_checkpoint_are_numbers_and_choices(capsys):
         (["--model.lr=1e30"], "val_loss is nan in epoch 0: the training has diverged"),
         (["--out=/proc/runs"], "Nothing can be written to /proc/runs"),
         (["--weights_only=false"], "weights_only cannot be false"),
+        (["--early_stopping.monitor=x"], "conditioned on metric `x` which is not available"),
         (["--trainer.accelerator=cuda", "--trainer.devices=64"], ""),
     ],
     ids=lambda value: "".join(value) if isinstance(value, list) else "",

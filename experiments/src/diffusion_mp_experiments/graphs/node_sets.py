@@ -56,8 +56,7 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
             raise ValueError(f"node_labels {list(y.shape)} and edges {list(edges.shape)} do not go with {len(x)} nodes")
         for part, mask in zip(_MASKS, masks, strict=True):
             if mask.dtype != torch.bool or mask.dim() != 2 or mask.shape != (len(masks[0]), len(x)) or not len(mask):
-                found = f"{list(mask.shape)} of {mask.dtype}"
-                raise ValueError(f"{part}_masks must be bools [splits, {len(x)}], got {found}")
+                raise ValueError(f"{part}_masks must be bools [splits, {len(x)}], got {[*mask.shape]} of {mask.dtype}")
         if (torch.stack(masks).sum(0) > 1).any():
             raise ValueError("a node is in two parts of a split")
         edge_index = to_undirected(edges.t().contiguous().long(), num_nodes=len(y))
@@ -92,10 +91,8 @@ def load_facebook(root: str | Path, name: str) -> Data:
         if table.dtype.kind not in "iu" or table.shape[1] <= _GENDER or not len(table):
             raise ValueError(f"its local_info is no table of whole numbers but {table.dtype} {table.shape}")
         people = np.array(table, np.int64)
-        if not hasattr(friends, "tocoo"):
-            raise ValueError("its A is no sparse matrix")
-        if friends.shape != (len(people), len(people)):
-            raise ValueError(f"its A is a matrix {friends.shape} of {len(people)} people")
+        if not hasattr(friends, "tocoo") or friends.shape != (len(people), len(people)):
+            raise ValueError(f"its A is no sparse matrix of all, but a matrix {friends.shape} of {len(people)} people")
         entries = friends.tocoo()
         pairs = np.stack([entries.row, entries.col]).astype(np.int64)
         x, y = _one_hot(np.delete(people, _GENDER, 1)), torch.from_numpy(people[:, _GENDER]) - 1

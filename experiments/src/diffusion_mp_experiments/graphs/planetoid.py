@@ -130,8 +130,7 @@ def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
             refuse(part, f"it has the shape {parts[part].shape}; the other files need {expected}")
     last, different = len(parts["graph"]) - 1, np.unique(parts["test.index"])
     if not (len(different) == tested > 0 and different[0] == num_known and different[-1] == last):
-        numbers = f"from {num_known}, the rows of allx, to {last}, the last node"
-        refuse("test.index", f"it must hold different numbers {numbers}")
+        refuse("test.index", f"it must hold different numbers from {num_known}, the rows of allx, to {last}, the last")
     if train + _NUM_VAL > num_known:
         refuse("y", f"{train} papers to train with and {_NUM_VAL} to validate with exceed the {num_known} of allx")
     if (last + 1) * features > _LARGEST // 4:

@@ -48,8 +48,7 @@ def run_reproduce(args: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says")
     for name in ("splits", "trials", "epochs"):
         parser.add_argument(f"--{name}", type=count, help="instead of what table.yaml says")
-    jobs = min(4, os.cpu_count() or 1)
-    parser.add_argument("--jobs", type=count, default=jobs, help="processes of one thread each")
+    parser.add_argument("--jobs", type=count, default=min(4, os.cpu_count() or 1), help="processes of one thread each")
     parser.add_argument("--device", type=_device, default="cpu", help="where networks train, cpu or cuda")
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=folder, default=Path("configs"), help="folder of all tables")
@@ -61,14 +60,13 @@ def run_reproduce(args: list[str]) -> None:
     table = replace(table, **{**(table.quick if options.quick else {}), **given})
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
     records = reproduce(table, out, options.jobs, options.only, options.save, options.device)
+    flags = f"--save {options.save}" + " --quick" * options.quick + "".join(f" --{k} {v}" for k, v in given.items())
     saved = {row.name for row in table.named(options.only)} if options.save else set()
     for record in records:
         first = record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record
         if first and record["row"] in saved:
-            path = options.save / f"{record['row']}.md"
-            path.write_text(card(table, record, options.save), "utf-8")
-    report = out / "report.md"
-    rows = lines(table, records)
+            (options.save / f"{record['row']}.md").write_text(card(table, record, flags), "utf-8")
+    report, rows = out / "report.md", lines(table, records)
     report.write_text(illustrated(table, records, rows, options.configs / table.name / "notes.md", out), "utf-8")
     text, seconds = section(table, rows), time.perf_counter() - start
     print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}")
@@ -118,7 +116,7 @@ def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], n
         if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
             figures.draw_states(picture("-states", "states of the trained models, layer by layer"), table, rows)
         return "\n".join(parts)
-    if table.baselines:
+    if any(name in line.differences for name in table.baselines for line in rows):
         figures.draw_differences(picture("", "difference of every row from the baselines"), table, rows)
     if any(len(line.states.get("F", [])) > 16 for line in rows):
         figures.draw_energies(picture("-energies", "the energy F at every step of the trained networks"), table, rows)
@@ -130,22 +128,19 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
     """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
     finished = sorted(made.glob("*/results.jsonl")) if made else []
     if made and not finished:
-        raise FileNotFoundError(
-            f"No folder below {made} has results.jsonl; give the --out of `diffusion-mp reproduce`."
-        )
+        raise FileNotFoundError(f"No folder below {made} has results.jsonl; give the --out of `reproduce`.")
     for path in finished:
         if (configs / path.parent.name / "table.yaml").is_file():
             results.mkdir(exist_ok=True)
-            write_records(parsed(path.read_text("utf-8"), path), results / f"{path.parent.name}.jsonl")
-    found = sorted(results.glob("*.jsonl"))
-    if not found:
+            write_records(parsed(path.read_bytes(), path), results / f"{path.parent.name}.jsonl")
+    if not (found := sorted(results.glob("*.jsonl"))):
         raise FileNotFoundError(
             f"There are no results in {results}; `diffusion-mp reproduce TABLE` makes some, and "
             "`diffusion-mp results --made runs/reproduce` takes them over."
         )
     sections, compared = [], []
     for path in found:
-        records, table = parsed(path.read_text("utf-8"), path), load_table(configs / path.stem)
+        records, table = parsed(path.read_bytes(), path, "kind row seconds"), load_table(configs / path.stem)
         rows = lines(table, records)
         if not rows:
             raise ValueError(f"{path} has no run of a row of the table {table.name!r}; delete it.")

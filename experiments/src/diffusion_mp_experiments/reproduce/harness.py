@@ -124,7 +124,7 @@ def reproduce(
 class _Harness:
     def __init__(self, table: Table, out: Path, save: Path | None, device: str) -> None:
         self.table, self.out, self.save, self.device = table, out, save, device
-        self.records = Records(out / "runs.jsonl")
+        self.records = Records(out / "runs.jsonl", "row config split seed tuning validation seconds")
         self.done = {key(record): record for record in self.records.lines}
         self.storage = open_storage(out / "search.log")
         self.found: dict[str, list[Search]] = {}

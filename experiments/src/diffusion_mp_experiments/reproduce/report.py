@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from diffusion_mp_experiments.reproduce.table import Record, Sweep, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
@@ -175,8 +174,8 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
     return "\n".join(["Settings chosen by the searches:\n", *found]) if found else ""
 
 
-def card(table: Table, record: Record, folder: Path) -> str:
-    """What there is to know of the model of a run that is saved in a folder, in Markdown."""
+def card(table: Table, record: Record, flags: str) -> str:
+    """What there is to know of the model of a run that is saved, in Markdown; with these flags it is made again."""
     row, metric = table.row(record["row"]), table.metric
     data = table.config(row, record["settings"])["data"]
     options = {name: value for name, value in data["init_args"].items() if name != "root"}
@@ -189,7 +188,7 @@ def card(table: Table, record: Record, folder: Path) -> str:
         (f"{metric.title}, test", score),
         (f"{metric.title}, validation", f"{validation}, in epoch {record['epoch']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
-        ("made by", f"`diffusion-mp reproduce {table.name} --only {row.name} --save {folder}`"),
+        ("made by", f"`diffusion-mp reproduce {table.name} --only {row.curve or row.name} {flags}`"),
     ]
     return f"# {table.title}: {row.title}\n\n{_grid(['', ''], facts)}\n"
 

@@ -119,6 +119,7 @@ class Table:
     def __post_init__(self) -> None:
         check_counts(splits=self.splits, seeds=self.seeds, trials=self.trials)
         check_counts(epochs=self.epochs, patience=self.patience)
+        check_choice(self.metric.mode, "mode of metric", ["max", "min"])
         if self.tuning != "nested":
             check_counts(tuning=self.tuning)
         if not self.quick.keys() <= self.__dataclass_fields__.keys():
@@ -228,7 +229,7 @@ def _with(config: Config, **arguments: Any) -> Config:
 
 def _read(path: Path) -> Config:
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}.") from error
     if not isinstance(content, dict):
@@ -268,9 +269,9 @@ Record = dict[str, Any]
 class Records:
     """The lines of a file that only one process appends to; an unfinished last line is cut off."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, needed: str = "") -> None:
         self.path = path
-        self.lines = parsed(complete_lines(path), path)
+        self.lines = parsed(complete_lines(path), path, needed)
 
     def append(self, record: Record) -> None:
         """Append a line, which is on the disk when this returns."""
@@ -283,25 +284,25 @@ class Records:
         self.lines.append(record)
 
 
-def complete_lines(path: Path) -> str:
-    """Return the text of a file, if there is one, after cutting off a last line without an end."""
+def complete_lines(path: Path) -> bytes:
+    """Return the content of a file, if there is one, after cutting off a last line without an end."""
     content = path.read_bytes() if path.is_file() else b""
     complete = content[: content.rfind(b"\n") + 1]
     if complete != content:
         replace_file(path, complete)
-    return complete.decode()
+    return complete
 
 
-def parsed(text: str, path: Path) -> list[Record]:
-    """Parse the lines of a file of results; a ValueError names a line that is none."""
+def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
+    """Parse the lines of a file of results; a ValueError names a line that is none, or lacks what is needed."""
     records = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(content.splitlines(), 1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 are ValueErrors too
             raise ValueError(f"{path}, line {number} is no JSON: {error}. Delete that line, or the file.") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number} holds no result: {line[:60]}.")
+        if not isinstance(record, dict) or not record.keys() >= set(needed.split()):
+            raise ValueError(f"{path}, line {number} holds no result with {needed or 'names'}. Delete it, or the file.")
         records.append(record)
     return records
 

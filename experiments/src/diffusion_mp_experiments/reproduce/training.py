@@ -15,7 +15,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -72,9 +72,9 @@ def train(
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
         module = made_module(config, data).to(device)
         logged, result = LastLogged(module), {}
+        network: Any = module.model
         if "predictor" in config["module"]:
-            predictor: Any = module.model
-            predictor.fit(data)
+            network.fit(data)
         else:
             result = _fit(module, data, logged, config["epochs"], config["patience"])
         if result.get("epoch") == 0:  # no epoch had a score
@@ -83,7 +83,6 @@ def train(
             result |= _measured(module, data, logged, metric, tuning)
         result["data"] = data_hash(data)
         if save is not None:
-            network: Any = module.model
             network.save(save)
     return {**result, "versions": versions(device), "seconds": round(time.perf_counter() - start, 3), "memory": _peak()}
 
@@ -107,7 +106,10 @@ def made(kind: type, config: dict[str, Any]) -> Any:
     """Make an object from `class_path` and `init_args`, of a class that must be of this kind."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--it", type=kind)
-    return parser.instantiate(parser.parse_object({"it": config})).it
+    try:
+        return parser.instantiate(parser.parse_object({"it": config})).it
+    except ArgumentError as error:
+        raise ValueError(f"{config} makes no {kind.__name__}: {error}") from error
 
 
 @lru_cache(4)

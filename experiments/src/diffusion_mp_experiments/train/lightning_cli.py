@@ -51,9 +51,11 @@ def run_lightning(args: list[str]) -> None:
             DiffusionCLI(args)
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
-        except ValueError as error:  # jsonargparse puts its own words before those of data that have no width
+        except (ValueError, RuntimeError) as error:  # jsonargparse puts its own words before the error of the data
             if str(error).startswith("Call to compute_fn") and isinstance(error.__cause__, (OSError, ValueError)):
                 raise error.__cause__ from None
+            if str(error).startswith("Early stopping conditioned on metric"):
+                raise ValueError(str(error)) from error
             raise
         finally:
             for logger, level in levels.items():
@@ -140,6 +142,8 @@ class DiffusionCLI(LightningCLI):
         config = self.config[self.subcommand]
         config.out = str(as_path(config.out, "--out"))
         check_writable(Path(config.out, config.name))
+        if name := config.checkpoint.filename:  # Lightning would write 0.0000 for a metric that is not logged
+            config.checkpoint.filename = name.replace("{val_acc", f"{{val_{config.model.metric}")
         if self.subcommand == "fit" and config.ckpt_path:
             for callback in (config.checkpoint, config.last):
                 callback.dirpath = callback.dirpath or str(Path(config.ckpt_path).parent)
@@ -165,6 +169,8 @@ class DiffusionCLI(LightningCLI):
         kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
         if options.get("logger") in (None, True):
             kwargs["logger"] = self._loggers()
+        elif options.get("logger") is False and options.get("default_root_dir") is None:
+            kwargs["default_root_dir"] = self._loggers()[0].log_dir  # Lightning would write to the working directory
         if options.get("enable_progress_bar") is not False:
             kwargs["callbacks"] = [*_listed(options.get("callbacks")), EpochProgress()]
         return super().instantiate_trainer(**kwargs)
@@ -221,11 +227,10 @@ class EpochProgress(ProgressBar):
         self._bar.set_postfix({name: value for name, value in metrics.items() if isinstance(value, float)}, False)
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self._bar.close()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._bar.close()  # before the message
+    on_exception = on_train_end  # type: ignore[assignment]  # before the message
 
     def disable(self) -> None:
         """Do nothing: the bar of another process than the first is hidden already."""
