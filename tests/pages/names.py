@@ -34,21 +34,21 @@ MARK, END = "<!-- what follows is written by `python -m tests.pages.names` -->",
 TASKS = {
     "Train a whole model": "models.* estimators.*",
     "Put a layer into your own model": "layers.*",
-    "Say who listens to whom": "diffusivities.*",
-    "Say how the state moves": "updates.*",
+    "Choose a diffusivity": "diffusivities.*",
+    "Choose an update": "updates.*",
     "Choose an energy": "energies.*",
-    "Certify that it falls": "energies.[Cc]ertif* energies.*ounds energies.theorem*",
+    "Certify an energy": "energies.[Cc]ertif* energies.*ounds energies.theorem*",
     "Look inside a trained model": "diagnostics.*",
     "Prepare data": "data.* graph.*",
     "Work on large graphs, or in several processes": "distributed.* data.RandomPartitionLoader data.find_clusters "
     "data.PartOf models.full_graph_inference diffusion_mp.show_progress",
-    "Take weights over, hand models on, cite": "export.* layers.from_pyg models.released_state_dict diffusion_mp.cite "
+    "Convert weights, export, cite": "export.* layers.from_pyg models.released_state_dict diffusion_mp.cite "
     "diffusion_mp.load",
     "Compute with couplings": "couplings.*",
     "Test what you have written": "testing.*",
-    "Tell errors apart": "diffusion_mp.*",
+    "Handle errors": "diffusion_mp.*",
     "Load data sets of papers": "diffusion_mp_experiments.graphs.* diffusion_mp_experiments.sequences.*",
-    "Train by Lightning": "diffusion_mp_experiments.train.*",
+    "Train with Lightning": "diffusion_mp_experiments.train.*",
     "Call the operations below the couplings": "kernels.*",
 }
 

@@ -65,7 +65,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_pat
 
 #: What a tutorial has to find even in its quick form, as an expression of its names; with True it needs data sets.
 TUTORIALS = {
-    "rows": ("accuracy(teaching, first) > accuracy(logistic, first) and (energies.diff() <= 0).all()", False),
+    "rows": ("accuracy(in_turns, first) > accuracy(logistic, first) and (energies.diff() <= 0).all()", False),
     "nodes": ("same and (energies.diff() <= 1e-5 * energies[:, :1]).all()", True),
     "molecules": ("aucs['types of bonds'] > 0.99 > aucs['types hidden'] + 0.1", True),
     "energy-term": ("2 * error(pictures['jumps']) < error(pictures['squares']) and rises > 9", False),
