@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vjp
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
+from torch.func import functional_call, grad, jvp, vjp
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
@@ -46,6 +47,24 @@ def test_checkpointing_changes_no_gradient(layer: nn.Module) -> None:
     expected = torch.autograd.grad(loss(layer(x, *edges)), parameters)
     got = torch.autograd.grad(loss(checkpoint(layer, x, *edges, use_reentrant=False)), parameters)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_noise_is_not_drawn_again_by_checkpoints() -> None:
+    x, edges = inputs(layer := built(lambda: NodeFormerConv(4, 4, num_samples=2)).double())
+    out = checkpoint(layer, x, *edges, use_reentrant=False)
+    with pytest.raises(RuntimeError, match=r"would draw other noise .* num_samples=0"):
+        loss(out).backward()
+
+
+def test_forward_mode(layer: nn.Module) -> None:
+    """⟨g, J t⟩ = ⟨Jᵀ g, t⟩, with dual numbers and with ``torch.func``."""
+    x, edges = inputs(layer)
+    leaf, tangent = x.clone().requires_grad_(), x.flip(0)
+    (pulled,) = torch.autograd.grad(loss(layer(leaf, *edges)), leaf)
+    with dual_level():
+        pushed = unpack_dual(loss(layer(make_dual(x, tangent), *edges))).tangent
+    _, by_func = jvp(lambda state: loss(layer(state, *edges)), (x,), (tangent,))
+    torch.testing.assert_close(torch.stack([pushed, by_func]), (pulled * tangent).sum().expand(2))
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from diffusion_mp.couplings.algebra import IdentityCoupling, LowRankForm, SumCoupling
 from diffusion_mp.couplings.base import Coupling, feature_sizes
@@ -188,7 +187,7 @@ class UniformCoupling(LowRankCoupling):
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
-        return Sums(pad(total, (0, 1), value=float(v.size(0))))
+        return Sums(torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         total, count = sums.totals[:, :-1], sums.totals[:, -1:]

@@ -50,7 +50,8 @@ class Certificate:
 
     def __str__(self) -> str:
         what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
-        sentence = f"{self.theorem} does not cover {what}: {self.reason}"
+        verb = "do" if self.theorem.startswith("Theorems") else "does"
+        sentence = f"{self.theorem} {verb} not cover {what}: {self.reason}"
         if self.holds:
             bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
             proved = f"{self.energy} does not rise" if self.energy else bound

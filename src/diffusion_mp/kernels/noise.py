@@ -47,6 +47,11 @@ _ADVANCE = threading.Lock()
 @torch.library.custom_op("diffusion_mp::take_step", mutates_args=("state",))
 def take_step(state: Tensor) -> Tensor:
     """Return a copy of the state [seed, step], and advance it by a step; safe among threads."""
+    if torch._C._current_graph_task_id() != -1:  # in a backward pass
+        raise RuntimeError(
+            "activation checkpointing would draw other noise in the backward pass than in the forward pass. Take "
+            "num_samples=0, or do not checkpoint attention with noise."
+        )
     with _ADVANCE:
         now = state.clone()
         state[1] += 1

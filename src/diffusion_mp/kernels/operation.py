@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeV
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 
 from diffusion_mp.errors import BackendError, check_choice
 from diffusion_mp.graph.cache import values_only
@@ -249,8 +250,11 @@ class Operation(Generic[T]):
         It computes directly, by an autograd function, or, where torch has to see it, by the registered operation.
         """
         signature = self._signature
-        if self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
-            backend = requested(self.family, backend)
+        if self._asks_environment:
+            if backend != "auto" or VARIABLE in os.environ:
+                backend = requested(self.family, backend)
+            if forward_ad._current_level >= 0:  # only torch's own formulas have derivatives in forward mode
+                backend = "reference"
         flat, args, dtype = signature.bind(args, narrow=backend != "reference")
         # Plain torch runs outside of the registered operation, so that torch differentiates it.
         function, direct = None, self._always_plain or backend == "reference"

@@ -49,7 +49,10 @@ class Chunk:
         """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
         heads, dtype, device = key = (x.size(1), torch.promote_types(x.dtype, torch.float32), x.device)
         if key not in self._masks:
-            nodes = [torch.arange(int(size[0])) < size.repeat_interleave(heads).unsqueeze(1) for size in self._buckets]
+            nodes = [
+                torch.arange(int(size[0]), device="cpu") < size.repeat_interleave(heads).unsqueeze(1)
+                for size in self._buckets
+            ]
             self._masks[key] = [None if bool(some.all()) else some.unsqueeze(2).to(device, dtype) for some in nodes]
         return self._masks[key]
 
@@ -91,10 +94,10 @@ class Chunk:
         height = torch.cat([sizes[:1].expand_as(sizes) for sizes in self._buckets])
         graph = torch.repeat_interleave(height)
         above = height.cumsum(0) - height
-        within = torch.arange(len(graph)) - above.index_select(0, graph)
+        within = torch.arange(len(graph), device="cpu") - above.index_select(0, graph)
         node = within < self._sizes.index_select(0, graph)
         row = self._first.index_select(0, graph) + within * node
-        head = torch.arange(heads)
+        head = torch.arange(heads, device="cpu")
         place = (heads * above.index_select(0, graph) + within).unsqueeze(1) + height.index_select(0, graph).outer(head)
         source, target = torch.empty_like(place).flatten(), torch.empty(int(node.sum()) * heads, dtype=torch.long)
         source[place] = row.unsqueeze(1) * heads + head
@@ -232,7 +235,7 @@ def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterato
         if size and len(members) == 1:
             yield slice(int(first), int(first) + size)
         elif size:
-            yield (first[:, None] + torch.arange(size)).to(device)
+            yield (first[:, None] + torch.arange(size, device="cpu")).to(device)
 
 
 def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:

@@ -40,7 +40,7 @@ class FeatureLinear(Linear):
     """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> FeatureLinear:
-        # That of PyG 2.6 makes a Linear, and modules that torch parametrizes can not be copied through pickle.
+        # That of PyG 2.6 makes a Linear, and modules that torch parametrizes cannot be copied through pickle.
         memo[id(self)] = copied = self.__new__(type(self))
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied

@@ -84,8 +84,10 @@ class DiffusionGNN(GraphModel):
         def layers() -> Iterator[DiffusionConv]:
             pairs = list(pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels]))
             match conv:
-                case "mlp" | "gcn":
-                    yield from starmap(MLPConv if conv == "mlp" else GCNConv, pairs)
+                case "mlp":
+                    yield from starmap(MLPConv, pairs)
+                case "gcn":
+                    yield from starmap(GCNConv, pairs)
                 case "sgc":
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":

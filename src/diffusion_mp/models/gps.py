@@ -222,9 +222,8 @@ class SFiFormer(GPS):
         self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
         *, lam: float = 1.0, adjacency: bool = True, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, lam=lam, adjacency=adjacency, **options
-        )
+        sizes = (in_channels, hidden_channels, out_channels, num_layers)
+        super().__init__(*sizes, lam=lam, adjacency=adjacency, **options)
 
     @classmethod
     def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:

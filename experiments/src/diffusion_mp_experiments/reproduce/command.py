@@ -60,12 +60,13 @@ def run_reproduce(args: list[str]) -> None:
     table = replace(table, **{**(table.quick if options.quick else {}), **given})
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
     records = reproduce(table, out, options.jobs, options.only, options.save, options.device)
-    flags = f"--save {options.save}" + " --quick" * options.quick + "".join(f" --{k} {v}" for k, v in given.items())
+    flags = [f"--save {options.save}", *(["--quick"] if options.quick else [])]
+    flags += [f"--{name} {value}" for name, value in given.items()]
     saved = {row.name for row in table.named(options.only)} if options.save else set()
     for record in records:
         first = record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record
         if first and record["row"] in saved:
-            (options.save / f"{record['row']}.md").write_text(card(table, record, flags), "utf-8")
+            (options.save / f"{record['row']}.md").write_text(card(table, record, " ".join(flags)), "utf-8")
     report, rows = out / "report.md", lines(table, records)
     report.write_text(illustrated(table, records, rows, options.configs / table.name / "notes.md", out), "utf-8")
     text, seconds = section(table, rows), time.perf_counter() - start

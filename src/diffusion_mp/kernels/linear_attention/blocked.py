@@ -52,8 +52,10 @@ class Vectors(NamedTuple):
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
-    if not unit or x.size(-1) == 1:  # signs are exact, as scores that cancel need it; x · 1/|x| is rounded
-        return Vectors(x.sign() if unit else x, x.new_ones(1, 1, 1))
+    if unit and x.size(-1) == 1:  # exact, so that scores which cancel sum to zero; x · 1/|x| would be rounded
+        x, unit = x / x.abs().masked_fill(x == 0, torch.inf), False
+    if not unit:
+        return Vectors(x, x.new_ones(1, 1, 1))
     x, norm, power = scaled_norms(x)
     return Vectors(x, norm.reciprocal_(), power)
 
