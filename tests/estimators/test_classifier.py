@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, make_moons
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -178,6 +178,17 @@ def test_a_new_row_goes_where_its_energy_is_least() -> None:
         (slope,) = grad(energy, z)
         state = -slope / (2 * (1 + 20 * pull.sum()))  # one step of Newton's, of a quadratic function
         np.testing.assert_allclose(probabilities, state, atol=1e-9)
+
+
+def test_two_moons_of_two_columns() -> None:
+    """Dropout of one of two columns would leave nothing that tells the moons apart."""
+    x, y = make_moons(300, noise=0.1, random_state=0)
+    known = np.concatenate([np.flatnonzero(y == c)[:5] for c in range(2)])
+    labels = np.full(300, -1)
+    labels[known] = y[known]
+    found = DiffusionClassifier(random_state=0).fit(x, labels)
+    assert (found.transduction_ == y).mean() > 0.95
+    assert (found.transduction_ == DiffusionClassifier(dropout=0.0, random_state=0).fit(x, labels).transduction_).all()
 
 
 def test_a_text_without_any_known_word_is_predicted_all_the_same() -> None:

@@ -30,6 +30,7 @@ from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.progress import progress_bar, show_progress
 
 _BATCH = 256  # rows per step of Adam
+_COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows
 _FARTHER = 10  # factor of μ while labels are the only sources
 _DRAWING = threading.Lock()  # held while a fit draws from torch's generator, which all threads share
 
@@ -55,7 +56,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         mu: μ, the weight of neighbours; 1 to 3 suits texts.
         class_weight: "balanced" is w = 1; with None, w_c is the number of labels of c, with a dict times its entry.
         rounds: number of rounds of training and spreading.
-        hidden_channels, dropout: width of the network, and rate on the features in training; 0.8 suits texts.
+        hidden_channels: width of the network.
+        dropout: rate on the features in training, by default 0.5, or 0 for fewer than ten columns; 0.8 suits texts.
         learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
         random_state, verbose: a seed, or ``None`` for other networks in every fit; 1 shows a progress bar.
 
@@ -83,7 +85,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def __init__(
         self, n_neighbors: int = 10, metric: Metric = "euclidean",
         *, approximate: bool = False, sharpness: float = 8.0, mu: float = 10.0, class_weight: Any = "balanced",
-        rounds: int = 4, hidden_channels: int = 256, dropout: float = 0.5, learning_rate: float = 0.002,
+        rounds: int = 4, hidden_channels: int = 256, dropout: float | None = None, learning_rate: float = 0.002,
         weight_decay: float = 1e-4, max_iter: int = 300, random_state: Any = None, verbose: int = 0,
     ) -> None:  # fmt: skip
         self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
@@ -191,12 +193,14 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         width, classes = int(self.hidden_channels), len(self.classes_)
         weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
+        by_default = 0.0 if X.shape[1] < _COLUMNS else 0.5
+        rate = by_default if self.dropout is None else float(self.dropout)
         rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
         optimizer = torch.optim.Adam(network.parameters(), **rates, fused=True)  # half the time for 80 000 columns
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
-                features = dropout(_tensor(X[rows[batch].numpy()]), float(self.dropout))
+                features = dropout(_tensor(X[rows[batch].numpy()]), rate)
                 cross_entropy(network(features), targets[batch], weight).backward()
                 optimizer.step()
         return network.requires_grad_(False)
@@ -224,7 +228,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             value = getattr(self, name)
             value = value.item() if isinstance(value, np.generic) else value  # of searches over arrays
             if name == "dropout":
-                check_probability(value, name)
+                check_probability(0.0 if value is None else value, name)
             else:
                 check_positive(value, name, allow_zero=name == "weight_decay")
 
