@@ -56,7 +56,7 @@ class Lazy(Generic[T]):
 
 
 class Coupling(ABC):
-    r"""A linear operator over nodes, one per head: who listens to whom, and how much.
+    r"""A linear operator over nodes, one per head: the weights of messages between them.
 
     S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 

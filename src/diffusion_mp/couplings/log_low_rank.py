@@ -57,7 +57,7 @@ def _finite(shift: Tensor) -> Tensor:
 
 
 class LogLowRankCoupling(PooledCoupling):
-    r"""Attention through positive features, known by their logarithms, as NodeFormer's.
+    r"""Attention with positive features, which are given as logarithms, as in NodeFormer.
 
     s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls} within a graph, φ = exp(log_query), ψ = exp(log_key).
 

@@ -101,7 +101,7 @@ class PooledCoupling(Coupling):
 
 
 class LowRankCoupling(PooledCoupling):
-    r"""Attention by inner products that nothing normalises: s_ij = q_i·k_j for i, j of one graph, in O(N F D).
+    r"""Unnormalised attention by inner products, s_ij = q_i·k_j for i, j of one graph, in O(N F D).
 
     Args:
         query, key: features q and k of receivers and senders [N, H, F].

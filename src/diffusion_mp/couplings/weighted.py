@@ -227,7 +227,7 @@ class OffDiagonalCoupling(Coupling):
 
 
 class ProjectedCoupling(Coupling):
-    r"""Heads that see projections of the state, as one coupling Σ_h W_hᵀ S_h W_h of a state of one head [N, 1, C].
+    r"""Heads on projections of the state, as one coupling Σ_h W_hᵀ S_h W_h of a state of one head [N, 1, C].
 
     Its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² (Remark c of Theorem T1, docs/certified.md). As it mixes
     channels, there are no entries and row sums, but a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².

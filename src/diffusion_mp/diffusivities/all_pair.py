@@ -326,7 +326,7 @@ class PenaltyDiffusivity(AllPairDiffusivity):
 
 
 class SGFormerDiffusivity(QueryKeyDiffusivity):
-    r"""SGFormer's attention: linear, over all pairs, beside the node itself.
+    r"""SGFormer's attention: linear attention over all pairs plus the identity.
 
     D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
 

@@ -21,7 +21,7 @@ from diffusion_mp.kernels.precision import inverse_root, reciprocal
 
 
 class IdentityDiffusivity(Diffusivity):
-    """S = I: no node sees another, an MLP (Table 1).
+    """S = I: no messages between nodes, an MLP (Wu, Wipf & Yan 2025, Table 1).
 
     Examples:
         >>> torch.equal(IdentityDiffusivity()(x) @ x.unsqueeze(1), x.unsqueeze(1))

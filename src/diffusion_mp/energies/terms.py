@@ -218,7 +218,7 @@ class ScaledTerm(SharedTerm):
 
 
 class SourceTerm(SharedTerm):
-    """The distance from a source, ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖², damped by its curvature under any constraint.
+    """The squared distance from a source, ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖².
 
     Args:
         source, metric: H, [N, C] or [N, H, D], and m [N] or [N, H], by default ones.

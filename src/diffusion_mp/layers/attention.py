@@ -209,7 +209,7 @@ class SFiConv(MultiHeadConv):
 
 
 class SGFormerConv(DiffusionConv):
-    r"""SGFormer's layer: linear attention over all pairs and a part of the start.
+    r"""SGFormer's layer: linear attention over all pairs with an initial residual.
 
     Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾, heads averaged (slides, "SGFormer"; Wu et al. 2023b).
 

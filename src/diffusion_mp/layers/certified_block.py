@@ -213,7 +213,7 @@ class BlockStep(nn.Module):
 
 
 class CertifiedBlock(GraphLayer):
-    r"""Steps down one energy, a source and a sum of learned terms.
+    r"""Descent steps on an energy of a source and learned terms.
 
     Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
 

@@ -29,7 +29,7 @@ from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
 class CertifiedConv(CertifiedBlock):
-    r"""Steps down an energy of source, attention and graph.
+    r"""Descent steps on an energy of a source, an attention and a graph.
 
     z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 

@@ -252,7 +252,7 @@ class APPNPConv(DiffusionConv):
 
 
 class GCNIIConv(DiffusionConv):
-    r"""GCNII's layer: as GCN's, with a part of the start, for deep networks.
+    r"""GCNII's layer: that of a GCN with an initial residual and an identity map, for deep networks.
 
     x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
 

@@ -16,7 +16,7 @@ from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
 
 
 class NodeFormer(LayerStack):
-    r"""Softmax attention over all pairs of nodes in O(N), which edges teach (Wu et al. 2022; slides, Algorithm 1).
+    r"""Softmax attention over all pairs of nodes in O(N), with a loss on edges (Wu et al. 2022; slides, Algorithm 1).
 
     Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(s NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
 

@@ -18,11 +18,14 @@ def check_energy_term(
 ) -> None:
     """Check that a term is what certified steps need of it (Theorem T11 of docs/certified.md).
 
-    Its half gradient is half of the gradient of its value, as that of a majorant which touches it has to be, and the
-    inequality of `EnergyTerm` holds at arbitrary states z′ and at those where gradient ascent on the difference leads,
-    of all nodes and of single ones. In double precision. It is a search and no proof: check at several states, some of
-    them where V curves most. Where the Hessian of V is at most L times the identity, L / 4 is a bound. The inequality
-    must hold at all states, also outside of the constraint of a block.
+    Its half gradient is half of the gradient of its value, as that of a majorant which touches it has to be, and
+
+        value(z′) ≤ value(z) + 2⟨half_gradient, z′ − z⟩ + 2 Σ_i bound_i ‖z′_i − z_i‖²
+
+    at arbitrary states z′ and at those where gradient ascent on the difference leads, of all nodes and of single ones.
+    In double precision. It is a search and no proof: check at several states, some of them where V curves most. Where
+    the Hessian of V is at most L times the identity, L / 4 is a bound. The inequality must hold at all states, also
+    outside of the constraint of a block.
 
     Args:
         term, z, graph: the term, and a state and a graph to check it at.

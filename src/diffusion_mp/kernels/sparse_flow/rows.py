@@ -50,7 +50,7 @@ class RowTerms(NamedTuple):
 
 
 class RowPotentials(NamedTuple):
-    """The solved problem of every row, [N, H]; the first seven are its :class:`RowTerms`.
+    """The solution of the flow problem of every row, [N, H]; the first seven fields are those of `RowTerms`.
 
     Only a, w, ρ, ν and log μ have a gradient. J are the entries that flow.
 
