@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
 
 
 @torch.no_grad()
-def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[str] = (), ax: Any = None) -> Any:
+def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Iterable[str] = (), ax: Any = None) -> Any:
     """Draw the strongest couplings s_ij of a node i as bars, the mean over heads; ``names`` has one for every node j.
 
     Examples:
@@ -67,7 +67,7 @@ def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Sequence[
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
-    names = [*names] or [str(int(j)) for j in others]  # by place, also of a Series
+    names = list(names) or [str(int(j)) for j in others]  # by place, also of a Series
     if len(names) != coupling.num_nodes:
         raise ValueError(f"names must hold one for each of {coupling.num_nodes} nodes; got {len(names)}.")
     ax = axis(ax)
