@@ -162,7 +162,8 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
     check_coupling_kind(coupling)
     errors.check_state(points, "points")
     if len(points) != coupling.num_nodes or points.size(1) < 2:
-        raise ValueError(f"points must be [{coupling.num_nodes}, ≥ 2], a row per node; got {errors.describe(points)}.")
+        wanted = f"[{coupling.num_nodes}, 2] or wider, a row for every node"
+        raise ValueError(f"points must be {wanted}; got {errors.describe(points)}.")
     points = points.double().cpu()
     if points.size(1) > 2:
         centred = points - points.mean(0)

@@ -58,8 +58,10 @@ class Described:
 
 def described(value: Any) -> Any:
     """Return an argument as a `Description` holds it; of a generator nothing, since what it drew is in the state."""
-    if value is None or isinstance(value, (int, float, str)):
-        return json.loads(json.dumps(value))  # plain, also where it is a number of NumPy or a member of an enum
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (int, float, str)):  # a number of NumPy, or a member of an enum
+        return json.loads(json.dumps(value))
     if isinstance(value, Described):
         return value._describe()
     if isinstance(value, Tensor):

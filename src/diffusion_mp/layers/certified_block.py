@@ -247,7 +247,7 @@ class CertifiedBlock(GraphLayer):
         *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        errors.check_counts(channels=channels)
+        errors.check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
         errors.check_positive(beta, "beta")
         errors.check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
         for term in terms:

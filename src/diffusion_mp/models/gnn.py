@@ -61,6 +61,7 @@ class DiffusionGNN(GraphModel):
         teleport(alpha)  # checks alpha, whichever layers are built
         check_positive(theta, "theta")
         check_heads_divide(hidden_channels, heads, "hidden_channels")
+        check_choice(task, "task", get_args(Task))
         check_choice(norm, "norm", ["batch", "layer", None])
         check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, given in (("norm", norm), ("jk", jk)):
