@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -150,7 +150,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
-        source = self.network_(_tensor(self._scaled(X))).softmax(1).numpy()
+        source = self._probabilities(self._scaled(X)).numpy()
         found = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
         return (found := found * self._class_weight) / found.sum(1, keepdims=True)
 
@@ -160,7 +160,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known / known.sum(0)
         bar.set_description("labels spread")
-        spread = self._spreading(_FARTHER * float(self.mu))(source, graph).clamp(min=0)
+        spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
             likely = spread * torch.from_numpy(self._class_weight)
             likely[labelled] *= known  # of a label, only its class is left
@@ -169,10 +169,10 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
-            source = self.network_(_tensor(X)).softmax(1)
+            source = self._probabilities(X)
             source[labelled] = known
             bar.set_description("what it says spreads")
-            spread = self.conv_(source, graph).clamp(min=0)  # a mean of distributions, up to rounding
+            spread = _at_rest(self.conv_, graph, source)
             bar.update()
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
@@ -204,6 +204,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
                 cross_entropy(network(features), targets[batch], weight).backward()
                 optimizer.step()
         return network.requires_grad_(False)
+
+    def _probabilities(self, X: Any) -> Tensor:
+        return self.network_(_tensor(X)).softmax(1)
 
     def _fit_scale(self, X: Any) -> None:
         """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
@@ -241,6 +244,11 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 def _batches(num_rows: int) -> Iterator[Tensor]:
     while True:
         yield from torch.randperm(num_rows).split(_BATCH)
+
+
+def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
+    """Return the steady state, clamped at zero: it is a mean of distributions up to rounding."""
+    return cast("Tensor", conv(source, graph)).clamp(min=0)
 
 
 def _tensor(X: Any) -> Tensor:

@@ -247,6 +247,7 @@ class CertifiedBlock(GraphLayer):
         *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
+        # The setter checks num_layers again, but torch would register a module in its place without calling it.
         errors.check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
         errors.check_positive(beta, "beta")
         errors.check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
