@@ -1,0 +1,22 @@
+"""Questions to torch that have no public name, each with the versions in which the private one was seen.
+
+No other module uses a name of torch that begins with an underscore, so that a new version of torch is checked here.
+"""
+
+import torch
+from torch.autograd import forward_ad
+
+
+def transforms_active() -> bool:
+    """Return whether a transform of ``torch.func`` (``grad``, ``vjp``, ``jvp``, ``vmap``, …) runs (torch 2.6 to 2.15)."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def forward_mode_active() -> bool:
+    """Return whether forward-mode derivatives are computed, by ``torch.func`` or dual numbers (torch 2.6 to 2.15)."""
+    return forward_ad._current_level >= 0
+
+
+def dispatch_mode_active() -> bool:
+    """Return whether a ``TorchDispatchMode`` sees every operation, as fake tensors do (torch 2.6 to 2.15)."""
+    return torch._C._len_torch_dispatch_stack() > 0
