@@ -41,7 +41,7 @@ def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(widths, heads, d
     features, channels = widths
     calls = []
     run = fused.attention
-    monkeypatch.setattr(fused, "attention", lambda *inputs, once: calls.append(1) or run(*inputs, once=once))
+    monkeypatch.setattr(fused, "attention", lambda *inputs, gradients: calls.append(1) or run(*inputs, gradients))
     inputs = [torch.randn(33, heads, width, generator=generator) for width in (features, features, channels)]
     inputs[0] = inputs[0] / features**0.5
     assert_equals_reference(pairwise_attention, inputs, generator, dtype, backend="cpu")
@@ -174,5 +174,4 @@ def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
     expected = pairwise_attention(*wide, backend="reference")
     for found, wanted in zip(got, [expected, *torch.autograd.grad(expected, wide, grad.double())], strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
-    with pytest.raises(RuntimeError, match="is once differentiable"):
-        torch.autograd.grad(got[1].sum(), inputs)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(got[1].square().sum(), inputs))

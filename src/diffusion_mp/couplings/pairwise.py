@@ -24,7 +24,7 @@ from diffusion_mp.couplings.features import (
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import cached_property
+from diffusion_mp.graph.cache import cached_property, values_only
 from diffusion_mp.kernels import pairwise, sparse_flow
 from diffusion_mp.kernels.pairwise.scores import log_scores
 from diffusion_mp.kernels.precision import accumulating, without_autocast
@@ -175,7 +175,7 @@ class DistanceCoupling(Coupling):
         (query, key, values), dtype = accumulating(self.query, self.key, v)
         query, key = measured_from(query, key, self.ptr)
         with without_autocast(v):
-            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # without checkpoints
+            if not values_only():  # without checkpoints
                 return self._moved(query, key, values, self.ptr).to(dtype)
             tiles = self._tiles()
             again = partial(checkpoint, self._moved, use_reentrant=False, preserve_rng_state=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +12,17 @@ from torch.export import ExportedProgram
 from torch.nn.functional import pad
 
 from diffusion_mp.errors import check_kind
-from diffusion_mp.graph import ops as graph_ops
 from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels import linear_attention, log_linear_attention, neumann, pairwise, sparse_flow, spmm
-from diffusion_mp.kernels.linear_attention import reference as linear
+from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.operation import Operation
+from diffusion_mp.kernels.pairwise.scores import attention_by_logarithms
+from diffusion_mp.kernels.precision import quotient, unit_vectors
 from diffusion_mp.kernels.sparse_flow import reference
 from diffusion_mp.kernels.sparse_flow.reference import flowing
+from diffusion_mp.runtime.torch_private import check_size
 
 Formula = Callable[..., Any]
 
@@ -47,9 +48,9 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
         torch.ops.aten.repeat_interleave.Tensor: _numbers,
         torch.ops.aten.repeat_interleave.self_Tensor: _repeat_interleave,
         torch.ops.aten.logsumexp.default: _logsumexp,
-        graph_ops.batch_pointers._opoverload: batch_pointers,
-        graph_ops._compress._opoverload: compress,
-        graph_ops.walk_pairs._opoverload: walk_pairs,
+        torch.ops.diffusion_mp.batch_pointers.default: batch_pointers,
+        torch.ops.diffusion_mp.compress.default: compress,
+        torch.ops.diffusion_mp.walk_pairs.default: walk_pairs,
         **dict(operation.written_out(formula) for operation, formula in FORMULAS.items()),
     }
     return program.run_decompositions(table)
@@ -99,7 +100,7 @@ def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
 def _number(count: Tensor) -> Size:
     """Return a count as a size, which is a symbol while torch traces."""
     number: Size = count.item()  # type: ignore[assignment]
-    torch._check(number >= 0)
+    check_size(number)
     return number
 
 
@@ -161,7 +162,23 @@ def for_batches(operation: Operation[Any], reference: Formula | None = None, *, 
     return formula
 
 
-_linear_product = for_batches(linear_attention.trilinear, linear.product_of_one_graph, masked=False)
+_linear_product = for_batches(linear_attention.trilinear, masked=False)
+
+
+def _linear_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
+    """Return the rows as quotients of bare products, to which the missing nodes of a stack add nothing.
+
+    With q′_i = [q_i, c], k′_j = [k_j, 1] and v′_j = [v_j, 1], the last channel of Σ_j (q′_i·k′_j) v′_j is the sum of
+    the scores c + q_i·k_j of row i.
+    """
+    if terms.unit:
+        q, k = unit_vectors(q), unit_vectors(k)
+    one = torch.ones_like(v[:, :, :1])
+    own = terms.own * _linear_product(one, one, one, terms.ptr)
+    queries, keys, values = pad(q, (0, 1), value=terms.constant), pad(k, (0, 1), value=1.0), pad(v, (0, 1), value=1.0)
+    total = _linear_product(queries, keys, values, terms.ptr)
+    values = quotient(total[..., :-1] + own * v, total[..., -1:] + own)
+    return LinearRows(values, total.new_empty(0), total.new_empty(0))
 
 
 def _sparse_flow_support(
@@ -197,13 +214,14 @@ def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | N
     return torch.einsum("im,ihd->mhd" if inverse else "mi,ihd->mhd", basis, v)
 
 
-BATCHED = (pairwise._attention, pairwise._product, sparse_flow._potentials, sparse_flow._product)
+BATCHED = (pairwise._product, sparse_flow._potentials, sparse_flow._product)
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
     **dict.fromkeys((neumann._product, neumann._inner)),
     linear_attention.trilinear: _linear_product,
-    linear_attention.linear_rows: partial(linear.attention, product=_linear_product),
+    linear_attention.linear_rows: _linear_rows,
+    pairwise._attention: for_batches(pairwise._attention, attention_by_logarithms),
     **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,

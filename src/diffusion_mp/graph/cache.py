@@ -11,20 +11,21 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from diffusion_mp.errors import plain
+from diffusion_mp.runtime.torch_private import dispatch_mode_active, forward_mode_active, transforms_active
 
 T = TypeVar("T")
 
 
 def values_only(*, captured: bool = False) -> bool:
-    """Whether torch computes values only, and does not compile, trace, transform or record, nor capture a CUDA graph.
+    """Whether torch computes values only, and does not compile, transform or record, nor capture a CUDA graph.
 
     With ``captured`` it may capture one: calls run as they come, but there are no values to look at.
     """
     return not (
         torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
+        or transforms_active()
+        or forward_mode_active()
+        or dispatch_mode_active()
         or (not captured and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
 
@@ -106,8 +107,8 @@ class TensorCache(Generic[T]):
 
     An entry is valid while its tensors are alive and hold the same numbers. These are compared, since a write through
     NumPy or ``.data`` does not change the version of a tensor. Values are computed from copies, which no write reaches.
-    They hold at most ``room`` numbers. The cache is not used in compiled or traced code, nor for tensors that require
-    gradients.
+    They hold at most ``room`` numbers. The cache is not used in compiled or transformed code, nor for tensors that
+    require gradients.
     """
 
     def __init__(self, room: int) -> None:

@@ -1,6 +1,7 @@
 """Dropout, and Gumbel noise as a function of an explicit state, without generator objects or global state."""
 
 import threading
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffusion_mp.graph.cache import values_only
+from diffusion_mp.runtime.torch_private import in_backward_pass
 
 #: The number of random bits that decide about an entry.
 BITS = 16
@@ -47,7 +49,7 @@ _ADVANCE = threading.Lock()
 @torch.library.custom_op("diffusion_mp::take_step", mutates_args=("state",))
 def take_step(state: Tensor) -> Tensor:
     """Return a copy of the state [seed, step], and advance it by a step; safe among threads."""
-    if torch._C._current_graph_task_id() != -1:  # in a backward pass
+    if in_backward_pass():
         raise RuntimeError(
             "activation checkpointing would draw other noise in the backward pass than in the forward pass. Take "
             "num_samples=0, or do not checkpoint attention with noise."
@@ -63,13 +65,18 @@ def _(state: Tensor) -> Tensor:
     return torch.empty_like(state)
 
 
-@torch.library.custom_op("diffusion_mp::gumbel", mutates_args=())
-def _gumbel(state: Tensor, like: Tensor, samples: int, first: int) -> Tensor:
+# Sizes instead of a tensor like the result: with a batched one `vmap` could not call it.
+@torch.library.custom_op(
+    "diffusion_mp::gumbel",
+    mutates_args=(),
+    schema="(Tensor state, SymInt[] shape, SymInt first, ScalarType dtype, Device device) -> Tensor",
+)
+def _gumbel(state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     seed, step = state.tolist()
-    noise = torch.empty(*like.shape[:2], samples, dtype=like.dtype, device=like.device)
-    last = first + like.size(0)
+    noise = torch.empty(shape, dtype=dtype, device=device)
+    last = first + shape[0]
     for run in range(first // RUN, -(-last // RUN)):
-        generator = torch.Generator(like.device).manual_seed(seed + step + STRIDE * run)
+        generator = torch.Generator(device).manual_seed(seed + step + STRIDE * run)
         drawn = noise.new_empty(RUN, *noise.shape[1:]).exponential_(generator=generator)
         start = run * RUN
         begin, end = max(first, start), min(last, start + RUN)
@@ -78,8 +85,8 @@ def _gumbel(state: Tensor, like: Tensor, samples: int, first: int) -> Tensor:
 
 
 @_gumbel.register_fake
-def _(state: Tensor, like: Tensor, samples: int, first: int) -> Tensor:
-    return like.new_empty(*like.shape[:2], samples)
+def _(state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def gumbel(
@@ -88,6 +95,7 @@ def gumbel(
     """g ~ Gumbel(0, 1) for every node, head and sample, −log of an exponential variable.
 
     ``state`` is [seed, step]; equal states give equal noise, bit for bit, and every step fresh noise. ``like`` gives N,
-    H, dtype and device. The noise of nodes first … first + N − 1 is part of that of all nodes.
+    H, dtype and device. The noise of nodes first … first + N − 1 is part of that of all nodes. All elements of a batch
+    of ``torch.func.vmap`` have the same noise.
     """
-    return _gumbel(state, like.detach(), samples, first)
+    return _gumbel(state, [*like.shape[:2], samples], first, like.dtype, like.device)

@@ -1,6 +1,8 @@
-"""``operation`` declares a kernel: schema, result shapes, precision, backends and derivatives in one place.
+"""``operation`` declares a kernel: schema, result shapes, precision, and the two ways in which it runs.
 
-CONTRIBUTING.md has a worked example.
+The *formula* is plain torch, which torch differentiates; the *fast pair* is a forward and a backward pass that torch
+does not look into. Wherever torch has to look, the formula runs: inside the transforms of ``torch.func`` and in forward
+mode, and for second derivatives. CONTRIBUTING.md has a worked example.
 """
 
 from __future__ import annotations
@@ -8,25 +10,24 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.autograd import forward_ad
 
 from diffusion_mp.errors import BackendError, check_choice
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
+from diffusion_mp.runtime.torch_private import forward_mode_active, transforms_active
 
-__all__ = ["Narrow", "Operation", "Wide", "empty_like", "heads_first", "once_differentiable", "operation"]
+__all__ = ["Narrow", "Operation", "Wide", "empty_like", "few_numbers", "heads_first", "operation"]
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 BACKENDS = get_args(Backend)
 #: Environment variable that names a backend for all operations ("reference") or for some ("spmm=cpu,pairwise=triton").
 VARIABLE = "DIFFUSION_MP_BACKEND"
+#: The names by which that variable selects operations; every declaration adds its own.
+FAMILIES: set[str] = set()
 
 
 class Implementation(NamedTuple):
@@ -41,12 +42,30 @@ def requested(operation: str, backend: str) -> str:
     check_choice(backend, "backend", BACKENDS)
     if backend != "auto":
         return backend
-    for part in os.environ.get(VARIABLE, "").split(","):
-        target, _, name = part.strip().rpartition("=")
-        if name and target in ("", operation):
-            check_choice(name, VARIABLE, BACKENDS)
+    for target, name in _named_backends(os.environ.get(VARIABLE, "")):
+        if target in ("", operation):
             return name
     return "auto"
+
+
+def _named_backends(value: str) -> list[tuple[str, str]]:
+    """Return the pairs of operation and backend in a value of :data:`VARIABLE`; "" stands for all operations."""
+    pairs = []
+    for part in filter(None, map(str.strip, value.split(","))):
+        target, _, name = part.rpartition("=")
+        if target and target not in FAMILIES:
+            raise ValueError(
+                f"{VARIABLE} names the operation {target!r}, which does not exist; got {value!r}. The operations are "
+                f"{', '.join(sorted(FAMILIES))}."
+            )
+        if name not in BACKENDS:
+            raise ValueError(
+                f"{VARIABLE} names the backend {name!r}, which does not exist; got {value!r}. The backends are "
+                f"{', '.join(BACKENDS)}, for all operations or for one, as in 'spmm=cpu'; the operations are "
+                f"{', '.join(sorted(FAMILIES))}."
+            )
+        pairs.append((target, name))
+    return pairs
 
 
 def choose(operation: str, backend: str, table: Mapping[str, Implementation], *args: Any) -> Callable[..., Any]:
@@ -89,10 +108,15 @@ _exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling
 
 
 def operation(
-    name: str, *, family: str | None = None, reference: Formula | None = None, cpu: Formula | None = None,
-    triton: Implementation | None = None, small: Formula | None = None, traced: Formula | None = None,
+    name: str,
+    *,
+    formula: Formula,
+    cpu: Formula | None = None,
+    triton: Implementation | None = None,
+    family: str | None = None,
+    small: Callable[..., bool] | None = None,
     dtype: str | None = None,
-) -> Callable[[Callable[..., T]], Operation[T]]:  # fmt: skip
+) -> Callable[[Callable[..., T]], Operation[T]]:
     """Declare an operation; decorates a function that returns empty results of the right shapes.
 
     Its annotations are the schema, and implementations take the same arguments. A ``NamedTuple`` of schema types
@@ -100,27 +124,41 @@ def operation(
 
     Args:
         name: in ``torch.ops.diffusion_mp``, or with a namespace of its own, ``"mine::product"``.
-        family: the name by which the environment selects a backend; by default that of the operation.
-        reference: plain torch, differentiated by torch; used when named, or when there is nothing else.
+        formula: plain torch, the backend "reference", which torch differentiates and maps: no value decides what it
+            does, and it calls no operation without a batching rule.
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
-        small: plain torch for few numbers of one graph on the CPU (:data:`FEW`), unless a backend is named: its calls
-            cost less than those of an autograd function, and ``torch.compile`` fuses them. It may return ``None``.
-        traced: such a formula for ``torch.compile`` alone, if it takes another.
+        family: the name by which the environment selects a backend; by default that of the operation.
+        small: whether the formula is also the fastest way for these arguments, if no backend is named: its calls cost
+            less than those of an autograd function, and ``torch.compile`` fuses them. See :func:`few_numbers`.
         dtype: the argument whose dtype the (first) result is cast to.
     """
-    rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "reference": reference and Implementation(reference)}
+    rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "reference": Implementation(formula)}
     table = {backend: row for backend, row in rows.items() if row is not None}
-    return lambda shapes: Operation(shapes, name, family or name, table, small, traced or small, dtype)
+    return lambda shapes: Operation(shapes, name, family or name, table, small, dtype)
 
 
-def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
-    """Derivatives of a backward operation that has none: raise an error that says what to do instead."""
+def few_numbers(*tensors: Tensor) -> bool:
+    """Return whether these are so few numbers, on the CPU and in one dtype, that plain torch is the fastest."""
+    if torch.compiler.is_compiling():
+        if _exporting():
+            return False
+        most = 8 * FEW
+    elif torch.is_grad_enabled() and _requires_grad(tensors):
+        most = FEW
+    else:
+        most = 32 * FEW
+    dtype = tensors[0].dtype
+    for x in tensors:
+        if x.dtype != dtype or not x.is_cpu or x.numel() > most or type(x) not in PLAIN:
+            return False
+    return dtype in ALREADY and (torch.compiler.is_compiling() or values_only())
 
-    def refuse() -> NoReturn:
-        reason = "its backward recomputes in blocks and has no derivative itself"
-        raise RuntimeError(f"{name} is once differentiable: {reason}. For second derivatives {instead}.")
 
-    return {"*": refuse}
+def _requires_grad(values: Sequence[Any]) -> bool:
+    for x in values:  # noqa: SIM110 - a generator takes longer than all the rest
+        if isinstance(x, Tensor) and x.requires_grad:
+            return True
+    return False
 
 
 def empty_like(*tensors: Tensor) -> Any:
@@ -176,6 +214,8 @@ class Signature:
         self._narrow = [place for place, kind in enumerate(self.flat.values()) if kind == Narrow]
         self._either = [*self._wide, *self._narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
+        #: The names of the gradients of the results.
+        self.grads = [f"grad_{result}" for result in self.results] if self.several else ["grad"]
 
     @property
     def schema(self) -> str:
@@ -220,153 +260,123 @@ class Operation(Generic[T]):
     """An operation declared by :func:`operation`: a function of its arguments and ``backend``."""
 
     def __init__(
-        self, shapes: Callable[..., T], name: str, family: str, table: Mapping[str, Implementation],
-        small: Formula | None, traced: Formula | None, dtype: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        shapes: Callable[..., T],
+        name: str,
+        family: str,
+        table: Mapping[str, Implementation],
+        small: Callable[..., bool] | None,
+        dtype: str | None,
+    ) -> None:
         self.__doc__ = shapes.__doc__
-        self.name, self.family, self._table, self._shapes = name, family, table, shapes
-        self._small, self._traced = small, traced
+        self.name, self.family, self._table, self._small = name, family, table, small
         self._signature = signature = Signature(shapes, dtype)
-        # Without a reference it is part of another operation, such as its derivative, which passes its own backend.
-        self._asks_environment = "reference" in table
+        FAMILIES.add(family)
         # The first that does not decline on the CPU: GPU kernels do unless they are named.
-        self._on_cpu = table["cpu"].run if "cpu" in table else None
-        self._always_plain = list(table) == ["reference"]
+        self._on_cpu = table["cpu" if "cpu" in table else "reference"].run
+        self._only_formula = list(table) == ["reference"]
         self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
+        self._derivatives: list[tuple[list[int], Formula, list[str]]] | None = None
+        self._kept = [(place, name) for place, name in enumerate(signature.flat)]
+        self._without_grad: list[int] = []
+        self._materialize = False
 
         def fake(*flat: Any) -> Any:
             out: Any = shapes(*signature.unflatten(flat))
             return tuple(out) if signature.several else out
 
-        full = name if "::" in name else f"diffusion_mp::{name}"
-        self._registered = torch.library.custom_op(full, self._run, mutates_args=(), schema=signature.schema)
+        self._qualified = name if "::" in name else f"diffusion_mp::{name}"
+        self._registered = torch.library.custom_op(self._qualified, self._run, mutates_args=(), schema=signature.schema)
         self._registered.register_fake(fake)
-        self._function: type[torch.autograd.Function] | None = None
-        self._for_func: type[torch.autograd.Function] | None = None
+        self._registered.register_autograd(self._backward, setup_context=self._keep)
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
-        """Run the backend that is named here or by the environment (or raise), or the first that does not decline.
+        """Run the formula, or the backend that is named here or by the environment, or the first that does not decline.
 
-        It computes directly, by an autograd function, or, where torch has to see it, by the registered operation.
+        A backend runs directly, as an autograd function, or, where torch has to see it, as the registered operation.
         """
         signature = self._signature
-        if self._asks_environment:
-            if backend != "auto" or VARIABLE in os.environ:
-                backend = requested(self.family, backend)
-            if forward_ad._current_level >= 0:  # only torch's own formulas have derivatives in forward mode
-                backend = "reference"
+        if backend != "auto" or VARIABLE in os.environ:
+            backend = requested(self.family, backend)
+        if self._only_formula or transforms_active() or forward_mode_active():
+            backend = "reference"
         flat, args, dtype = signature.bind(args, narrow=backend != "reference")
-        # Plain torch runs outside of the registered operation, so that torch differentiates it.
-        function, direct = None, self._always_plain or backend == "reference"
-        if not direct:
-            # Does torch trace, watch or transform, or is something not a plain value?
-            watched = not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta
-            few = self._traced if watched else self._small
-            if few is not None and backend == "auto" and self._few(flat, dtype, watched):
-                with without_autocast(flat[self._tensor]) if torch._C._is_any_autocast_enabled() else nullcontext():
-                    found = few(*args)
-                if found is not None:
-                    return found
-            if watched:
-                # torch.func differentiates autograd functions, but not registered operations.
-                by_func = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-                function = self._for_func if by_func and torch._C._any_requires_grad(*flat) else None
-            elif torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
-                function = self._function  # a fifth of the overhead of the registered operation
-            else:
-                direct = True
-        if direct:
-            out = self._compute(None, *flat, backend, args)
-        elif function is not None:
-            out = function.apply(*flat, backend, args)
-        else:
+        if backend == "auto" and self._small is not None and self._small(*args):
+            backend = "reference"
+        if backend == "reference":
+            out = self._compute(flat, backend, args)
+        elif not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
             out = self._registered(*flat, backend)
+        elif torch.is_grad_enabled() and _requires_grad(flat):
+            out = _FastPair.apply(*flat, backend, args, self)  # a fifth of the overhead of the registered operation
+        else:
+            out = self._compute(flat, backend, args)
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
         return signature.returned(out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:])
 
-    def _few(self, flat: Sequence[Any], dtype: torch.dtype | None, watched: bool) -> bool:
-        """Return whether ``small`` takes these; row boundaries, which are integers, say that there are more graphs."""
-        if dtype not in ALREADY or (watched and (_exporting() or not torch.compiler.is_compiling())):
-            return False
-        trained = not watched and torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)
-        most = FEW * (8 if watched else 1 if trained else 32)
-        for x in flat:  # noqa: SIM110 - a generator takes longer than all the rest
-            if isinstance(x, Tensor) and (x.dtype != dtype or not x.is_cpu or x.numel() > most):
-                return False
-        return True
-
-    def _compute(self, ctx: Any, *inputs: Any) -> Any:
-        """Return a tensor or a plain tuple, and keep in ``ctx``, unless that is ``None``, what derivatives need."""
-        tensor, backend, args = inputs[self._tensor], *inputs[-2:]
-        run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
-        run = run or choose(self.family, backend, self._table, *args)
-        with without_autocast(tensor) if torch._C._is_any_autocast_enabled() else nullcontext():
+    def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
+        """Return a tensor or a plain tuple."""
+        tensor = flat[self._tensor]
+        run = self._on_cpu if backend == "auto" and tensor.is_cpu else choose(self.family, backend, self._table, *args)
+        with without_autocast(tensor):
             out = run(*args)
-        out = tuple(out) if self._signature.several else out
-        if ctx is not None:
-            self._keep(ctx, inputs, out)
-        return out
+        return tuple(out) if self._signature.several else out
 
-    def _run(self, *flat: Any) -> Any:
+    def _run(self, *inputs: Any) -> Any:
         """Run as the registered operation does, on flat arguments and the backend."""
-        return self._compute(None, *flat, self._signature.unflatten(flat))
+        *flat, backend = inputs
+        return self._compute(flat, backend, self._signature.unflatten(flat))
 
-    def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
-        """Return the registered operation, and ``formula``, by default its reference, with flat arguments."""
-        signature, compute = self._signature, formula or self._table["reference"].run
+    def written_out(self, formula: Formula | None = None) -> tuple[Any, Formula]:
+        """Return the registered operation, and a formula, by default its own, as a function of flat arguments."""
+        namespace, _, name = self._qualified.partition("::")
+        return getattr(getattr(torch.ops, namespace), name).default, self._flat(formula or self._table["reference"].run)
+
+    def _flat(self, formula: Formula) -> Formula:
+        """Return a formula as a function of flat arguments of any dtypes, with a tensor or a plain tuple as result."""
+        signature = self._signature
 
         def run(*flat: Any) -> Any:
             wide = list(flat[: len(signature.flat)])
             signature.to_one_dtype(wide, narrow=False)
-            out = compute(*signature.unflatten(wide))
+            out = formula(*signature.unflatten(wide))
             first = out[0] if signature.several else out
             first = first if signature.like is None else first.to(flat[signature.like].dtype)
             return (first, *out[1:]) if signature.several else first
 
-        return self._registered._opoverload, run
+        return run
 
     def derivatives(self, formulas: Mapping[str, Formula]) -> None:
-        """Declare the derivatives; without them the operation has none.
+        """Declare the first derivatives, if they take less than those of the formula, which are the default.
 
         Args:
             formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function, or
                 operation, that returns their gradients. Its parameters are named after what it needs: arguments,
                 ``out`` (or a field of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved.
                 A result whose gradient no formula uses is not differentiable, and a missing gradient is ``None`` for a
-                parameter with that default, else zeros. See also :func:`once_differentiable`.
+                parameter with that default, else zeros. What it calls should be differentiable for higher derivatives:
+                operations are.
         """
         signature = self._signature
-        flat, results, self._formulas = list(signature.flat), signature.results, []
+        flat, results, derivatives = list(signature.flat), signature.results, []
         for arguments, formula in formulas.items():
-            names = flat if arguments == "*" else arguments.split()
-            places = [flat.index(part) for name in names for part in signature.parts.get(name, [name])]
-            self._formulas.append((places, *_by_position(formula)))
-        asked = {name for *_, names in self._formulas for name in names}
+            places = [flat.index(part) for name in arguments.split() for part in signature.parts.get(name, [name])]
+            derivatives.append((places, *_by_position(formula)))
+        self._derivatives = derivatives
+        asked = {name for *_, names in derivatives for name in names}
         kept = {part for name in asked for part in signature.parts.get(name, ())}
         self._kept = [(place, part) for place, part in enumerate([*flat, *results]) if part in kept]
-        self._grads = [f"grad_{result}" for result in results] if signature.several else ["grad"]
-        unasked = [place for place, grad in enumerate(self._grads) if not asked & {grad, "grad"}]
-        self._without_grad = unasked if len(unasked) < len(self._grads) else []  # a refusal asks for no gradient
-        self._registered.register_autograd(self._backward, setup_context=self._keep)
+        self._without_grad = [place for place, grad in enumerate(signature.grads) if not asked & {grad, "grad"}]
 
         # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results,
         # unless a formula takes ``None`` for them.
         plain = [formula for formula in formulas.values() if not isinstance(formula, Operation)]
         missing = any(at.default is None for formula in plain for at in inspect.signature(formula).parameters.values())
-        self._materialize = len(self._grads) - len(self._without_grad) > 1 and not missing
-
-        def function(**methods: Callable[..., Any]) -> type[torch.autograd.Function]:
-            static = {name: staticmethod(method) for name, method in methods.items()}
-            return type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), static)
-
-        # Two classes: with ``setup_context``, which torch.func needs, every call binds its arguments again.
-        self._function = function(forward=self._compute, backward=self._backward)
-        computed = partial(self._compute, None)
-        self._for_func = function(forward=computed, setup_context=self._keep, backward=self._backward)
+        self._materialize = len(results) - len(self._without_grad) > 1 and not missing
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save what the formulas need, tensors by ``save_for_backward``."""
+        """Save what the derivatives need, tensors by ``save_for_backward``."""
         results, count = output if self._signature.several else (output,), len(self._signature.flat)
         values = (*inputs[:count], *results)
         tensors: dict[str, Tensor] = {}
@@ -385,18 +395,58 @@ class Operation(Generic[T]):
             return tuple(out)
         signature = self._signature
         values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
-        values |= zip(self._grads, grads, strict=True)
+        if self._derivatives is None:
+            places = [place for place in range(len(signature.flat)) if ctx.needs_input_grad[place]]
+            for place, grad in zip(places, self._by_formula(values, places, grads), strict=True):
+                out[place] = grad
+            return tuple(out)
+        values |= zip(signature.grads, grads, strict=True)
         if signature.several:
             values.setdefault("grad", signature.returned(*grads))
-        for places, formula, names in self._formulas:
+        for places, formula, names in self._derivatives:
             if not any(ctx.needs_input_grad[place] for place in places):
                 continue
             for name in signature.tuples.keys() & set(names):
                 values[name] = signature.tuples[name](*(values[part] for part in signature.parts[name]))
-            found = formula(*(values[name] for name in names))
-            for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
+            gradients = formula(*(values[name] for name in names))
+            for place, grad in zip(places, gradients if isinstance(gradients, tuple) else (gradients,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
+
+    def _by_formula(
+        self, values: Mapping[str, Any], places: Sequence[int], grads: Sequence[Tensor | None]
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
+        flat = [values[name] for name in self._signature.flat]
+        run = self._flat(self._table["reference"].run)
+        pulled = [grad for grad in grads if grad is not None]
+
+        def results(*inputs: Tensor) -> tuple[Tensor, ...]:
+            arguments = list(flat)
+            for place, x in zip(places, inputs, strict=True):
+                arguments[place] = x
+            out = run(*arguments)
+            used = zip(out if self._signature.several else (out,), grads, strict=True)
+            return tuple(x.to(grad.dtype) for x, grad in used if grad is not None)
+
+        _, pull = torch.func.vjp(results, *(flat[place] for place in places))
+        return pull(tuple(pulled))
+
+
+class _FastPair(torch.autograd.Function):
+    """The fast forward pass of an operation, with its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        *flat, backend, args, called = inputs
+        out = called._compute(flat, backend, args)
+        called._keep(ctx, inputs, out)
+        ctx.backward_of = called._backward
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return ctx.backward_of(ctx, *grads)
 
 
 def _by_position(formula: Formula) -> tuple[Formula, list[str]]:

@@ -39,9 +39,7 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast, which reaches into custom operations, on the device of ``tensor``."""
-    if not torch._C._is_any_autocast_enabled():
-        return nullcontext()
-    device = tensor.device.type
+    device = "cpu" if tensor.is_cpu else tensor.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 

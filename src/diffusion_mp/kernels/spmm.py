@@ -129,12 +129,12 @@ def _let_torch_warn() -> None:
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
 
 
-@operation("spmm", reference=_reference_product, cpu=_fast_product, dtype="v")
+@operation("spmm", formula=_reference_product, cpu=_fast_product, dtype="v")
 def _spmm(entries: Entries, weight: Wide, v: Wide) -> Tensor:
     return v.new_empty(entries.rows, *v.shape[1:])
 
 
-@operation("sddmm", family="spmm", reference=_reference_inner, cpu=_fast_inner, dtype="b")
+@operation("sddmm", family="spmm", formula=_reference_inner, cpu=_fast_inner, dtype="b")
 def _sddmm(entries: Entries, a: Wide, b: Wide) -> Tensor:
     return a.new_empty(entries.row.size(0), a.size(1))
 
@@ -187,8 +187,8 @@ def sddmm(
 
 
 def trained(x: Tensor) -> bool:
-    """Return whether a gradient, which needs sorted entries, may be required; true under ``torch.jit.trace``."""
-    return (x.requires_grad and torch.is_grad_enabled()) or torch._C._get_tracing_state() is not None
+    """Return whether a gradient, which needs sorted entries, may be required."""
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 class Rows(NamedTuple):
@@ -215,12 +215,12 @@ def _given(rows: Rows, x: Tensor) -> Tensor:
     return x.index_select(0, rows.node)
 
 
-@operation("row_sums", family="spmm", reference=_sums_along, cpu=_sums_by_product)
+@operation("row_sums", family="spmm", formula=_sums_along, cpu=_sums_by_product)
 def _row_sums(rows: Rows, x: Wide) -> Tensor:
     return x.new_empty(rows.ptr.size(0) - 1, x.size(1))
 
 
-@operation("at_rows", family="spmm", reference=_given, cpu=_given)
+@operation("at_rows", family="spmm", formula=_given, cpu=_given)
 def _at_rows(rows: Rows, x: Wide) -> Tensor:
     return x.new_empty(rows.node.size(0), x.size(1))
 
@@ -254,7 +254,7 @@ def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tenso
     return weight.mul_(_given(rows, reciprocal(total)))
 
 
-@operation("edge_softmax", family="spmm", reference=_softmax_along, cpu=_softmax_in_place)
+@operation("edge_softmax", family="spmm", formula=_softmax_along, cpu=_softmax_in_place)
 def _softmax(rows: Rows, logits: Wide, prior: Wide | None) -> Tensor:
     return empty_like(logits)
 

@@ -4,11 +4,12 @@ No other module uses a name of torch that begins with an underscore, so that a n
 """
 
 import torch
+from torch import SymInt
 from torch.autograd import forward_ad
 
 
 def transforms_active() -> bool:
-    """Return whether a transform of ``torch.func`` (``grad``, ``vjp``, ``jvp``, ``vmap``, …) runs (torch 2.6 to 2.15)."""
+    """Return whether a transform of ``torch.func`` runs: ``grad``, ``vjp``, ``vmap``, … (torch 2.6 to 2.15)."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -20,3 +21,13 @@ def forward_mode_active() -> bool:
 def dispatch_mode_active() -> bool:
     """Return whether a ``TorchDispatchMode`` sees every operation, as fake tensors do (torch 2.6 to 2.15)."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def in_backward_pass() -> bool:
+    """Return whether this thread runs a backward pass of autograd (torch 2.6 to 2.15)."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def check_size(size: int | SymInt) -> None:
+    """Tell ``torch.export`` that a size read from a tensor is not negative (``torch._check``, torch 2.6 to 2.15)."""
+    torch._check(size >= 0)

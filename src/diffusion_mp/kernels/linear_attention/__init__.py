@@ -1,7 +1,6 @@
 """All-pair attention with a bilinear score, in O(N): the bare product, normalised rows, and the two halves of these."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +9,7 @@ from torch import Tensor
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, heads_first, operation
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, few_numbers, heads_first, operation
 from diffusion_mp.kernels.precision import accumulating, unit_vectors, without_autocast
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
@@ -18,10 +17,17 @@ __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
+def _few_in_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> bool:
+    return ptr is None and few_numbers(q, k, v)
+
+
 @operation(
-    "linear_product", reference=reference.linear_product, cpu=blocked.linear_product,
-    small=reference.product_of_one_graph, dtype="v",
-)  # fmt: skip
+    "linear_product",
+    formula=reference.linear_product,
+    cpu=blocked.linear_product,
+    small=_few_in_product,
+    dtype="v",
+)
 def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
     return empty_like(v)
 
@@ -56,10 +62,18 @@ def linear_product(
     return trilinear(q, k, v, ptr, backend=backend)
 
 
+def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
+    return terms.ptr is None and few_numbers(q, k, v)
+
+
 @operation(
-    "linear_attention", reference=reference.attention, cpu=blocked.forward, triton=on_gpu("forward"), dtype="v",
-    small=reference.attention_of_one_graph,
-)  # fmt: skip
+    "linear_attention",
+    formula=reference.attention,
+    cpu=blocked.forward,
+    triton=on_gpu("forward"),
+    small=_few_in_rows,
+    dtype="v",
+)
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
     wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
@@ -67,7 +81,13 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     return LinearRows(empty_like(v), wide, sums)
 
 
-@operation("linear_attention_backward", cpu=blocked.backward, triton=on_gpu("backward"))
+@operation(
+    "linear_attention_backward",
+    family="linear_attention",
+    formula=reference.attention_backward,
+    cpu=blocked.backward,
+    triton=on_gpu("backward"),
+)
 def _attention_backward(
     grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,24 +105,7 @@ def _gradients(
     return _attention_backward(grad_values, q, k, v, out, terms, backend=backend)
 
 
-def _second_derivatives(
-    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, terms: Terms, grad: tuple[Tensor, ...]
-) -> tuple[Any, ...]:
-    """Backpropagate through the reference with the fast product, in which out and d are functions of the inputs."""
-    if k is None or v is None:
-        by_grad, *by_roles = _second_derivatives(grad_values, q, q, q, terms, 3 * grad[:1])
-        return by_grad, sum(by_roles[1:], by_roles[0]), None, None
-    with torch.enable_grad():
-        # Views tell equal tensors apart, as in self-attention.
-        inputs = [t.view_as(t).requires_grad_() for t in (grad_values, q, k, v)]
-        (q, k, v), dtype = accumulating(*inputs[1:])
-        out = reference.attention(q, k, v, terms, linear_product).values.to(dtype)
-        first = torch.autograd.grad(out, inputs[1:], inputs[0], create_graph=True)
-        return torch.autograd.grad(first, inputs, grad, create_graph=True)
-
-
 linear_rows.derivatives({"q k v": _gradients})
-_attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
 def linear_attention(

@@ -1,17 +1,11 @@
-"""Linear attention in plain torch: the bare product pair by pair, and attention as a quotient of such products.
-
-With q′_i = [q_i, c], k′_j = [k_j, 1] and v′_j = [v_j, 1], the last channel of Σ_j (q′_i·k′_j) v′_j is the sum of the
-scores c + q_i·k_j of row i.
-"""
+"""Linear attention in plain torch, O(N): the sums over the senders of every graph, and the rows that read them."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from diffusion_mp.kernels.operation import heads_first
 from diffusion_mp.kernels.precision import LEAST, lies_in, quotient, unit_vectors
@@ -35,7 +29,7 @@ class Terms(NamedTuple):
 
 
 class LinearRows(NamedTuple):
-    """The result of attention, and what gradients of the fast paths need; the reference leaves that empty."""
+    """The result of attention, and what gradients of the fast paths need; the formula puts the result there too."""
 
     values: Tensor  # [N, H, D]
     den: Tensor  # denominators [N, H]
@@ -45,40 +39,49 @@ class LinearRows(NamedTuple):
 def linear_product(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None
 ) -> Float[Tensor, "N H D"]:
-    """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, in O(n²) per graph."""
-    parts = [torch.einsum("ihf,jhf,jhd->ihd", q[rows], k[rows], v[rows]) for rows in slices(ptr, q.size(0))]
+    """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, through the sums over the nodes of every graph."""
+    if ptr is None:
+        sums = torch.bmm(k.transpose(0, 1).mT, v.transpose(0, 1))
+        return torch.bmm(q.transpose(0, 1), sums).transpose(0, 1).contiguous()
+    parts = [linear_product(q[rows], k[rows], v[rows], None) for rows in slices(ptr, q.size(0))]
     return torch.cat(parts) if parts else torch.zeros_like(v)
 
 
-def product_of_one_graph(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
-    """Return Σ_j (q_i·k_j) v_j of one graph through the sums over its nodes."""
-    sums = torch.bmm(k.transpose(0, 1).mT, v.transpose(0, 1))
-    return torch.bmm(q.transpose(0, 1), sums).transpose(0, 1).contiguous()
-
-
 def attention(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms,
-    product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = linear_product,
-) -> LinearRows:  # fmt: skip
-    """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), as differentiable as ``product`` is."""
-    q, k = (unit_vectors(q), unit_vectors(k)) if terms.unit else (q, k)
-    one = torch.ones_like(v[:, :, :1])
-    own = terms.own * product(one, one, one, terms.ptr)
-    queries, keys, values = pad(q, (0, 1), value=terms.constant), pad(k, (0, 1), value=1.0), pad(v, (0, 1), value=1.0)
-    total = product(queries, keys, values, terms.ptr)
-    values = quotient(total[..., :-1] + own * v, total[..., -1:] + own)
-    return LinearRows(values, *2 * [total.new_empty(0)])
-
-
-def attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
-    """Return the rows of one graph through the sums over its nodes, in as few calls as possible."""
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms
+) -> LinearRows:
+    """Return the rows through the sums over the nodes of every graph, in as few calls as possible."""
+    if terms.ptr is not None:
+        of_one = terms._replace(ptr=None)
+        parts = [attention(*_rows((q, k, v), rows), of_one).values for rows in slices(terms.ptr, q.size(0))]
+        values = torch.cat(parts) if parts else torch.zeros_like(v)
+        return LinearRows(values, values, values)
     # No cosine is below −1, and that of a vector with itself is 1.
     positive = q is k and terms.unit and terms.constant >= 1 and terms.own >= 0
     q, k, v = heads_first(q, k, v)
     queries = unit_vectors(q) if terms.unit else q
-    keys = queries if q is k else unit_vectors(k) if terms.unit else k
-    out = read(queries, v, *pool(keys, v), v.size(-2), terms, positive)
-    return LinearRows(out, out, out)
+    keys = queries
+    if q is not k:
+        keys = unit_vectors(k) if terms.unit else k
+    values = read(queries, v, *pool(keys, v), v.size(-2), terms, positive)
+    return LinearRows(values, values, values)
+
+
+def attention_backward(
+    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
+    if k is None or v is None:
+        _, pull = torch.func.vjp(lambda x: attention(x, x, x, terms).values, q)
+        return pull(grad_values)[0], q.new_empty(0), q.new_empty(0)
+    _, pull = torch.func.vjp(lambda q, k, v: attention(q, k, v, terms).values, q, k, v)
+    return pull(grad_values)
+
+
+def _rows(tensors: tuple[Tensor, ...], rows: slice) -> list[Tensor]:
+    """Return some rows of tensors; one that stands in several places is cut once, so that it stays one."""
+    parts = {id(x): x[rows] for x in tensors}
+    return [parts[id(x)] for x in tensors]
 
 
 def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.kernels.log_linear_attention import blocked, reference
 from diffusion_mp.kernels.log_linear_attention.reference import LogLinearRows, Pooled, Receivers, Senders
-from diffusion_mp.kernels.operation import Backend, empty_like, once_differentiable, operation
+from diffusion_mp.kernels.operation import Backend, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
 
 __all__ = [
@@ -21,21 +21,26 @@ FAMILY = "log_linear_attention"
 CHUNK = 1 << 20  # entries of log features that are gathered at once, 4 MiB in float32
 
 
-@operation(FAMILY, reference=reference.attention, cpu=blocked.attention)
+@operation(FAMILY, formula=reference.attention, cpu=blocked.attention)
 def _attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> LogLinearRows:
     return blocked.empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
 
 
-@operation(f"{FAMILY}_backward", cpu=blocked.attention_backward)
+@operation(
+    f"{FAMILY}_backward",
+    family=FAMILY,
+    formula=reference.attention_backward,
+    cpu=blocked.attention_backward,
+)
 def _attention_backward(
     grad: LogLinearRows, receivers: Receivers, senders: Senders, ptr: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (*blocked.empty_gradients(receivers, senders.col_shift.size(2)), *empty_like(*senders))
 
 
-@operation("log_linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool)
+@operation("log_linear_pool", family=FAMILY, formula=reference.pool, cpu=blocked.pool)
 def log_linear_pool(senders: Senders) -> Pooled:
-    """Return the sums that all rows of attention read, for one graph or a part of it; once differentiable.
+    """Return the sums that all rows of attention read, for one graph or a part of it.
 
     Examples:
         >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
@@ -47,16 +52,21 @@ def log_linear_pool(senders: Senders) -> Pooled:
     return Pooled(v.new_empty(*shape, v.size(2) + 1), v.new_empty(*shape, 1, dtype=torch.float64))
 
 
-@operation("log_linear_pool_backward", cpu=blocked.pool_backward)
+@operation(
+    "log_linear_pool_backward",
+    family=FAMILY,
+    formula=reference.pool_backward,
+    cpu=blocked.pool_backward,
+)
 def _pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(*senders)
 
 
-@operation("log_linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read)
+@operation("log_linear_read", family=FAMILY, formula=reference.read, cpu=blocked.read)
 def log_linear_read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
     """Return the rows of :func:`log_linear_product`, ``values`` [n, H, D], for some receivers and all senders' sums.
 
-    In at least float32; once differentiable. Without given shifts also the log-normalisers of the rows.
+    In at least float32. Without given shifts also the log-normalisers of the rows.
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -68,7 +78,12 @@ def log_linear_read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
     return blocked.empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
 
 
-@operation("log_linear_read_backward", cpu=blocked.read_backward)
+@operation(
+    "log_linear_read_backward",
+    family=FAMILY,
+    formula=reference.read_backward,
+    cpu=blocked.read_backward,
+)
 def _read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
     return (*blocked.empty_gradients(receivers, pooled.sums.size(1)), empty_like(pooled.sums))
 
@@ -76,9 +91,6 @@ def _read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) ->
 _attention.derivatives({"receivers senders": _attention_backward})
 log_linear_pool.derivatives({"senders": _pool_backward})
 log_linear_read.derivatives({"receivers pooled.sums": _read_backward})
-ONCE = once_differentiable("attention through log features", instead="use a low-rank diffusivity (SimpleDiffusivity)")
-for _backward in (_attention_backward, _pool_backward, _read_backward):
-    _backward.derivatives(ONCE)
 
 
 def log_linear_product(
@@ -91,7 +103,7 @@ def log_linear_product(
     Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
     (Algorithm 1 of the slides, with Gumbel noise b = g/τ). With q and k, a and b exchanged, it is the transpose. All is
     done in log space until the largest exponent of a feature and sample is subtracted. O(N K F D) time and
-    O(N (K + F + D)) memory, also in the backward pass; once differentiable.
+    O(N (K + F + D)) memory, also in the backward pass.
 
     Args:
         log_q, log_k, v: logarithms of the positive features of receivers and senders, and values.
@@ -115,7 +127,7 @@ def log_linear_logsumexp(
 ) -> Float[Tensor, "N H K"]:  # fmt: skip
     """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
 
-    The log-normaliser of a row of :func:`log_linear_product`, in at least float32; once differentiable. O(N K F) time.
+    The log-normaliser of a row of :func:`log_linear_product`, in at least float32, in O(N K F) time.
 
     Examples:
         >>> found = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))

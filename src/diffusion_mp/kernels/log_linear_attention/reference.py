@@ -1,6 +1,7 @@
 """Attention through log features in plain torch: sums over the senders with a shift, and the rows that read them."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -58,7 +59,7 @@ class Pooled(NamedTuple):
 class LogLinearRows(NamedTuple):
     """Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j [N, H, D] and L, or their gradients.
 
-    L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) [N, H, K] has no row in fast paths with given shifts a.
+    L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) [N, H, K] has no row where shifts a are given.
     """
 
     values: Tensor
@@ -89,7 +90,45 @@ def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
     log_sum = (count.log() + top).squeeze(3)
     if row_shift is None:
         return LogLinearRows((values / count).mean(2), log_sum)
-    return LogLinearRows((values * (row_shift.unsqueeze(3) + top).exp()).sum(2), log_sum)
+    return LogLinearRows((values * (row_shift.unsqueeze(3) + top).exp()).sum(2), log_sum[:0])
+
+
+def attention_backward(
+    grad: LogLinearRows, receivers: Receivers, senders: Senders, ptr: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of log_q, a (no row where it is not given), log_k, b and v."""
+
+    def rows(receivers: Receivers, *of_senders: Tensor) -> LogLinearRows:
+        return attention(receivers, Senders(*of_senders), ptr)
+
+    return _pulled(rows, receivers, tuple(senders), grad)
+
+
+def pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
+    _, pull = torch.func.vjp(lambda *of: pool(Senders(*of)).sums, *senders)
+    return pull(grad_sums)
+
+
+def read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of log_q, a (no row where it is not given) and the sums."""
+
+    def rows(receivers: Receivers, sums: Tensor) -> LogLinearRows:
+        return read(receivers, Pooled(sums, pooled.shift))
+
+    return _pulled(rows, receivers, (pooled.sums,), grad)
+
+
+def _pulled(
+    rows: Callable[..., LogLinearRows], receivers: Receivers, others: tuple[Tensor, ...], grad: LogLinearRows
+) -> Any:
+    """Return the gradients of the receivers and of the others."""
+    log_q, row_shift = receivers
+    if row_shift is not None:
+        _, pull = torch.func.vjp(lambda q, a, *of: tuple(rows(Receivers(q, a), *of)), log_q, row_shift, *others)
+        return pull(tuple(grad))
+    _, pull = torch.func.vjp(lambda q, *of: tuple(rows(Receivers(q, None), *of)), log_q, *others)
+    by_log_q, *by_others = pull(tuple(grad))
+    return (by_log_q, log_q.new_empty(0, *grad.log_sum.shape[1:]), *by_others)
 
 
 def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Float[Tensor, "E H"]:

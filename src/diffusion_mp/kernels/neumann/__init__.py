@@ -11,7 +11,7 @@ from torch import Tensor
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.neumann import stencil as sums
 from diffusion_mp.kernels.neumann.stencil import Boundary, Stencil, neighbours, neumann_function
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, few_numbers, operation
 
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
@@ -19,15 +19,25 @@ declare = partial(operation, family="neumann", dtype="v")
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.neumann.triton", widest=math.inf)
 
 
+def _fused_by_compile(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> bool:
+    """Return whether ``torch.compile`` makes one loop of the formula."""
+    if not torch.compiler.is_compiling() or stencil.ptr is not None:
+        return False
+    return few_numbers(v, alpha) and sums.by_shifts(v, stencil, transpose)
+
+
 @declare(
-    "neumann_product", reference=sums.reference_product, cpu=sums.gathered_product, triton=on_gpu("product"),
-    traced=sums.shifted_product,
-)  # fmt: skip
+    "neumann_product",
+    formula=sums.product,
+    cpu=sums.gathered_product,
+    triton=on_gpu("product"),
+    small=_fused_by_compile,
+)
 def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@declare("neumann_inner", reference=sums.reference_inner, cpu=sums.gathered_inner, triton=on_gpu("inner"))
+@declare("neumann_inner", formula=sums.inner, cpu=sums.gathered_inner, triton=on_gpu("inner"))
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
     return v.new_empty(len(stencil.strides), v.size(1), dtype=torch.promote_types(v.dtype, torch.float32))
 

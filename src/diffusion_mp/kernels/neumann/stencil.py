@@ -1,6 +1,6 @@
 """Neighbours in sequences, the sums over them, and functions of −Σ_k α_k Δ_{h_k} by fast transforms.
 
-The reference indexes by neighbours; the fast path sums bags of rows, cached by length or batch.
+The formula shifts a sequence or indexes by neighbours; the fast path sums bags of rows, cached by length or batch.
 """
 
 import math
@@ -17,7 +17,7 @@ from diffusion_mp.graph.cache import batch_cache, persistent
 from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import by_size, gather
+from diffusion_mp.kernels.segments import by_size, gather, slices
 
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
 """How a sequence is extended beyond its ends: see :func:`neighbours`.
@@ -84,22 +84,28 @@ def neighbours(
     return start + left, start + right
 
 
-def reference_product(
+def product(
     v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K H"], stencil: Stencil, transpose: bool = False
 ) -> Float[Tensor, "N H D"]:
     """Return Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
+    if by_shifts(v, stencil, transpose):
+        return _shifted_product(v, alpha, stencil)
     left, right = neighbours(v.size(0), *stencil, v.device)
     if not transpose:
         return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
-    given = torch.einsum("kh,nhd->knhd", alpha, v).flatten(0, 1)
-    return torch.zeros_like(v).index_add(0, left.flatten(), given).index_add(0, right.flatten(), given)
+    moved = torch.einsum("kh,nhd->knhd", alpha, v).flatten(0, 1)
+    return torch.zeros_like(v).index_add(0, left.flatten(), moved).index_add(0, right.flatten(), moved)
 
 
-def shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor | None:
-    """Return the sums of one sequence by shifts, which ``torch.compile`` makes one loop of, or ``None``."""
+def by_shifts(v: Tensor, stencil: Stencil, transpose: bool) -> bool:
+    """Return whether the sums are those of shifted copies of one sequence."""
+    if transpose or stencil.ptr is not None or not stencil.strides:
+        return False
+    return all(0 < stride <= v.size(0) for stride in stencil.strides)
+
+
+def _shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil) -> Tensor:
     n, boundary = v.size(0), stencil.boundary
-    if transpose or not all(0 < stride <= n for stride in stencil.strides):
-        return None
     parts = []
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
         first, last = v[:stride], v[n - stride :]
@@ -110,10 +116,11 @@ def shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool)
         }.get(boundary, (first, last))
         padded = torch.cat([before, v, after])
         parts.append(weight * (padded[:n] + (v if boundary == "causal" else padded[2 * stride :])))
-    return sum(parts[1:], parts[0]) if parts else None
+    return sum(parts[1:], parts[0])
 
 
-def reference_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
+def inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
+    """Return the inner products of g with v_left + v_right at every stride."""
     left, right = neighbours(v.size(0), *stencil, v.device)
     return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])
 
@@ -202,7 +209,15 @@ def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
     return out
 
 
-@operation("neumann_transform", cpu=_transform_rows)
+def _transform_graphs(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+    """Return the same without writing to memory that every sequence shares."""
+    if not v.numel():
+        return torch.zeros_like(v)
+    parts = [gather(v, rows) for rows in slices(ptr, v.size(0)) if rows.stop > rows.start]
+    return torch.cat([_transformed(part, periodic, inverse).transpose(1, 2).squeeze(0) for part in parts])
+
+
+@operation("neumann_transform", formula=_transform_graphs, cpu=_transform_rows)
 def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     return empty_like(v)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, once_differentiable, operation, requested
+from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, operation, requested
 from diffusion_mp.kernels.pairwise import fused, scores, tiled
 from diffusion_mp.kernels.pairwise.scores import SCORES, PairwiseRows, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating
@@ -21,21 +21,25 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
 
 
 @declare(
-    "pairwise_attention", reference=scores.pairwise_attention, cpu=tiled.attention, triton=on_gpu("attention"),
-    dtype="v", small=scores.attention_of_one_graph,
-)  # fmt: skip
+    "pairwise_attention",
+    formula=scores.pairwise_attention,
+    cpu=tiled.attention,
+    triton=on_gpu("attention"),
+    small=scores.few_in_attention,
+    dtype="v",
+)
 def _attention(
     q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> PairwiseRows:
     return PairwiseRows(empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)))
 
 
-@declare("pairwise_product", reference=scores.pairwise_product, cpu=tiled.product, triton=on_gpu("product"), dtype="v")
+@declare("pairwise_product", formula=scores.pairwise_product, cpu=tiled.product, triton=on_gpu("product"), dtype="v")
 def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     return empty_like(v)
 
 
-@declare("pairwise_backward", cpu=tiled.backward, triton=on_gpu("backward"))
+@declare("pairwise_backward", formula=scores.pairwise_backward, cpu=tiled.backward, triton=on_gpu("backward"))
 def _backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,15 +76,16 @@ _attention.derivatives({"q k v": _of_attention})
 _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
 
 
-@operation("pairwise_gradient", cpu=torch.clone)
-def _gradient(grad: Tensor) -> Tensor:
-    """Mark a gradient of torch's fused kernel as once differentiable."""
-    return empty_like(grad)
+def _as_computed(of_q: Tensor, of_k: Tensor, of_v: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return of_q.clone(), of_k.clone(), of_v.clone()
 
 
-ONCE = once_differentiable("pairwise attention", instead="use a low-rank diffusivity (SimpleDiffusivity)")
-_backward.derivatives(ONCE)
-_gradient.derivatives(ONCE)
+@declare("pairwise_gradient", formula=scores.softmax_gradients, cpu=_as_computed)
+def _gradients(
+    of_q: Narrow, of_k: Narrow, of_v: Narrow, grad: Narrow, q: Narrow, k: Narrow, v: Narrow
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of torch's fused kernel, which it does not differentiate again, with derivatives."""
+    return empty_like(of_q, of_k, of_v)
 
 
 def pairwise_attention(
@@ -89,8 +94,8 @@ def pairwise_attention(
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j) over the nodes j of i's graph (Wu, Wipf & Yan 2025, Eq. 17).
 
-    No score overflows, and no row vanishes. Once differentiable, and any number of times for few pairs of one graph on
-    the CPU; the result has the dtype of ``v``.
+    No score overflows, and no row vanishes. Differentiable any number of times; derivatives beyond the first hold all
+    pairs in memory. The result has the dtype of ``v``.
 
     Args:
         q, k, v: features of receivers and senders, and values.
@@ -109,7 +114,7 @@ def pairwise_attention(
     if not trained and fused.fits(q, k, v, ptr, score):
         named = requested(FAMILY, backend)
         if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
-            return fused.attention(q, k, v, once=_gradient)
+            return fused.attention(q, k, v, gradients=_gradients)
     return _attention(q, k, v, ptr, score, True, mutual or q is k, False, backend=backend).out
 
 
@@ -149,7 +154,7 @@ def pairwise_product(
     ptr: Tensor | None = None,
     *, score: str = "exp", loops: bool = True, mutual: bool = False, backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:  # fmt: skip
-    r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph; once differentiable.
+    r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
 
     With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`. The shifts
     a and b are added in log space, and ``None`` is zero; with ``loops=False`` j = i does not count. For ``mutual`` see

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -28,27 +29,36 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
     return q.is_cpu or (q.is_cuda and half and max(features, channels) <= WIDEST)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, once: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return Σ_j p_ij v_j, [N, H, D], in the dtype of v; gradients that require a gradient go through ``once``."""
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, gradients: Callable[..., tuple[Tensor, Tensor, Tensor]]
+) -> Float[Tensor, "N H D"]:
+    """Return Σ_j p_ij v_j in the dtype of v.
+
+    Where gradients may be differentiated again, ``gradients`` returns those of torch's kernel with a derivative.
+    """
     channels, dtype = v.size(2), v.dtype
     width = max(q.size(2), channels)
     if q.is_cpu:
-        (q, k, wide), _ = accumulating(q, k, v)
-        inputs = _by_head(q, width), _by_head(k, width), _by_head(wide, width)
-        out: Tensor = torch._scaled_dot_product_flash_attention_for_cpu(*inputs, scale=1.0)[0]
+        (q, k, v), _ = accumulating(q, k, v)
     else:
-        q, k, v = (_by_head(x, -(-width // 8) * 8) for x in (q, k, v))
-        with without_autocast(q):
-            out = scaled_dot_product_attention(q, k, v, scale=1.0)
+        width = -(-width // 8) * 8
+    inputs = [_by_head(x, width) for x in (q, k, v)]
+    with without_autocast(q):
+        out = scaled_dot_product_attention(*inputs, scale=1.0)
 
-    def derived(gradients: Sequence[Tensor | None], _: Sequence[Tensor]) -> tuple[Tensor | None, ...] | None:
-        if not torch.is_grad_enabled():
+    def derived(by_inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+        (grad,) = grads
+        if grad is None or not torch.is_grad_enabled():
             return None
-        return tuple(None if gradient is None else once(gradient) for gradient in gradients)
+        pairs = list(zip(by_inputs, inputs, strict=True))
+        computed = [torch.zeros_like(x) if by_input is None else by_input.detach() for by_input, x in pairs]
+        again = gradients(*map(_rows, (*computed, grad, *inputs)))
+        pairs = list(zip(by_inputs, again, strict=True))
+        return tuple(None if by_input is None else _by_head(x, width) for by_input, x in pairs)
 
     if out.grad_fn is not None:
         out.grad_fn.register_hook(derived)
-    out = out.squeeze(0).transpose(0, 1)
+    out = _rows(out)
     out = out if out.size(2) == channels else out[:, :, :channels]
     return out if out.dtype is dtype else out.to(dtype)
 
@@ -58,3 +68,8 @@ def _by_head(x: Tensor, width: int) -> Tensor:
     x = x if x.size(2) == width else pad(x, (0, width - x.size(2)))
     x = x if x.stride(2) == 1 else x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[1, H, N, width] → [N, H, width]."""
+    return x.squeeze(0).transpose(0, 1)

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import FEW, Wide, heads_first
+from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first
 from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
 
@@ -79,48 +79,22 @@ def pairwise_attention(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
+    if ptr is None and loops and not log_sums:
+        return _attention_of_one_graph(q, k, v, score)
+    return attention_by_logarithms(q, k, v, ptr, score, loops)
+
+
+def attention_by_logarithms(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, *_: bool
+) -> PairwiseRows:
+    """Return the rows and their sums, graph by graph."""
     logs = [(log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))]
     out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs]) if v.size(2) else v
     return PairwiseRows(out, torch.cat([s.logsumexp(2).t() for s, _ in logs]))
 
 
-class _Sigmoid(torch.autograd.Function):
-    """σ, with the slope σ(s) σ(−s), of which σ (1 − σ) would lose the digits."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor) -> Tensor:
-        weight = s.sigmoid()
-        ctx.save_for_backward(s, weight)
-        return weight
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        s, weight = ctx.saved_tensors
-        return torch.ops.aten.softplus_backward(grad * weight, s, -1, 50.0)
-
-
-def _sigmoids(s: Tensor, present: bool) -> Tensor:
-    """Return σ(s), or where rows may vanish σ(s) e^−m, with m ≤ 0 the largest score of a row; may overwrite s.
-
-    ``present`` is the promise that every row has a score of at least zero.
-    """
-    if present or not s.numel() or lies_in(s, -20.0, math.inf):
-        return _Sigmoid.apply(s) if s.requires_grad else s.sigmoid_()
-    largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
-    return (largest.exp() + (largest - s).clamp(max=80.0).exp()).reciprocal()  # e^80 is finite, and e^−80 nothing
-
-
-def few_pairs(q: Tensor) -> bool:
-    """Return whether all pairs at once are the fastest on the CPU, which more of them are when compiled."""
-    return q.is_cpu and q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
-
-
-def attention_of_one_graph(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
-) -> PairwiseRows | None:
-    """Return the rows of a small graph in as few calls as possible, or ``None``, also where sums are asked for."""
-    if log_sums or not few_pairs(q):
-        return None
+def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> PairwiseRows:
+    """Return the rows in as few calls as possible."""
     q, k, v = heads_first(q, k, v)
     # The score of a vector with itself is its square.
     weight = (q @ k.mT).softmax(-1) if score == "exp" else _sigmoids(q @ k.mT, present=q is k)
@@ -129,12 +103,68 @@ def attention_of_one_graph(
     return PairwiseRows(out, out)
 
 
-def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
-    row_shift, col_shift, ptr, score, loops, _ = weighting
+def _sigmoids(s: Tensor, present: bool) -> Tensor:
+    """Return σ(s), or where rows may vanish σ(s) e^−m, with m ≤ 0 the largest score of a row.
+
+    ``present`` is the promise that every row has a score of at least zero. Not `torch.sigmoid`, whose slope σ (1 − σ)
+    has lost the digits of 1 − σ where that is small.
+    """
+    if present or not s.numel() or lies_in(s, -20.0, math.inf):
+        return ((-s).clamp(max=80.0).exp() + 1.0).reciprocal()  # e^80 is finite, and e^−80 nothing
+    largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
+    return (largest.exp() + (largest - s).clamp(max=80.0).exp()).reciprocal()
+
+
+def few_pairs(q: Tensor) -> bool:
+    """Return whether all pairs at once are the fastest on the CPU, which more of them are when compiled."""
+    return q.is_cpu and q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
+
+
+def few_in_attention(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
+) -> bool:
+    return ptr is None and loops and not log_sums and few_pairs(q) and few_numbers(q, k, v)
+
+
+def pairwise_backward(
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq_i = Σ_j g_ij k_j, dk_j = Σ_i g_ij q_i and dv_j = Σ_i w_ij grad_i.
+
+    Here g_ij = w_ij (grad_i·v_j − δ_i) φ_ij with φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid.
+    """
     parts = []
-    for rows in slices(ptr, q.size(0)):
-        logs = log_scores(q[rows], k[rows], score, loops)
-        logs = logs if row_shift is None else logs + row_shift[rows].t()[:, :, None]
-        logs = logs if col_shift is None else logs + col_shift[rows].t()[:, None, :]
-        parts.append(torch.einsum("hij,jhd->ihd", logs.exp(), v[rows]))
-    return torch.cat(parts)
+    for rows in slices(weighting.ptr, q.size(0)):
+        weight = _weights(q, k, weighting, rows)
+        by_scores = weight * (torch.einsum("ihd,jhd->hij", grad[rows], v[rows]) - delta[rows].t().unsqueeze(2))
+        if weighting.score == "sigmoid":
+            by_scores = by_scores * logsigmoid(-torch.einsum("ihf,jhf->hij", q[rows], k[rows])).exp()
+        dq = torch.einsum("hij,jhf->ihf", by_scores, k[rows])
+        dk = torch.einsum("hij,ihf->jhf", by_scores, q[rows])
+        parts.append((dq, dk, torch.einsum("hij,ihd->jhd", weight, grad[rows])))
+    dq, dk, dv = map(torch.cat, zip(*parts, strict=True))
+    return dq, dk, dv
+
+
+def softmax_gradients(
+    of_q: Tensor, of_k: Tensor, of_v: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of softmax attention by this module; the first three are those that torch's kernel found."""
+    _, pull = torch.func.vjp(lambda q, k, v: _attention_of_one_graph(q, k, v, "exp").out, q, k, v)
+    return pull(grad)
+
+
+def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
+    """Σ_j w_ij v_j."""
+    graphs = slices(weighting.ptr, q.size(0))
+    return torch.cat([torch.einsum("hij,jhd->ihd", _weights(q, k, weighting, rows), v[rows]) for rows in graphs])
+
+
+def _weights(q: Tensor, k: Tensor, weighting: Weighting, rows: slice) -> Tensor:
+    """Return w_ij of one graph, [H, n, n]."""
+    logs = log_scores(q[rows], k[rows], weighting.score, weighting.loops)
+    if weighting.row_shift is not None:
+        logs = logs + weighting.row_shift[rows].t().unsqueeze(2)
+    if weighting.col_shift is not None:
+        logs = logs + weighting.col_shift[rows].t().unsqueeze(1)
+    return logs.exp()

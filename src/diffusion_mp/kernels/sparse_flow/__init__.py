@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, once_differentiable, operation
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 from diffusion_mp.kernels.sparse_flow.reference import EdgeFlow, entries, log_entries, solve_rows, sparse_flow_edges
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
@@ -25,14 +25,21 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.sparse_flow.triton", widest=W
 
 
 @declare(
-    "sparse_flow_potentials", reference=reference.sparse_flow_potentials, cpu=tiled.potentials,
+    "sparse_flow_potentials",
+    formula=reference.sparse_flow_potentials,
+    cpu=tiled.potentials,
     triton=on_gpu("potentials"),
-)  # fmt: skip
+)
 def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
     return empty_potentials(lam)
 
 
-@declare("sparse_flow_potentials_backward", cpu=tiled.potentials_backward, triton=on_gpu("potentials_backward"))
+@declare(
+    "sparse_flow_potentials_backward",
+    formula=reference.potentials_backward,
+    cpu=tiled.potentials_backward,
+    triton=on_gpu("potentials_backward"),
+)
 def _potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_log_mu: Tensor,
     features: Features, lam: Tensor, leak: Tensor, out: RowPotentials, ptr: Tensor | None,
@@ -41,14 +48,22 @@ def _potentials_backward(
 
 
 @declare(
-    "sparse_flow_product", reference=reference.sparse_flow_product, cpu=tiled.product, triton=on_gpu("product"),
+    "sparse_flow_product",
+    formula=reference.sparse_flow_product,
+    cpu=tiled.product,
+    triton=on_gpu("product"),
     dtype="v",
-)  # fmt: skip
+)
 def _product(features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@declare("sparse_flow_product_backward", cpu=tiled.product_backward, triton=on_gpu("product_backward"))
+@declare(
+    "sparse_flow_product_backward",
+    formula=reference.product_backward,
+    cpu=tiled.product_backward,
+    triton=on_gpu("product_backward"),
+)
 def _product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -57,9 +72,6 @@ def _product_backward(
 
 _potentials.derivatives({"features lam leak": _potentials_backward})
 _product.derivatives({"features v terms.a terms.w terms.rho terms.nu": _product_backward})
-INSTEAD = "use kernels.sparse_flow.solve_rows on dense rows, or the edge form (EdgeSparseFlowDiffusivity)"
-for backward in (_potentials_backward, _product_backward):
-    backward.derivatives(once_differentiable("sparse-flow attention", instead=INSTEAD))
 
 
 def sparse_flow_potentials(
@@ -71,7 +83,7 @@ def sparse_flow_potentials(
 
     Resistances r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j) over the nodes j of i's graph; with no
     friction features (G = 0) f = 1/n. Exact, by Newton's method on the potential (S3 of docs/errata.md). O(N²) time,
-    O(N) memory, also in the backward pass; in at least float32; once differentiable.
+    O(N) memory, also in the backward pass; in at least float32.
 
     Args:
         q, k, friction_q, friction_k: features of receivers and senders, and those of the frictions.

@@ -178,6 +178,41 @@ def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Ten
     return torch.cat(parts)
 
 
+def potentials_backward(
+    grad_a: Tensor,
+    grad_w: Tensor,
+    grad_rho: Tensor,
+    grad_nu: Tensor,
+    grad_log_mu: Tensor,
+    features: Features,
+    lam: Tensor,
+    leak: Tensor,
+    out: RowPotentials,
+    ptr: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, q̃, k̃, λ and 1/α."""
+
+    def potentials(*inputs: Tensor) -> tuple[Tensor, ...]:
+        *features, lam, leak = inputs
+        rows = sparse_flow_potentials(Features(*features), lam, leak, ptr)
+        return rows.a, rows.w, rows.rho, rows.nu, rows.log_mu
+
+    _, pull = torch.func.vjp(potentials, *features, lam, leak)
+    return pull((grad_a, grad_w, grad_rho, grad_nu, grad_log_mu))
+
+
+def product_backward(
+    grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν."""
+
+    def product(*inputs: Tensor) -> Tensor:
+        return sparse_flow_product(Features(*inputs[:4]), inputs[4], RowTerms(*inputs[5:], *terms[4:]), ptr, transpose)
+
+    _, pull = torch.func.vjp(product, *features, v, *terms[:4])
+    return pull(grad)
+
+
 class EdgeFlow(NamedTuple):
     """The flow z of every edge [E, H] and the potential μ of every node [N, H].
 
@@ -233,8 +268,32 @@ def _edge_support(
     return log_entries(s, u, terms, rows.is_at(solution.best, s)) > -torch.inf, solution.best
 
 
+def support_by_sorting(
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the same by :func:`flowing`, with every row padded to the longest one."""
+    (edges, heads), nodes = s.shape, lam.size(0)
+    count = torch.bincount(target, minlength=nodes)
+    order, first = target.argsort(stable=True), count.cumsum(0) - count
+    row = target[order]
+    place = row, torch.arange(edges, device=s.device) - first[row]
+    width = int(count.max()) if edges else 0
+
+    def rows(entries: Tensor, absent: float) -> Tensor:
+        padded = entries.new_full((nodes, width, heads), absent).index_put(place, entries[order])
+        return padded.transpose(1, 2)
+
+    log_c = rows(s + resistance[target], -math.inf)
+    log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
+    active = flowing(log_c, log_theta, leak.unsqueeze(2))
+    # Padded with a closed entry, since an empty row has no largest.
+    best = pad(log_c.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2)
+    best = pad(order, (0, 1), value=edges)[(first.unsqueeze(1) + best).clamp(max=edges)]
+    return active.transpose(1, 2)[place][order.argsort()], best
+
+
 # An operation, because torch.compile cannot trace a loop that ends by values.
-@operation("sparse_flow_support", cpu=_edge_support)
+@operation("sparse_flow_support", formula=support_by_sorting, cpu=_edge_support)
 def _support(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
