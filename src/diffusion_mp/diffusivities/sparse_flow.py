@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity, origin_of
-from diffusion_mp.errors import as_size, check_choice, check_counts, check_positive, check_state, describe
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.graph.ops import members
@@ -96,7 +96,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """Return q/√d and k, whose inner products are the scores of r."""
         q, k = self.queries_and_keys(x, graph, origin=None if self.normalize else origin_of(x, graph))
-        return as_size(q.size(2)) ** -0.5 * q, k
+        return q.size(2) ** -0.5 * q, k
 
     def friction_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features | tuple[None, None]:
         """Return q̃ and k̃, or two ``None`` for a constant friction."""

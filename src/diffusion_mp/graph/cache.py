@@ -11,7 +11,12 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from diffusion_mp.errors import plain
-from diffusion_mp.runtime.torch_private import dispatch_mode_active, forward_mode_active, transforms_active
+from diffusion_mp.runtime.torch_private import (
+    batched_gradients_active,
+    dispatch_mode_active,
+    forward_mode_active,
+    transforms_active,
+)
 
 T = TypeVar("T")
 
@@ -26,6 +31,7 @@ def values_only(*, captured: bool = False) -> bool:
         or transforms_active()
         or forward_mode_active()
         or dispatch_mode_active()
+        or batched_gradients_active()
         or (not captured and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import errors
+from diffusion_mp.runtime.torch_private import dispatch_mode_active, transforms_active
 
 # Graphs without nodes that a batch vector may count beyond one per node: more is a wrong number, and costs memory.
 EMPTY_GRAPHS = 1 << 16
@@ -19,7 +20,7 @@ def as_num_nodes(num_nodes: object) -> int:
     """The number of nodes, from anything that counts as an integer."""
     if torch.compiler.is_compiling() or (type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES):
         return cast("int", num_nodes)  # a symbol under torch.compile
-    count = errors.as_whole(errors.as_size(num_nodes), "num_nodes")
+    count = errors.as_whole(num_nodes, "num_nodes")
     errors.check_counts(0, num_nodes=count)
     if count > MOST_NODES:
         raise ValueError(f"num_nodes must be at most {MOST_NODES}, beyond which pairs have no number; got {count}.")
@@ -122,6 +123,11 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
         raise ValueError(f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. {way_out}")
 
 
+def values_to_check() -> bool:
+    """Return whether tensors have values, which they have not while torch compiles or records."""
+    return not torch.compiler.is_compiling() and not dispatch_mode_active()
+
+
 def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor | None, member: Tensor | None) -> None:
     """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
@@ -132,7 +138,7 @@ def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor |
         crossing = int((source != target).sum())
         if crossing:
             raise ValueError(f"edge_index joins nodes of different graphs of the batch ({crossing} edges do).")
-    if edge_weight is None:
+    if edge_weight is None or transforms_active():  # `vmap` may have one for each element of a batch
         return
     errors.check_finite(edge_weight, "edge_weight")
     if bool((edge_weight < 0).any()):
@@ -159,6 +165,6 @@ def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:
     if ptr is None:
         return None
     bounds = as_ptr(ptr)
-    if not torch.compiler.is_compiling():
+    if values_to_check():
         check_ptr(num_nodes, bounds)
     return bounds

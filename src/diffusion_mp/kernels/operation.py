@@ -418,19 +418,18 @@ class Operation(Generic[T]):
     ) -> tuple[Tensor, ...]:
         """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
         flat = [values[name] for name in self._signature.flat]
-        run = self._flat(self._table["reference"].run)
-        pulled = [grad for grad in grads if grad is not None]
-
-        def results(*inputs: Tensor) -> tuple[Tensor, ...]:
-            arguments = list(flat)
+        with torch.enable_grad():
+            inputs = [flat[place].view_as(flat[place]) for place in places]  # views tell equal tensors apart
             for place, x in zip(places, inputs, strict=True):
-                arguments[place] = x
-            out = run(*arguments)
-            used = zip(out if self._signature.several else (out,), grads, strict=True)
-            return tuple(x.to(grad.dtype) for x, grad in used if grad is not None)
-
-        _, pull = torch.func.vjp(results, *(flat[place] for place in places))
-        return pull(tuple(pulled))
+                flat[place] = x
+            out = self._flat(self._table["reference"].run)(*flat)
+            pairs = zip(out if self._signature.several else (out,), grads, strict=True)
+            used = [(x.to(grad.dtype), grad) for x, grad in pairs if grad is not None and x.requires_grad]
+        if not used:
+            return tuple(torch.zeros_like(x) for x in inputs)
+        results, pulled = zip(*used, strict=True)
+        options = {"create_graph": torch.is_grad_enabled(), "materialize_grads": True}
+        return torch.autograd.grad(results, inputs, pulled, **options)
 
 
 class _FastPair(torch.autograd.Function):

@@ -131,7 +131,7 @@ class LinkHead(NodeHead):
             raise ValueError("edge_label_index is needed for a link task: [2, L], the pairs to score; got None.")
         pairs = errors.check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
         embedding = self.mlp(x)
-        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * errors.as_size(embedding.size(1)) ** -0.5
+        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(1) ** -0.5
 
 
 HEADS: dict[str, type[NodeHead]] = {"node": NodeHead, "graph": GraphHead, "link": LinkHead}

@@ -23,6 +23,14 @@ def dispatch_mode_active() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def batched_gradients_active() -> bool:
+    """Return whether ``autograd.grad(is_grads_batched=True)`` pulls back many gradients at once (torch 2.6 to 2.15).
+
+    ``torch.autograd.functional.hessian(vectorize=True)`` does; it maps by other means than ``torch.func.vmap``.
+    """
+    return torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+
+
 def in_backward_pass() -> bool:
     """Return whether this thread runs a backward pass of autograd (torch 2.6 to 2.15)."""
     return torch._C._current_graph_task_id() != -1

@@ -99,6 +99,6 @@ def read(
     total = (torch.addmm if one else torch.baddbmm)(right, q, outer)
     total = total + own * v if terms.own else total
     row = torch.mv(q, left) if one else torch.bmm(q, left.unsqueeze(2)).squeeze(2)
-    row = row.add_(constant + own).unsqueeze(-1)
+    row = (row + (constant + own)).unsqueeze(-1)
     out = total / row if positive or lies_in(row, LEAST, math.inf) else quotient(total, row)
     return (out.unsqueeze(1) if one else out.transpose(0, 1)).contiguous()

@@ -96,23 +96,15 @@ def attention_by_logarithms(
 def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> PairwiseRows:
     """Return the rows in as few calls as possible."""
     q, k, v = heads_first(q, k, v)
-    # The score of a vector with itself is its square.
-    weight = (q @ k.mT).softmax(-1) if score == "exp" else _sigmoids(q @ k.mT, present=q is k)
-    out = weight @ v if score == "exp" else (weight @ v) / weight.sum(-1, keepdim=True)
+    scores = q @ k.mT
+    if score == "sigmoid" and not scores.requires_grad and lies_in(scores, -20.0, math.inf):
+        # Half the time of the other way, by which no row vanishes and no slope loses its digits.
+        weight = scores.sigmoid_()
+        out = (weight @ v) / weight.sum(-1, keepdim=True)
+    else:
+        out = log_score(scores, score).softmax(-1) @ v
     out = (out.unsqueeze(1) if out.dim() == 2 else out.transpose(0, 1)).contiguous()
     return PairwiseRows(out, out)
-
-
-def _sigmoids(s: Tensor, present: bool) -> Tensor:
-    """Return σ(s), or where rows may vanish σ(s) e^−m, with m ≤ 0 the largest score of a row.
-
-    ``present`` is the promise that every row has a score of at least zero. Not `torch.sigmoid`, whose slope σ (1 − σ)
-    has lost the digits of 1 − σ where that is small.
-    """
-    if present or not s.numel() or lies_in(s, -20.0, math.inf):
-        return ((-s).clamp(max=80.0).exp() + 1.0).reciprocal()  # e^80 is finite, and e^−80 nothing
-    largest = s.detach().amax(-1, keepdim=True).clamp(max=0.0)
-    return (largest.exp() + (largest - s).clamp(max=80.0).exp()).reciprocal()
 
 
 def few_pairs(q: Tensor) -> bool:
