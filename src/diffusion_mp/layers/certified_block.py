@@ -27,7 +27,8 @@ from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
-from diffusion_mp.updates.linear_solve import Operator, solve
+from diffusion_mp.updates.derivatives import Operator
+from diffusion_mp.updates.linear_solve import solve
 
 
 class TermModule(Resettable):

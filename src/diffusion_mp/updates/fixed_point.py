@@ -13,7 +13,7 @@ from diffusion_mp import errors
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.progress import solving
-from diffusion_mp.updates.linear_solve import Operator, differentiated
+from diffusion_mp.updates.derivatives import Operator, differentiated
 
 
 def _all_rows(x: Tensor) -> Tensor:
