@@ -7,13 +7,14 @@ is plain torch, with a dense matrix, and runs whenever a transform of ``torch.fu
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vmap
+from torch.func import jvp, vjp, vmap
 
-from diffusion_mp.runtime.torch_private import forward_mode_active, transforms_active
+from diffusion_mp.runtime.torch_private import dispatch_mode_active, forward_mode_active, transforms_active
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -29,20 +30,58 @@ def formula_runs(entries: int) -> bool:
 
     An export has no choice, and sizes that may be symbols are not compared there.
     """
-    if exporting():
-        return True
+    if torch.compiler.is_compiling():
+        return exporting()
     return (transforms_active() or forward_mode_active()) and entries <= DENSE
 
 
 def jacobian(function: Operator, z: Tensor) -> Tensor:
-    """Return the matrix [n, n] of derivatives at z, by forward mode, differentiable any number of times."""
-
-    def column(direction: Tensor) -> Tensor:
-        return jvp(function, (z,), (direction,))[1]
-
+    """Return the matrix [n, n] of derivatives at z, differentiable any number of times."""
     numbers = z.numel()
     units = torch.eye(numbers, dtype=z.dtype, device=z.device).view(numbers, *z.shape)
-    return vmap(column, chunk_size=None if exporting() else 256)(units).flatten(1).t()
+    chunk_size = None if exporting() else 256
+    if forward_mode_active() and not transforms_active():
+        # Levels of dual numbers do not nest, so the matrix is found row by row.
+        _, pull = vjp(function, z)
+        return vmap(lambda unit: pull(unit)[0], chunk_size=chunk_size)(units).flatten(1)
+    # In forward mode, operations of this library are formulas, which `vmap` takes.
+    columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=chunk_size)(units)
+    return columns.flatten(1).t()
+
+
+def on_values() -> AbstractContextManager[Any]:
+    """Run an iteration outside of what is recorded, for instance by ``torch.func.linearize``, which knows no values."""
+    if not dispatch_mode_active():
+        return nullcontext()
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # it imports SymPy
+
+    return disable_proxy_modes_tracing()
+
+
+def transposed_product(function: Operator, z: Tensor) -> Operator:
+    """Return u ↦ Jᵀu for the matrix J of derivatives at z."""
+    if transforms_active():  # which know no ``requires_grad_``
+        _, pull = vjp(function, z)
+        return lambda u: pull(u)[0].detach()
+    with torch.enable_grad():
+        variable = z.detach().requires_grad_()
+        image = function(variable)
+    return lambda u: torch.autograd.grad(image, variable, u, retain_graph=True, materialize_grads=True)[0]
+
+
+def product(function: Operator, z: Tensor) -> Operator:
+    """Return u ↦ J u for the matrix J of derivatives at z."""
+    if transforms_active():
+        return lambda u: jvp(function, (z,), (u,))[1].detach()
+    # Levels of dual numbers do not nest, so this is the derivative of u ↦ Jᵀu, which is linear.
+    with torch.enable_grad():
+        variable = z.detach().requires_grad_()
+        image = function(variable)
+        direction = torch.zeros_like(image).requires_grad_()
+        pulled = torch.autograd.grad(image, variable, direction, create_graph=True, materialize_grads=True)[0]
+    if not pulled.requires_grad:
+        return torch.zeros_like
+    return lambda u: torch.autograd.grad(pulled, direction, u, retain_graph=True)[0].detach()
 
 
 def newton_step(equation: Operator, z: Tensor) -> Tensor:
@@ -78,6 +117,18 @@ class _OnceDifferentiable(torch.autograd.Function):
 
     jvp = backward
 
+    @staticmethod
+    def vmap(*_: Any) -> None:
+        _refuse_batches()
+
+
+def _refuse_batches() -> None:
+    raise NotImplementedError(
+        "the derivatives of a system of more than 4096 unknowns are solved one at a time, and vmap, jacrev, jacfwd, "
+        "hessian and linearize ask for a formula, which needs its matrix. Take torch.func.vjp or jvp of one vector, a "
+        "fixed num_layers, or fewer nodes."
+    )
+
 
 class _Correction(torch.autograd.Function):
     """r ↦ A⁻¹r at r = 0: the value is zero, a gradient is solved with Aᵀ, and a tangent with A."""
@@ -100,8 +151,14 @@ class _Correction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        if dispatch_mode_active():  # the iteration would be left out of what is recorded
+            _refuse_batches()
         guard: Callable[..., Tensor] = _OnceDifferentiable.apply
         return guard(ctx.inverse(tangent.detach()), tangent, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(*_: Any) -> None:
+        _refuse_batches()
 
 
 def differentiated(solution: Tensor, equation: Operator, inverse: Operator, adjoint: Operator) -> Tensor:
