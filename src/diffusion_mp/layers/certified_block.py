@@ -27,7 +27,7 @@ from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
-from diffusion_mp.updates.derivatives import Operator
+from diffusion_mp.updates.derivatives import Operator, on_values, values_needed
 from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 
@@ -323,16 +323,18 @@ class CertifiedBlock(GraphLayer):
 
     def iterated(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps, found by taking them."""
-        errors.check_finite(state, "x")
         constraint = self.update.constraint
         one_minimiser = constraint.convex and all(term.quadratic for term in terms)
         energy = None
         if not one_minimiser:
             joint = JointEnergy(terms=terms, graph=graph, constraint=constraint)
             energy = getattr(joint, "by_graph", None) or partial(_by_graph, joint, state, graph)
-        descent = self.update.descent(state, terms, graph)
         what = "the state at rest"
-        return fixed_point(descent, state, energy=energy, ptr=graph.segments, total=graph.total, what=what)
+        with values_needed(what):
+            with on_values():
+                errors.check_finite(state, "x")
+            descent = self.update.descent(state, terms, graph)
+            return fixed_point(descent, state, energy=energy, ptr=graph.segments, total=graph.total, what=what)
 
     def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
         """Reshape a state to [N, H, D], the input of the steps and the energy."""

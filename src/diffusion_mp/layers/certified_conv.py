@@ -26,6 +26,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.updates import CertifiedStep
+from diffusion_mp.updates.derivatives import basis_runs
 from diffusion_mp.updates.implicit import shifted_inverse
 
 
@@ -176,7 +177,9 @@ class CertifiedConv(CertifiedBlock):
         if fixed is None:
             return h
         beta, mu = self.beta(), self.mu()
-        rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
+        rest = None
+        if basis_runs(fixed.heads * fixed.num_nodes**2):
+            rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
         if rest is None and fixed.whole:  # a solve needs all rows
             # In double, where the gradient of μ/β is a difference of two large numbers.
             pulls = ScaledCoupling(mu.double() / beta.double(), fixed, nonnegative=True)

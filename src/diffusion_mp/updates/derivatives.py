@@ -6,8 +6,8 @@ is plain torch, with a dense matrix, and runs whenever a transform of ``torch.fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +35,14 @@ def formula_runs(entries: int) -> bool:
     return (transforms_active() or forward_mode_active()) and entries <= DENSE
 
 
+def basis_runs(entries: int) -> bool:
+    """Return whether a function of a Laplacian is computed in its eigenvectors where a coupling knows them.
+
+    An export knows the transforms, which torch.func does not differentiate in all ways.
+    """
+    return exporting() or not formula_runs(entries)
+
+
 def jacobian(function: Operator, z: Tensor) -> Tensor:
     """Return the matrix [n, n] of derivatives at z, differentiable any number of times."""
     numbers = z.numel()
@@ -56,6 +64,25 @@ def on_values() -> AbstractContextManager[Any]:
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # it imports SymPy
 
     return disable_proxy_modes_tracing()
+
+
+@contextmanager
+def values_needed(what: str) -> Iterator[None]:
+    """Refuse an export, and a ``vmap`` whose values are asked for, where the number of steps depends on values."""
+    if exporting():
+        raise NotImplementedError(
+            f"{what} takes as many steps as its values need, and torch.export has no values. Export a fixed number of "
+            f"steps, for instance num_layers=20."
+        )
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("vmap: It looks like"):
+            raise
+        raise NotImplementedError(
+            f"{what} takes another number of steps for every entry of a vmap. Take a fixed number of steps, for "
+            f"instance num_layers=20, or pass all entries as the graphs of a batch."
+        ) from error
 
 
 def transposed_product(function: Operator, z: Tensor) -> Operator:

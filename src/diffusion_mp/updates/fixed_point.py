@@ -14,16 +14,15 @@ from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.progress import solving
-from diffusion_mp.runtime.torch_private import transforms_active
 from diffusion_mp.updates.derivatives import (
     Operator,
     differentiated,
-    exporting,
     formula_runs,
     newton_step,
     on_values,
     product,
     transposed_product,
+    values_needed,
     with_derivatives_of,
 )
 from diffusion_mp.updates.linear_solve import Columns
@@ -88,35 +87,13 @@ def fixed_point(
         errors.check_positive(tol, "tol")
     errors.check_counts(max_iter=max_iter)
     errors.check_counts(0, memory=memory)
-    if exporting():
-        raise NotImplementedError(
-            f"{what} takes as many steps as its values need, and torch.export has no values. Export a fixed number of "
-            f"steps, for instance num_layers=20."
-        )
     if ptr is not None:
         ptr = as_ptr(ptr)
         check_ptr(x0.size(0), ptr)
-    with _refused_under_vmap(what):
+    with values_needed(what):
         with on_values():
             errors.check_finite(x0, "x0")
         return _limit(step, x0, energy, tol, max_iter, memory, ptr, total, what)
-
-
-class _refused_under_vmap:
-    """Turn the error of a ``vmap`` that is asked for the value of a residual into a sentence."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if transforms_active() and isinstance(error, RuntimeError) and str(error).startswith("vmap: It looks like"):
-            raise NotImplementedError(
-                f"{self.what} takes another number of steps for every entry of a vmap. Take a fixed number of steps, "
-                f"for instance num_layers=20, or pass all entries as the graphs of a batch."
-            ) from error
 
 
 def _limit(

@@ -18,7 +18,7 @@ from diffusion_mp.updates.base import (
     laplacian_diagonal,
     working_precision,
 )
-from diffusion_mp.updates.derivatives import DENSE, Operator, formula_runs
+from diffusion_mp.updates.derivatives import DENSE, Operator, basis_runs, formula_runs
 from diffusion_mp.updates.explicit import teleport
 from diffusion_mp.updates.linear_solve import LowRankInverse, solve
 
@@ -85,7 +85,13 @@ def shifted_inverse(
     what: str = "the linear system",
 ) -> Float[Tensor, "N H D"]:
     """Return (Δ + shift)⁻¹ b for a b in double, as exact as a state of ``dtype`` needs it; see `SolvedUpdate`."""
-    if formula_runs(coupling.heads * coupling.num_nodes**2):
+    entries = coupling.heads * coupling.num_nodes**2
+    # Otherwise it may be indefinite, which conjugate gradients detect.
+    if basis_runs(entries) and form == "conservative" and coupling.nonnegative and shift > 0.0:
+        solution = coupling.laplacian_function(lambda rate: 1.0 / (rate + shift), b)
+        if solution is not None:
+            return solution
+    if formula_runs(entries):
         matrix = dense_laplacian(coupling, form, b.dtype, shift)
         return torch.linalg.solve(matrix, b.transpose(0, 1)).transpose(0, 1)
     return _iterated(coupling, form, shift, b, dtype, tol, max_iter, what)
@@ -103,11 +109,6 @@ def _iterated(
     what: str,
 ) -> Float[Tensor, "N H D"]:
     """Return (Δ + shift)⁻¹ b without the matrix of S."""
-    definite = coupling.nonnegative and shift > 0.0  # otherwise it may be indefinite, which conjugate gradients detect
-    if definite and form == "conservative":
-        solution = coupling.laplacian_function(lambda rate: 1.0 / (rate + shift), b)
-        if solution is not None:
-            return solution
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
     diagonal = laplacian_diagonal(coupling, form, b.dtype) + shift
     dominant = _is_dominant(coupling, form, shift)
@@ -239,6 +240,8 @@ class Equilibrium(SolvedUpdate):
                 f"Equilibrium(form='residual', leak=0) needs I − S regular, which only reversible couplings are asked; "
                 f"got a {type(coupling).__name__} that is not reversible. Pass leak > 0."
             )
+        if formula_runs(coupling.heads * coupling.num_nodes**2):  # which solves it if it is not singular
+            return
         smallest, _ = laplacian_extremes(coupling, self.form)
         regular = precision(coupling.dtype).regular
         if coupling.num_nodes and not smallest > regular:
