@@ -18,7 +18,7 @@ from diffusion_mp.updates.base import (
     laplacian_diagonal,
     working_precision,
 )
-from diffusion_mp.updates.derivatives import DENSE, Operator, basis_runs, formula_runs
+from diffusion_mp.updates.derivatives import DENSE, Operator, basis_runs, exporting, formula_runs
 from diffusion_mp.updates.explicit import teleport
 from diffusion_mp.updates.linear_solve import LowRankInverse, solve
 
@@ -235,7 +235,7 @@ class Equilibrium(SolvedUpdate):
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
             )
-        if not coupling.reversible:
+        if not exporting() and not coupling.reversible:
             raise SingularSystemError(
                 f"Equilibrium(form='residual', leak=0) needs I − S regular, which only reversible couplings are asked; "
                 f"got a {type(coupling).__name__} that is not reversible. Pass leak > 0."
