@@ -84,7 +84,8 @@ class MatrixTerm(SharedTerm):
             # A graph that was not validated may break the promise, but promised zeros keep their one-sided gradient.
             weight = torch.where(weight < 0, -weight, weight) if coupling.nonnegative else weight.abs()
             coupling = SparseCoupling(coupling.graph, weight, nonnegative=True)
-        reached = coupling.degree()
+        # In double, since a limit is solved there: rounded, D − A would leak constants, at any weight of the term.
+        reached = coupling.exact_degree(torch.float64)
         for _ in range(self.hops - 1):
             reached = coupling.matmul(reached.unsqueeze(2)).squeeze(2)
         return reached

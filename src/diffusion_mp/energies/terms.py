@@ -292,7 +292,10 @@ class CouplingTerm(SharedTerm):
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         if not self.coupling.whole:  # several processes have to take the same steps, also where one of them rounds
             return None
-        return Mean(self.coupling.majorant(True).unsqueeze(2).to(z.dtype), None, self.coupling.matmul)
+        damping = self.coupling.majorant(True)
+        if damping.dtype != z.dtype:  # rounded to fewer digits than S z has, D − S would leak constants
+            damping = self.coupling.exact_degree(z.dtype)
+        return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
 
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial, reduce
-from operator import sub
+from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import torch
@@ -20,14 +20,15 @@ from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm, affine, damping_and_constant
+from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
-from diffusion_mp.updates.linear_solve import Operator, solve
+from diffusion_mp.updates.derivatives import Operator, on_values, values_needed
+from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 
 class TermModule(Resettable):
@@ -317,27 +318,23 @@ class CertifiedBlock(GraphLayer):
     def limit(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         if isinstance(self.update.constraint, Unconstrained) and all(term.quadratic for term in terms):
-            means = [term.weighted_mean(state) or affine(term, state, graph) for term in terms]
-            damping, constant = damping_and_constant(means)
-            root = damping.rsqrt()  # scales to a unit diagonal
-            pulls = [(mean.pull, root * mean.scale) for mean in means if mean.pull is not None]
-
-            def operator(v: Tensor) -> Tensor:  # in all channels at once
-                scaled = v.view_as(state)
-                z = root * scaled
-                return reduce(sub, (factor * pull(z) for pull, factor in pulls), scaled).view_as(v)
-
-            return root * solve(operator, (root * constant).expand_as(state).reshape(-1, 1, 1)).view_as(state)
+            return quadratic_minimiser(terms, state, graph, self.beta())
         return self.iterated(state, terms, graph)
 
     def iterated(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps, found by taking them."""
-        errors.check_finite(state, "x")
         constraint = self.update.constraint
         one_minimiser = constraint.convex and all(term.quadratic for term in terms)
-        energy = None if one_minimiser else JointEnergy(terms=terms, graph=graph, constraint=constraint)
-        descent = self.update.descent(state, terms, graph)
-        return fixed_point(descent, state, energy=energy, total=graph.total, what="the state at rest")
+        energy = None
+        if not one_minimiser:
+            joint = JointEnergy(terms=terms, graph=graph, constraint=constraint)
+            energy = getattr(joint, "by_graph", None) or partial(_by_graph, joint, state, graph)
+        what = "the state at rest"
+        with values_needed(what):
+            with on_values():
+                errors.check_finite(state, "x")
+            descent = self.update.descent(state, terms, graph)
+            return fixed_point(descent, state, energy=energy, ptr=graph.segments, total=graph.total, what=what)
 
     def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
         """Reshape a state to [N, H, D], the input of the steps and the energy."""
@@ -389,3 +386,14 @@ class CertifiedBlock(GraphLayer):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, num_layers={self.num_layers}"
+
+
+def _by_graph(energy: JointEnergy, first: Tensor, graph: Graph, state: Tensor) -> Float[Tensor, " B"]:
+    """Return F of every graph up to constants, which are those of all others at their first state; B evaluations."""
+    if graph.segments is None:
+        return energy(state).unsqueeze(0)
+    values = []
+    for start, stop in pairwise(graph.segments.tolist()):
+        alone = torch.cat([first[:start], state[start:stop], first[stop:]])
+        values.append(energy(alone))
+    return torch.stack(values) if values else first.new_zeros(0, dtype=torch.float64)

@@ -25,7 +25,9 @@ from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Majorant, Mean
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.certified_block import CertifiedBlock
-from diffusion_mp.updates import CertifiedStep, Equilibrium
+from diffusion_mp.updates import CertifiedStep
+from diffusion_mp.updates.derivatives import basis_runs
+from diffusion_mp.updates.implicit import shifted_inverse
 
 
 class CertifiedConv(CertifiedBlock):
@@ -175,9 +177,14 @@ class CertifiedConv(CertifiedBlock):
         if fixed is None:
             return h
         beta, mu = self.beta(), self.mu()
-        rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
+        rest = None
+        if basis_runs(fixed.heads * fixed.num_nodes**2):
+            rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
         if rest is None and fixed.whole:  # a solve needs all rows
-            rest = Equilibrium(leak=1.0).step(h, ScaledCoupling(mu / beta, fixed, nonnegative=True))
+            # In double, where the gradient of μ/β is a difference of two large numbers.
+            pulls = ScaledCoupling(mu.double() / beta.double(), fixed, nonnegative=True)
+            solution = shifted_inverse(pulls, "conservative", 1.0, h.double(), h.dtype, what="the state at rest")
+            rest = solution.to(h.dtype)
         return self.iterated(state, terms, graph) if rest is None else rest
 
     @property

@@ -16,6 +16,7 @@ from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.modules import Resettable
 from diffusion_mp.saving import Saved
+from diffusion_mp.updates.derivatives import exporting
 
 #: The state of every head; one head broadcasts against several.
 State = Float[Tensor, " N #H D"]
@@ -105,6 +106,8 @@ class StateUpdate(Resettable, ABC):
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
+        if exporting():  # there are no entries to look at, and the formula that is exported takes any
+            return
         if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
             raise errors.CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
@@ -169,10 +172,6 @@ class LaplacianUpdate(StateUpdate):
         """Return the diagonal part of Δ: row sums [N, H, 1], or 1."""
         return coupling.degree().unsqueeze(-1) if self.form == "conservative" else 1.0
 
-    def exact_diagonal(self, coupling: Coupling, dtype: torch.dtype) -> Tensor | float:
-        """Return the diagonal part of Δ to the precision of ``dtype``; see `Coupling.exact_degree`."""
-        return 1.0 if self.form == "residual" else coupling.exact_degree(dtype).unsqueeze(-1)
-
     def decay(self, x: Tensor, coupling: Coupling) -> Tensor:
         """Return (d + κ)·x, with d the diagonal part of Δ."""
         rate = self.diagonal(coupling) + self.leak
@@ -185,7 +184,7 @@ class LaplacianUpdate(StateUpdate):
 
     def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
         """Return the map u ↦ (Δ + shift)u for u [N, H, D] of ``dtype``."""
-        diagonal = self.exact_diagonal(coupling, dtype) + shift
+        diagonal = laplacian_diagonal(coupling, self.form, dtype) + shift
         return lambda u: diagonal * u - coupling @ u
 
     def exact(self, coupling: Coupling, function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor | None:
@@ -205,6 +204,22 @@ class LaplacianUpdate(StateUpdate):
 
     def extra_repr(self) -> str:
         return f"form={self.form!r}, beta={self.beta:g}, leak={self.leak:g}"
+
+
+def laplacian_diagonal(coupling: Coupling, form: Form, dtype: torch.dtype) -> Tensor | float:
+    """Return the diagonal part of Δ to the precision of ``dtype``; see `Coupling.exact_degree`."""
+    return 1.0 if form == "residual" else coupling.exact_degree(dtype).unsqueeze(-1)
+
+
+def dense_laplacian(
+    coupling: Coupling, form: Form, dtype: torch.dtype, shift: float = 0.0
+) -> Float[Tensor, "heads N N"]:
+    """Return the matrices of Δ + shift, by one product with the identity, which torch differentiates and exports."""
+    identity = torch.eye(coupling.num_nodes, dtype=dtype, device=coupling.device)
+    matrix = coupling.matmul(identity.unsqueeze(1)).transpose(0, 1)
+    if form == "residual":
+        return (1.0 + shift) * identity - matrix
+    return torch.diag_embed(matrix.sum(2) + shift) - matrix
 
 
 def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:

@@ -11,9 +11,21 @@ from torch import Tensor
 
 from diffusion_mp import errors
 from diffusion_mp.energies.spectrum import precision
+from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.progress import solving
-from diffusion_mp.updates.linear_solve import Operator, differentiated
+from diffusion_mp.updates.derivatives import (
+    Operator,
+    differentiated,
+    formula_runs,
+    newton_step,
+    on_values,
+    product,
+    transposed_product,
+    values_needed,
+    with_derivatives_of,
+)
+from diffusion_mp.updates.linear_solve import Columns
 
 
 def _all_rows(x: Tensor) -> Tensor:
@@ -23,32 +35,43 @@ def _all_rows(x: Tensor) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of steps depends on values
 def fixed_point(
-    step: Operator, x0: Float[Tensor, "*shape"],
-    *, energy: Callable[[Tensor], Tensor] | None = None, tol: float | None = None, max_iter: int = 1000,
-    memory: int = 10, total: Operator = _all_rows, what: str = "the fixed point",
-) -> Float[Tensor, "*shape"]:  # fmt: skip
-    r"""Return z* = T(z*), the limit of z ← T(z), with the gradient of the implicit function theorem.
+    step: Operator,
+    x0: Float[Tensor, "*shape"],
+    *,
+    energy: Callable[[Tensor], Tensor] | None = None,
+    tol: float | None = None,
+    max_iter: int = 1000,
+    memory: int = 10,
+    ptr: Tensor | None = None,
+    total: Operator = _all_rows,
+    what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:
+    r"""Return z* = T(z*), the limit of z ← T(z), with the derivatives of the implicit function theorem.
 
         ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg,   J = ∂T/∂z at z*
 
     for every tensor θ inside ``step``. Both passes use the accelerated `iterate`: g is itself a fixed point, of a step
     with one vector–Jacobian product. Backward needs the autograd graph of a single step (Bai, Kolter & Koltun, 2019,
-    Theorem 1) and is once differentiable. With several fixed points the acceleration may find another one than the
-    plain iteration.
+    Theorem 1) and is once differentiable, as are dual numbers. The transforms of ``torch.func`` differentiate two steps
+    of Newton's method at z*, with the matrix I − J of up to 4 096 numbers: derivatives up to the third are exact.
+    With several fixed points the acceleration may find another one than the plain iteration.
 
     Args:
         step: T, differentiable, which maps tensors of the shape of x₀ to such tensors.
         x0: initial state. It has no gradient, since the limit does not depend on it.
-        energy: a function of the state that T never raises. If the accelerated iteration ends above the energy of x₀,
-            the plain iteration replaces it.
+        energy: a function of the state that T never raises: one number, or one for every graph of ``ptr``, [B]. Where
+            the accelerated iteration ends above the energy of x₀, the plain iteration replaces it.
         tol: ‖T(z) − z‖ ≤ tol ‖T(z)‖ at the end; by default 1e-12 in double, 1e-6 in single precision. Where T contracts
             by ρ the error is up to 1/(1 − ρ) times as large.
         max_iter, memory: maximum number of steps of each pass, and the memory of `iterate`.
+        ptr: row boundaries [B+1] of graphs between which T has no connection, on the CPU. Each of them is accelerated,
+            stopped and compared in energy on its own, so that its limit does not depend on the others.
         total: turns a sum over the rows of this process into one over all rows (``Graph.total``).
         what: name of the fixed point in messages.
 
     Raises:
         ConvergenceError: ``max_iter`` steps were not enough; also from the backward pass.
+        NotImplementedError: ``torch.export`` or ``vmap``, which do not know how many steps are needed.
 
     Examples:
         >>> torch.allclose(fixed_point(torch.cos, torch.zeros(1)), torch.tensor([0.739085]), atol=1e-5)  # cos z = z
@@ -64,7 +87,26 @@ def fixed_point(
         errors.check_positive(tol, "tol")
     errors.check_counts(max_iter=max_iter)
     errors.check_counts(0, memory=memory)
-    errors.check_finite(x0, "x0")
+    if ptr is not None:
+        ptr = as_ptr(ptr)
+        check_ptr(x0.size(0), ptr)
+    with values_needed(what):
+        with on_values():
+            errors.check_finite(x0, "x0")
+        return _limit(step, x0, energy, tol, max_iter, memory, ptr, total, what)
+
+
+def _limit(
+    step: Operator,
+    x0: Tensor,
+    energy: Callable[[Tensor], Tensor] | None,
+    tol: float | None,
+    max_iter: int,
+    memory: int,
+    ptr: Tensor | None,
+    total: Operator,
+    what: str,
+) -> Tensor:
     # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
     start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
     tol = precision(start.dtype).residual if tol is None else tol
@@ -78,84 +120,203 @@ def fixed_point(
         return image.to(z.dtype)
 
     def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
-        with without_autocast(begin):  # for the products of the acceleration, and in backward()
-            return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
+        # Without autocast for the products of the acceleration, and in backward().
+        with without_autocast(begin), on_values():
+            return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, ptr=ptr, total=total, what=what)
 
     solution = limit(exact, start, what)
     if energy is not None and memory:
-        with torch.no_grad():
-            before, after = energy(start), energy(solution)
-        for value in (before, after):
-            if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
-                raise TypeError(f"energy(z) must be one number; got {errors.describe(value)}.")
-        if not bool(after <= before):
-            solution = limit(exact, start, what, memory=0)
+        with on_values():
+            higher = _rises(energy, start, solution, ptr)
+        if higher is not None:  # the others stop at once
+            begin = torch.where(higher, start, solution)
+            solution = limit(exact, begin, what, memory=0)
+
+    def residual(z: Tensor) -> Tensor:
+        return exact(z) - z
+
+    if formula_runs(start.numel() ** 2):
+        # Each step doubles the order up to which derivatives are right.
+        closer = newton_step(residual, solution)
+        return with_derivatives_of(solution, newton_step(residual, closer)).to(x0.dtype)
+
+    def inverse(tangent: Tensor) -> Tensor:
+        """Return (I − J)⁻¹ tangent."""
+        push = product(exact, solution)
+        return limit(lambda u: tangent + push(u), tangent, f"the tangent of {what}")
 
     def inverse_transposed(grad: Tensor) -> Tensor:
         """Return (I − Jᵀ)⁻¹ grad."""
-        with torch.enable_grad():
-            variable = solution.detach().requires_grad_()
-            image = exact(variable)
+        pull = transposed_product(exact, solution)
+        return limit(lambda g: grad + pull(g), grad, f"the gradient of {what}")
 
-        def pull(g: Tensor) -> Tensor:
-            (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
-            return grad + moved
+    return differentiated(solution, residual, inverse, inverse_transposed).to(x0.dtype)
 
-        return limit(pull, grad, f"the gradient of {what}")
 
-    return differentiated(solution, lambda z: exact(z) - z, inverse_transposed).to(x0.dtype)
+@torch.no_grad()
+def _rises(
+    energy: Callable[[Tensor], Tensor], start: Tensor, solution: Tensor, ptr: Tensor | None
+) -> Tensor | None:
+    """Return which rows are of graphs whose energy is above that of the start, ``None`` if there are none."""
+    columns = Columns(ptr, start.size(0) if start.dim() else 1, start.device)
+    values = []
+    for state in (start, solution):
+        value = energy(state)
+        if isinstance(value, float):
+            value = torch.tensor(value)
+        if not isinstance(value, Tensor) or value.numel() not in (1, columns.graphs):
+            kinds = "one number" if columns.graphs == 1 else f"one number, or {columns.graphs}, one for every graph"
+            raise TypeError(f"energy(z) must be {kinds}; got {errors.describe(value)}.")
+        values.append(value.flatten())
+    before, after = values
+    higher = ~(after <= before)
+    if not bool(higher.any()):
+        return None
+    return columns.rows(higher.expand(columns.graphs)).view(-1, *[1] * (start.dim() - 1))
 
 
 @torch.no_grad()
 def iterate(
-    step: Operator, x: Float[Tensor, "*shape"],
-    *, tol: float, max_iter: int, memory: int, total: Operator = _all_rows, what: str = "the fixed point",
-) -> Float[Tensor, "*shape"]:  # fmt: skip
-    r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖, and return T(x).
+    step: Operator,
+    x: Float[Tensor, "*shape"],
+    *,
+    tol: float,
+    max_iter: int,
+    memory: int,
+    ptr: Tensor | None = None,
+    total: Operator = _all_rows,
+    what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:
+    r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖ in every graph of ``ptr``, and return T(x).
 
     With r = T(x) − x and the last ``memory`` differences Δr of residuals and ΔT of images, the next x is T(x) − ΔT γ
     for the γ that minimises ‖r − Δr γ‖ (Anderson, 1965). Where this does not reduce the residual, T(x) is taken
     instead and the differences are discarded; so it converges where T alone does, at most at twice the cost.
-    ``memory=0`` is T alone.
+    ``memory=0`` is T alone. Every graph has its own γ, decides for itself, and keeps its state once it has arrived.
     """
-    # A ring buffer of differences: no iteration copies all of them.
-    images, residuals = x.new_zeros(2, memory, x.numel()).unbind()
-    count, mixed = 0, False
-    last_image = last_residual = x.flatten()
-    best = size = math.inf
+    shape = x.shape
+    rows = shape[0] if shape else 1
+    x = x.detach().reshape(rows, math.prod(shape[1:]))
+    history = _History(x, memory, Columns(ptr, x.size(0), x.device), total)
     for closer in solving(what, max_iter):
-        image = step(x).flatten()
-        residual = image - x.flatten()
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (residual, image)]
-        size, scale = total(torch.stack(norms).square()).sqrt().tolist()  # in double, where no square overflows
-        if size <= tol * scale < math.inf:
-            return image.view_as(x)
-        closer(size, tol * scale)
-        if mixed and not size < best:
-            x, count, mixed = last_image.view_as(x), 0, False
-            continue
-        if not math.isfinite(size):
+        image = step(x.view(shape)).detach().reshape(x.shape)
+        following = history.next(x, image, tol)
+        if history.arrived:
+            return history.result.view(shape)
+        closer(history.size, history.aim)
+        if history.lost:
             break
-        if count:
-            place = (count - 1) % memory
-            images[place], residuals[place] = image - last_image, residual - last_residual
-        last_image, last_residual, best = image, residual, size
-        used = min(count, memory)
-        mixed = used > 0
-        x = (image - _least(residuals[:used], residual, total) @ images[:used] if mixed else image).view_as(x)
-        count += memory > 0
+        x = following
     raise errors.ConvergenceError(
-        f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {size:.3g}, more than "
-        f"tol={tol:.3g} of its norm. Raise max_iter or tol, weigh the source more (a larger beta), or use float64."
+        f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {history.moved():.3g}, "
+        f"more than tol={tol:.3g} of its norm. Raise max_iter or tol, weigh the source more (a larger beta), or use "
+        f"float64."
     )
 
 
-def _least(differences: Float[Tensor, "m n"], residual: Float[Tensor, " n"], total: Operator) -> Float[Tensor, " m"]:
-    """Return the γ that minimises ‖residual − γ · differences‖."""
-    products = total(differences @ torch.cat([differences, residual.unsqueeze(0)]).t())
-    gram, right = products[:, :-1], products[:, -1]
-    # Differences may be linearly dependent: scale them to norm one and add a multiple of the identity near rounding.
-    scale = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny).rsqrt()
-    gram = scale.unsqueeze(1) * gram * scale
-    gram.diagonal().add_(10 * torch.finfo(gram.dtype).eps)
-    return scale * torch.linalg.solve(gram, scale * right)
+class _History:
+    """The last differences of images and residuals of every graph, and whether it has arrived.
+
+    Rows are the first axis of states [N, C], and graphs that of the numbers [B, 1] and flags that are kept for them.
+    """
+
+    def __init__(self, x: Tensor, memory: int, columns: Columns, total: Operator) -> None:
+        self.columns, self.total, self.memory = columns, total, memory
+        graphs = columns.graphs
+        # Ring buffers of differences: no iteration copies all of them.
+        self.images = x.new_zeros(memory, *x.shape)
+        self.residuals = x.new_zeros(memory, *x.shape)
+        #: ⟨Δr, Δr⟩ of every graph, of which an iteration replaces a row and a column.
+        self.gram = x.new_zeros(graphs, memory, memory)
+        #: Which differences a graph may use.
+        self.valid = x.new_zeros(graphs, memory, dtype=torch.bool)
+        self.last_image = x
+        self.last_residual = x
+        no = x.new_zeros(graphs, 1, dtype=torch.bool)
+        self.has_last = no
+        self.mixed = no
+        self.done = no
+        self.best = x.new_full((graphs, 1), math.inf, dtype=torch.float64)
+        self.size = self.best
+        self.aim = self.best
+        self.result = x
+        self.count = 0
+        self.arrived = False
+        self.lost = False
+
+    def next(self, x: Tensor, image: Tensor, tol: float) -> Tensor:
+        """Return the next state of every graph, from a state and its image."""
+        residual = image - x
+        self._measure(residual, image, tol)
+        arrives = (self.size <= self.aim) & (self.aim < math.inf) & ~self.done
+        self.result = self._where(arrives, image, self.result)
+        self.done = self.done | arrives
+        rejected = self.mixed & ~(self.size < self.best) & ~self.done
+        accepted = ~(rejected | self.done)
+        lost = accepted & ~self.size.isfinite()
+        self.arrived, self.lost = torch.stack([self.done.all(), lost.any()]).tolist()
+        if self.arrived or self.lost:
+            return x
+        following = image
+        self.valid = self.valid & ~rejected
+        if self.memory:
+            products = self._record(image, residual, accepted & self.has_last)
+            following = self._mix(image, products)
+        self.mixed = accepted & self.valid.any(1, keepdim=True)
+        self.has_last = accepted
+        self.last_image = self._where(accepted, image, self.last_image)
+        self.last_residual = self._where(accepted, residual, self.last_residual)
+        self.best = torch.where(accepted, self.size, self.best)
+        following = self._where(rejected, self.last_image, following)
+        return self._where(self.done, self.result, following)
+
+    def moved(self) -> float:
+        """Return how far the last step moved the graph that is farthest from its limit."""
+        return self.size.masked_fill(self.done, 0.0).max().item()
+
+    def _where(self, of_graph: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the rows of x for graphs with this flag, and those of y for others."""
+        return torch.where(self.columns.rows(of_graph), x, y)
+
+    def _measure(self, residual: Tensor, image: Tensor, tol: float) -> None:
+        # In double, where no square overflows.
+        norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (residual, image)]
+        squares = self.total(self.columns.sum(torch.stack(norms, 1).square()))
+        self.size, scale = squares.sqrt().split(1, 1)
+        self.aim = tol * scale
+
+    def _record(self, image: Tensor, residual: Tensor, recorded: Tensor) -> Tensor:
+        """Keep the differences to the last image and residual of some graphs, and return ⟨Δr, r⟩, [B, m]."""
+        slot = self.count % self.memory
+        difference = self._where(recorded, residual - self.last_residual, torch.zeros_like(residual))
+        self.residuals[slot] = difference
+        self.images[slot] = self._where(recorded, image - self.last_image, torch.zeros_like(image))
+        self.valid[:, slot] = recorded.squeeze(1)
+        self.count += 1
+        # One sum over all rows, since they may be spread over processes.
+        if self.columns.graphs == 1:
+            pair = torch.stack([difference.flatten(), residual.flatten()], 1)
+            products = (self.residuals.flatten(1) @ pair).unsqueeze(0)
+        else:
+            by_row = torch.einsum("mnc,knc->nmk", self.residuals, torch.stack([difference, residual]))
+            products = self.columns.sum(by_row)
+        with_difference, with_residual = self.total(products).unbind(2)
+        self.gram[:, slot] = with_difference
+        self.gram[:, :, slot] = with_difference
+        return with_residual
+
+    def _mix(self, image: Tensor, products: Tensor) -> Tensor:
+        """Return T(x) − ΔT γ; where a graph has no differences, T(x)."""
+        both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
+        gram = torch.where(both, self.gram, 0.0)
+        # Differences may be linearly dependent: scale them to norm one, and add a multiple of the identity near rounding.
+        limits = torch.finfo(gram.dtype)
+        scale = gram.diagonal(dim1=1, dim2=2).clamp(min=limits.tiny).rsqrt()
+        scale = torch.where(self.valid, scale, 0.0)
+        gram = scale.unsqueeze(2) * gram * scale.unsqueeze(1)
+        extra = torch.where(self.valid, 10 * limits.eps, 1.0).to(gram)
+        right = scale * torch.where(self.valid, products, 0.0)
+        gamma = scale * torch.linalg.solve(gram + torch.diag_embed(extra), right)
+        if self.columns.graphs == 1:
+            return image - (gamma @ self.images.flatten(1)).view_as(image)
+        return image - torch.einsum("nm,mnc->nc", self.columns.rows(gamma), self.images)

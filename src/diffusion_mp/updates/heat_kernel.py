@@ -12,7 +12,8 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.algebra import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError, check_positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
+from diffusion_mp.updates.base import Form, LaplacianUpdate, State, dense_laplacian, working_precision
+from diffusion_mp.updates.derivatives import basis_runs, formula_runs
 from diffusion_mp.updates.linear_solve import by_graph, identity_like, rebased
 
 LOST = 3.0  # largest ta for an interval that begins at −a: rounding errors are multiplied by e^{ta}
@@ -27,7 +28,8 @@ class HeatKernel(LaplacianUpdate):
     any queries and keys in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings this is a
     Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the Chebyshev
     polynomials and I_k the modified Bessel functions. It takes about √(2 t r log(1/tol)) products with S. Autograd
-    holds the interval constant, since the result does not depend on it.
+    holds the interval constant, since the result does not depend on it. The transforms of ``torch.func``, forward mode
+    and exports take the exponential of a matrix, of up to 4 096 nodes.
 
     Args:
         t, form: diffusion time t > 0, and Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
@@ -54,16 +56,27 @@ class HeatKernel(LaplacianUpdate):
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         values = self.validate(x, coupling, values, source)
         v = working_precision(values, x, coupling)
-        exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
-        if exact is not None:
-            return exact.to(values.dtype)
+        entries = coupling.heads * coupling.num_nodes**2
+        if basis_runs(entries):
+            exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
+            if exact is not None:
+                return exact.to(values.dtype)
+        if formula_runs(entries):
+            generator = -self.t * dense_laplacian(coupling, self.form, v.dtype)
+            return (_exponential(generator) @ v.transpose(0, 1)).transpose(0, 1).to(values.dtype)
+        return self._without_matrix(coupling, v, values.dtype).to(values.dtype)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the degree of the series depends on values
+    def _without_matrix(self, coupling: Coupling, v: State, dtype: torch.dtype) -> State:
+        """Return e^{−tΔ} v in closed form or by the series, as exact as a state of ``dtype`` needs it."""
         # Closed forms need a Δ whose diagonal part is one, or zero in empty rows.
         even = coupling.low_rank and (self.form == "residual" or coupling.row_stochastic)
         form = coupling.low_rank_form(v.dtype) if even else None
         if form is not None and form.diagonal is None:
-            one = v.new_ones(coupling.num_nodes, coupling.heads, 1)
-            rates = one if self.form == "residual" else (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
-            return low_rank_heat(form, rates, self.t, v).to(values.dtype)
+            rates = v.new_ones(coupling.num_nodes, coupling.heads, 1)
+            if self.form == "conservative":
+                rates = (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
+            return low_rank_heat(form, rates, self.t, v)
         if not coupling.reversible:
             raise CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, or features without a diagonal beside them; got a "
@@ -74,18 +87,22 @@ class HeatKernel(LaplacianUpdate):
         low, high = spectral_interval(coupling, self.form)
         if -self.t * low > LOST:  # the bound is loose, or the state does grow
             low, high = laplacian_extremes(coupling, self.form)
-        centre, radius = (low + high) / 2, (high - low) / 2
-        digits = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
+        centre = (low + high) / 2
+        radius = (high - low) / 2
+        digits = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         weights = chebyshev_weights(self.t * radius, digits if self.tol is None else self.tol)
         total = weights[0] * v
         if radius > 0.0:  # else Δ is a multiple of the identity
             shifted = self.laplacian(coupling, v.dtype, -centre)
-            before, current = v, shifted(v) / radius
+            before = v
+            current = shifted(v) / radius
             total = total + weights[1] * current
             for weight in weights[2:]:
-                before, current = current, (2.0 / radius) * shifted(current) - before
+                following = (2.0 / radius) * shifted(current) - before
+                before = current
+                current = following
                 total = total + weight * current
-        return (math.exp(-self.t * low) * total).to(values.dtype)
+        return math.exp(-self.t * low) * total
 
     def extra_repr(self) -> str:
         return f"t={self.t:g}, form={self.form!r}"

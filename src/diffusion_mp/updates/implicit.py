@@ -3,47 +3,62 @@
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.algebra import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
+from diffusion_mp.updates.base import (
+    Form,
+    LaplacianUpdate,
+    State,
+    dense_laplacian,
+    laplacian_diagonal,
+    working_precision,
+)
+from diffusion_mp.updates.derivatives import DENSE, Operator, basis_runs, exporting, formula_runs
 from diffusion_mp.updates.explicit import teleport
-from diffusion_mp.updates.linear_solve import LowRankInverse, Operator, solve
-
-DENSE = 1 << 24  # entries of all heads up to which a dense factor is computed: 128 MiB in double, 4 096 nodes
-
+from diffusion_mp.updates.linear_solve import LowRankInverse, solve
 
 class SolvedUpdate(LaplacianUpdate):
     """Base of the updates that solve (Δ + shift) x = b, for reversible couplings and for linear attention of any kind.
 
     The first of these ways that applies is taken, always in double precision, since condition numbers may be large:
 
+    - by a dense matrix of up to 4 096 nodes under a transform of ``torch.func``, in forward mode and in an export, of
+      any size there, with derivatives of all orders;
     - in the eigenvectors of Δ, where the coupling knows them (`NeumannCoupling`);
     - in closed form, where S is low-rank, O(N F² + F³) (Theorem T3 of docs/certified.md), differentiable any number of
       times; not where a symmetric system may be indefinite, which conjugate gradients detect;
-    - by conjugate gradients in the metric of the coupling, preconditioned (`precondition`). The implicit function
-      theorem gives derivatives, once, and memory does not grow with the iterations.
+    - by conjugate gradients in the metric of the coupling, preconditioned (`precondition`), for every graph of a batch
+      on its own. The implicit function theorem gives derivatives, once, and memory does not grow with the iterations.
 
     Args:
         form, beta, leak: see `LaplacianUpdate`.
-        tol: relative residual of every (head, channel) column; by default 1e-12, for states in single and half
-            precision 1e-6, times a shift below one, so that six digits of the solution are right.
+        tol: relative error of the solution in every column (head and channel of a graph), in the norm of the metric,
+            where Δ is positive semidefinite; by default 1e-6 for states in single and half precision, and for those in
+            double 1e-12, or up to 1e-6 where the condition number does not allow it.
         max_iter: maximum number of iterations of conjugate gradients.
 
     Raises:
         CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
-        ConvergenceError: ``max_iter`` is not enough, or the system is singular or not positive definite.
+        ConvergenceError: ``max_iter`` or double precision is not enough, or the system is singular or not positive
+            definite.
     """
 
     needs_reversible = True
 
     def __init__(
-        self, form: Form = "conservative",
-        *, beta: float = 0.0, leak: float = 0.0, tol: float | None = None, max_iter: int = 1000,
-    ) -> None:  # fmt: skip
+        self,
+        form: Form = "conservative",
+        *,
+        beta: float = 0.0,
+        leak: float = 0.0,
+        tol: float | None = None,
+        max_iter: int = 1000,
+    ) -> None:
         super().__init__(form, beta=beta, leak=leak)
         if tol is not None:
             check_positive(tol, "tol")
@@ -52,31 +67,78 @@ class SolvedUpdate(LaplacianUpdate):
 
     def solve(self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
-        if coupling.nonnegative and shift > 0.0:  # otherwise it may be indefinite, which conjugate gradients detect
-            solution = self.exact(coupling, lambda rate: 1.0 / (rate + shift), b)
-            if solution is not None:
-                return solution
-        self.warn_if_rounded(coupling, shift)
-        form = coupling.low_rank_form(b.dtype)  # of S or of a part of it
-        diagonal = self.exact_diagonal(coupling, b.dtype) + shift
-        dominant = self._is_dominant(coupling, shift)
-        if form is not None and coupling.low_rank and (dominant or not coupling.reversible):
-            return LowRankInverse(form, diagonal).solve(b)
-        wanted = precision(dtype).residual * min(1.0, shift or 1.0)
-        metric = None if coupling.symmetric else coupling.metric
-        return solve(
-            lambda u: diagonal * u - coupling @ u, b,
-            metric=metric, preconditioner=precondition(coupling, diagonal, metric, form, dominant),
-            tol=self.tol or max(precision(b.dtype).residual, wanted), max_iter=self.max_iter,
-            what=f"the system of {self}",
-        )  # fmt: skip
+        if not formula_runs(coupling.heads * coupling.num_nodes**2):
+            self.warn_if_rounded(coupling, shift)
+        what = f"the system of {self}"
+        return shifted_inverse(coupling, self.form, shift, b, dtype, tol=self.tol, max_iter=self.max_iter, what=what)
 
-    def _is_dominant(self, coupling: Coupling, shift: float) -> bool:
-        """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant, hence regular, as every part of it is."""
-        if not (coupling.nonnegative and shift > 0.0):
-            return False
-        stochastic = self.form == "conservative" or coupling.row_stochastic
-        return stochastic or bool((coupling.degree() < 1.0 + shift).all())
+
+def shifted_inverse(
+    coupling: Coupling,
+    form: Form,
+    shift: float,
+    b: Float[Tensor, "N H D"],
+    dtype: torch.dtype,
+    *,
+    tol: float | None = None,
+    max_iter: int = 1000,
+    what: str = "the linear system",
+) -> Float[Tensor, "N H D"]:
+    """Return (Δ + shift)⁻¹ b for a b in double, as exact as a state of ``dtype`` needs it; see `SolvedUpdate`."""
+    entries = coupling.heads * coupling.num_nodes**2
+    # Otherwise it may be indefinite, which conjugate gradients detect.
+    if basis_runs(entries) and form == "conservative" and coupling.nonnegative and shift > 0.0:
+        solution = coupling.laplacian_function(lambda rate: 1.0 / (rate + shift), b)
+        if solution is not None:
+            return solution
+    if formula_runs(entries):
+        matrix = dense_laplacian(coupling, form, b.dtype, shift)
+        return torch.linalg.solve(matrix, b.transpose(0, 1)).transpose(0, 1)
+    return _iterated(coupling, form, shift, b, dtype, tol, max_iter, what)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # which way is taken depends on values
+def _iterated(
+    coupling: Coupling,
+    form: Form,
+    shift: float,
+    b: Float[Tensor, "N H D"],
+    dtype: torch.dtype,
+    tol: float | None,
+    max_iter: int,
+    what: str,
+) -> Float[Tensor, "N H D"]:
+    """Return (Δ + shift)⁻¹ b without the matrix of S."""
+    low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
+    diagonal = laplacian_diagonal(coupling, form, b.dtype) + shift
+    dominant = _is_dominant(coupling, form, shift)
+    if low_rank is not None and coupling.low_rank and (dominant or not coupling.reversible):
+        return LowRankInverse(low_rank, diagonal).solve(b)
+    metric = None if coupling.symmetric else coupling.metric
+    # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A Δ with negative eigenvalues has a
+    # smaller one than the shift, and none is known.
+    least = shift or precision(coupling.dtype).regular
+    if tol is None and dtype != b.dtype:
+        tol = precision(dtype).residual
+    return solve(
+        lambda u: diagonal * u - coupling @ u,
+        b,
+        metric=metric,
+        preconditioner=precondition(coupling, diagonal, metric, low_rank, dominant),
+        ptr=coupling.ptr,
+        least=least,
+        tol=tol,
+        max_iter=max_iter,
+        what=what,
+    )
+
+
+def _is_dominant(coupling: Coupling, form: Form, shift: float) -> bool:
+    """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant, hence regular, as every part of it is."""
+    if not (coupling.nonnegative and shift > 0.0):
+        return False
+    stochastic = form == "conservative" or coupling.row_stochastic
+    return stochastic or bool((coupling.degree() < 1.0 + shift).all())
 
 
 class _ThetaStep(SolvedUpdate):
@@ -173,11 +235,13 @@ class Equilibrium(SolvedUpdate):
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
             )
-        if not coupling.reversible:
+        if not exporting() and not coupling.reversible:
             raise SingularSystemError(
                 f"Equilibrium(form='residual', leak=0) needs I − S regular, which only reversible couplings are asked; "
                 f"got a {type(coupling).__name__} that is not reversible. Pass leak > 0."
             )
+        if formula_runs(coupling.heads * coupling.num_nodes**2):  # which solves it if it is not singular
+            return
         smallest, _ = laplacian_extremes(coupling, self.form)
         regular = precision(coupling.dtype).regular
         if coupling.num_nodes and not smallest > regular:

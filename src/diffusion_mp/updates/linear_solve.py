@@ -14,58 +14,123 @@ from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.kernels.segments import Rows, by_size, gather
 from diffusion_mp.progress import solving
-
-Operator = Callable[[Tensor], Tensor]
+from diffusion_mp.updates.derivatives import Operator, differentiated
 
 LEFT_OVER = 1e-6  # relative residual of a closed form above which rounding errors dominate the solution
+#: Relative error of a solution up to which rounding is accepted, where the caller asks for no other.
+SIX_DIGITS = 1e-6
+
+
+class Columns:
+    """Sums over the rows of every graph of a batch, for which every (graph, head, channel) is a column of its own.
+
+    So no graph has a say in when another one stops, and its solution is the one that it has alone.
+    """
+
+    def __init__(self, ptr: Tensor | None, num_rows: int, device: torch.device) -> None:
+        self.graphs = 1 if ptr is None else len(ptr) - 1
+        self.graph: Tensor | None = None
+        if self.graphs != 1:
+            sizes = ptr.diff().to(device)
+            graph = torch.arange(self.graphs, device=device)
+            self.graph = graph.repeat_interleave(sizes, output_size=num_rows)
+
+    def sum(self, x: Float[Tensor, "N *rest"]) -> Float[Tensor, "B *rest"]:
+        if self.graph is None:
+            return x.sum(0, keepdim=True)
+        return x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.graph, x)
+
+    def inner(self, u: Float[Tensor, "N *rest"], v: Float[Tensor, "N *rest"]) -> Float[Tensor, "B *rest"]:
+        if self.graph is None and u.numel() == u.size(0):  # without a tensor of their size
+            return torch.dot(u.flatten(), v.flatten()).view(1, *u.shape[1:])
+        return self.sum(u * v)
+
+    def largest(self, x: Float[Tensor, "N *rest"]) -> Float[Tensor, "B *rest"]:
+        if self.graph is None:
+            return x.amax(0, keepdim=True)
+        graph = self.graph.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+        return x.new_zeros(self.graphs, *x.shape[1:]).scatter_reduce(0, graph, x, "amax")
+
+    def rows(self, by_graph: Float[Tensor, "B *rest"]) -> Float[Tensor, "N *rest"]:
+        """Return the number of its graph for every row; one row where there is one graph."""
+        return by_graph if self.graph is None else by_graph.index_select(0, self.graph)
 
 
 @torch.no_grad()
 def conjugate_gradients(
-    operator: Operator, b: Float[Tensor, "N H D"],
-    *, tol: float | None = None, max_iter: int = 1000, what: str = "the linear system",
-    metric: Float[Tensor, "N heads"] | None = None, preconditioner: Operator | None = None,
-) -> Float[Tensor, "N H D"]:  # fmt: skip
-    """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every (head, channel) column on its own.
+    operator: Operator,
+    b: Float[Tensor, "N H D"],
+    *,
+    tol: float | None = None,
+    max_iter: int = 1000,
+    what: str = "the linear system",
+    metric: Float[Tensor, "N heads"] | None = None,
+    preconditioner: Operator | None = None,
+    ptr: Tensor | None = None,
+    least: float | None = None,
+) -> Float[Tensor, "N H D"]:
+    """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every column on its own.
 
-    A column stops when its residual is ‖b − A x‖₂ ≤ ``tol``·‖b‖₂ (default 1e-12 in double, 1e-6 in single precision);
-    a zero column has the zero solution. No gradients: see `solve` (Hestenes & Stiefel, 1952).
+    A column is a head and channel of a graph. No derivatives: see `solve` (Hestenes & Stiefel, 1952).
 
-    ``metric`` is a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i, by default uᵀv;
-    ``preconditioner`` approximates u ↦ A⁻¹u and is self-adjoint and positive definite in the same inner product.
+    Args:
+        operator, b: u ↦ A u, within every graph of ``ptr`` (row boundaries [B+1]), and the right-hand side.
+        metric: a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default uᵀv.
+        preconditioner: approximates u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
+        least: a lower bound on the eigenvalues of A. Then ``tol`` bounds the relative error of the solution, which is
+            at most ‖b − A x‖ / (``least`` ‖x‖) in the norm of the inner product. Without it, ``tol`` bounds the
+            relative residual ‖b − A x‖ / ‖b‖.
+        tol: by default 1e-12 in double and 1e-6 in single precision. The default error in double is larger where
+            rounding does not allow it, by ε times the condition number, up to 1e-6.
+        max_iter, what: maximum number of iterations; the name of the system in messages.
+
+    A zero column has the zero solution.
 
     Raises:
-        ConvergenceError: ``max_iter`` was not enough, A is not positive definite, or something is not finite.
+        ConvergenceError: ``max_iter`` or the precision was not enough, A is not positive definite, or something is not
+            finite.
     """
+    allowed = max(precision(b.dtype).residual, SIX_DIGITS) if tol is None else tol
     tol = precision(b.dtype).residual if tol is None else tol
     if b.numel() == 0:
         return torch.zeros_like(b)
-    scale = b.abs().amax(0)
-    scale = torch.where(scale > 0, scale, 1.0)  # squares of tiny columns would underflow
-    residual = b / scale
-    weight = None if metric is None else (metric / metric.amax(0)).unsqueeze(2)
-
-    def product(u: Tensor, v: Tensor) -> Tensor:
-        if b.numel() == b.size(0):  # without a tensor of their size
-            return torch.dot(u.flatten(), v.flatten()).view(b.shape[1:])
-        return (u * v).sum(0)
+    columns = Columns(ptr, b.size(0), b.device)
+    b = b.detach()
+    scale = columns.largest(b.abs())
+    scale = columns.rows(torch.where(scale > 0, scale, 1.0))  # squares of tiny columns would underflow
+    right = b / scale
+    weight = None
+    if metric is not None:
+        metric = metric.detach().to(b)
+        weight = (metric / columns.rows(columns.largest(metric))).unsqueeze(2)
 
     def inner(u: Tensor, v: Tensor) -> Tensor:
-        return product(u if weight is None else weight * u, v)
+        return columns.inner(u if weight is None else weight * u, v)
 
-    improved = residual if preconditioner is None else preconditioner(residual)
+    def goal(x: Tensor, error: float) -> Tensor:
+        """Return the largest squared residual of a solution with this relative error."""
+        if least is None:
+            return error * error * start
+        bound = error * least
+        return bound * bound * inner(x, x)
+
+    # Everything is detached, since an operator may hold the tangents of forward mode, which `no_grad` lets through.
+    residual = right.clone()
+    improved = residual if preconditioner is None else preconditioner(residual).detach()
     direction = improved.clone()
     x = torch.zeros_like(residual)
-    start = square = product(residual, residual)
-    plain = weight is None and preconditioner is None
-    slope = square if plain else inner(residual, improved)
-    goal = tol * tol * start
+    start = square = inner(residual, residual)
+    slope = square if preconditioner is None else inner(residual, improved)
+    converged = False
     for closer in solving(what, max_iter):
-        closer(square, goal)
-        active = ~(square <= goal)  # NaN counts as active and is caught below
-        if not bool(active.any()):
-            return x * scale
-        image = operator(direction)
+        # Half of the tolerance is left to the difference between this residual, which is updated, and the true one.
+        aim = goal(x, tol / 2)
+        closer(square, aim)
+        active = ~(square <= aim)  # NaN counts as active and is caught below
+        converged = not bool(active.any())
+        if converged:
+            break
+        image = operator(direction).detach()
         curvature = inner(direction, image)
         if not bool((curvature[active] > 0).all()):
             raise ConvergenceError(
@@ -73,73 +138,44 @@ def conjugate_gradients(
                 f"{curvature[active].min().item():.3g}, expected > 0. Negative couplings, or row sums above 1 in the "
                 f"residual form, do this; raise the leak, lower tau, or use ExplicitEuler."
             )
-        step = torch.where(active, slope / curvature, 0.0)
+        step = columns.rows(torch.where(active, slope / curvature, 0.0))
         x.addcmul_(step, direction)
         residual.addcmul_(step, image, value=-1.0)
-        square = product(residual, residual)
-        improved = residual if preconditioner is None else preconditioner(residual)
-        before, slope = slope, square if plain else inner(residual, improved)
-        direction.mul_(torch.where(active, slope / before, 0.0)).add_(improved)
-    if bool((square <= goal).all()):
+        square = inner(residual, residual)
+        improved = residual if preconditioner is None else preconditioner(residual).detach()
+        before = slope
+        slope = square if preconditioner is None else inner(residual, improved)
+        direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(improved)
+    if least is not None:
+        residual = right - operator(x).detach()
+        square = inner(residual, residual)
+    if bool((square <= goal(x, allowed)).all()):
         return x * scale
-    reached = torch.where(start > 0, square / start, 0.0).max().sqrt().item()
+    size = goal(x, 1.0)
+    reached = torch.where(size > 0, square / size, square).max().sqrt().item()
+    kind = "residual" if least is None else "error"
+    until = f"the precision of {b.dtype}" if converged else f"max_iter={max_iter} iterations"
     raise ConvergenceError(
-        f"Conjugate gradients on {what} reached a relative residual of {reached:.3g} in max_iter={max_iter} "
-        f"iterations; tol={tol:.3g} was asked. Raise max_iter or tol, raise the leak (a better conditioned system), "
-        f"or use float64."
+        f"Conjugate gradients on {what} reached a relative {kind} of {reached:.3g} in {until}; tol={tol:.3g} was "
+        f"asked. Raise max_iter or tol, raise the leak (a better conditioned system), or use float64."
     )
 
 
-class _OnceDifferentiable(torch.autograd.Function):
-    """Pass a gradient on, and raise when it is differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *dependencies: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        raise RuntimeError(
-            "implicit differentiation is once differentiable: the gradient of a solved system has no derivative of its "
-            "own here. For second derivatives use ExplicitEuler, or solve with the coupling's to_dense()."
-        )
-
-
-class InverseApply(torch.autograd.Function):
-    """r ↦ A⁻¹r at r = 0: forward is zero, backward solves with Aᵀ."""
-
-    @staticmethod
-    def forward(ctx: Any, residual: Tensor, adjoint: Operator) -> Tensor:
-        ctx.adjoint = adjoint
-        ctx.save_for_backward(residual)
-        return torch.zeros_like(residual)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # Depends on r as well as on the incoming gradient: only r depends on θ when the loss is linear in x.
-        guard: Callable[..., Tensor] = _OnceDifferentiable.apply
-        return guard(ctx.adjoint(grad.detach()), grad, *ctx.saved_tensors), None
-
-
-def differentiated(solution: Tensor, equation: Operator, adjoint: Operator) -> Tensor:
-    """Return x̂ with the gradient of x̂ + A⁻¹ ``equation(x̂)``, by one solution with Aᵀ in the backward pass."""
-    residual = equation(solution) if torch.is_grad_enabled() else solution
-    if not residual.requires_grad:
-        return solution
-    correction: Callable[..., Tensor] = InverseApply.apply
-    return solution + correction(residual, adjoint)
-
-
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of iterations depends on values
 def solve(
-    operator: Operator, b: Float[Tensor, "N H D"],
-    *, metric: Float[Tensor, "N heads"] | None = None, preconditioner: Operator | None = None, **options: Any,
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    operator: Operator,
+    b: Float[Tensor, "N H D"],
+    *,
+    metric: Float[Tensor, "N heads"] | None = None,
+    preconditioner: Operator | None = None,
+    **options: Any,
+) -> Float[Tensor, "N H D"]:
     """Solve A x = b by `conjugate_gradients` with these options and errors, differentiated implicitly.
 
     With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
-    gradient of the implicit function theorem: ∂L/∂b = g and ∂L/∂θ = −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every
-    tensor θ inside ``operator``. Where A is self-adjoint in a metric d̄, Aᵀ = D̄ A D̄⁻¹ is self-adjoint in 1/d̄. Memory
-    does not grow with the iterations. Once differentiable.
+    derivatives of the implicit function theorem: the tangent A⁻¹(b′ − A′x̂), and the gradients ∂L/∂b = g and ∂L/∂θ =
+    −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every tensor θ inside ``operator``. Where A is self-adjoint in a metric d̄,
+    Aᵀ = D̄ A D̄⁻¹ is self-adjoint in 1/d̄. Memory does not grow with the iterations. Once differentiable.
     """
 
     def inverse(rhs: Tensor) -> Tensor:
@@ -156,7 +192,7 @@ def solve(
         improve = None if preconditioner is None else turned(preconditioner)
         return conjugate_gradients(turned(operator), rhs, metric=1.0 / metric, preconditioner=improve, **options)
 
-    return differentiated(inverse(b.detach()), lambda x: b - operator(x), adjoint)
+    return differentiated(inverse(b), lambda x: b - operator(x), inverse, adjoint)
 
 
 class LowRankInverse:

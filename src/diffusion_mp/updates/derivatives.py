@@ -1,0 +1,203 @@
+"""Derivatives of what an iteration finds: by torch through a formula, or by the implicit function theorem.
+
+A solve has two ways to run. The fast one iterates on values and is differentiated once, by one more solve. The formula
+is plain torch, with a dense matrix, and runs whenever a transform of ``torch.func``, forward mode or an export looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from diffusion_mp.runtime.torch_private import dispatch_mode_active, forward_mode_active, transforms_active
+
+Operator = Callable[[Tensor], Tensor]
+
+#: Entries of a matrix up to which a formula stores it: 128 MiB in double, or 4 096 unknowns.
+DENSE = 1 << 24
+
+#: Before torch 2.7 an export cannot be told from ``torch.compile``.
+exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+
+def formula_runs(entries: int) -> bool:
+    """Return whether a formula with a matrix of so many entries runs, rather than an iteration.
+
+    An export has no choice, and sizes that may be symbols are not compared there.
+    """
+    if torch.compiler.is_compiling():
+        return exporting()
+    return (transforms_active() or forward_mode_active()) and entries <= DENSE
+
+
+def basis_runs(entries: int) -> bool:
+    """Return whether a function of a Laplacian is computed in its eigenvectors where a coupling knows them.
+
+    An export knows the transforms, which torch.func does not differentiate in all ways.
+    """
+    return exporting() or not formula_runs(entries)
+
+
+def jacobian(function: Operator, z: Tensor) -> Tensor:
+    """Return the matrix [n, n] of derivatives at z, differentiable any number of times."""
+    numbers = z.numel()
+    units = torch.eye(numbers, dtype=z.dtype, device=z.device).view(numbers, *z.shape)
+    chunk_size = None if exporting() else 256
+    if forward_mode_active() and not transforms_active():
+        # Levels of dual numbers do not nest, so the matrix is found row by row.
+        _, pull = vjp(function, z)
+        return vmap(lambda unit: pull(unit)[0], chunk_size=chunk_size)(units).flatten(1)
+    # In forward mode, operations of this library are formulas, which `vmap` takes.
+    columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=chunk_size)(units)
+    return columns.flatten(1).t()
+
+
+def on_values() -> AbstractContextManager[Any]:
+    """Run an iteration outside of what is recorded, for instance by ``torch.func.linearize``, which knows no values."""
+    if not dispatch_mode_active():
+        return nullcontext()
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # it imports SymPy
+
+    return disable_proxy_modes_tracing()
+
+
+@contextmanager
+def values_needed(what: str) -> Iterator[None]:
+    """Refuse an export, and a ``vmap`` whose values are asked for, where the number of steps depends on values."""
+    if exporting():
+        raise NotImplementedError(
+            f"{what} takes as many steps as its values need, and torch.export has no values. Export a fixed number of "
+            f"steps, for instance num_layers=20."
+        )
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("vmap: It looks like"):
+            raise
+        raise NotImplementedError(
+            f"{what} takes another number of steps for every entry of a vmap. Take a fixed number of steps, for "
+            f"instance num_layers=20, or pass all entries as the graphs of a batch."
+        ) from error
+
+
+def transposed_product(function: Operator, z: Tensor) -> Operator:
+    """Return u ↦ Jᵀu for the matrix J of derivatives at z."""
+    if transforms_active():  # which know no ``requires_grad_``
+        _, pull = vjp(function, z)
+        return lambda u: pull(u)[0].detach()
+    with torch.enable_grad():
+        variable = z.detach().requires_grad_()
+        image = function(variable)
+    return lambda u: torch.autograd.grad(image, variable, u, retain_graph=True, materialize_grads=True)[0]
+
+
+def product(function: Operator, z: Tensor) -> Operator:
+    """Return u ↦ J u for the matrix J of derivatives at z."""
+    if transforms_active():
+        return lambda u: jvp(function, (z,), (u,))[1].detach()
+    # Levels of dual numbers do not nest, so this is the derivative of u ↦ Jᵀu, which is linear.
+    with torch.enable_grad():
+        variable = z.detach().requires_grad_()
+        image = function(variable)
+        direction = torch.zeros_like(image).requires_grad_()
+        pulled = torch.autograd.grad(image, variable, direction, create_graph=True, materialize_grads=True)[0]
+    if not pulled.requires_grad:
+        return torch.zeros_like
+    return lambda u: torch.autograd.grad(pulled, direction, u, retain_graph=True)[0].detach()
+
+
+def newton_step(equation: Operator, z: Tensor) -> Tensor:
+    """Return z − G′(z)⁻¹ G(z), which solves an affine equation G(z) = 0."""
+    left_over = equation(z)
+    move = torch.linalg.solve(jacobian(equation, z), left_over.flatten())
+    return z - move.view_as(z)
+
+
+def with_derivatives_of(solution: Tensor, formula: Tensor) -> Tensor:
+    """Return the value of a solution with the derivatives of a formula for it."""
+    return solution + (formula - formula.detach())
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Pass a derivative on, and raise when it is differentiated again."""
+
+    @staticmethod
+    def forward(derivative: Tensor, *dependencies: Tensor) -> Tensor:
+        return derivative.view_as(derivative)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        raise RuntimeError(
+            "implicit differentiation is once differentiable: the derivative of a solved system has no derivative of "
+            "its own here. For second derivatives use torch.func on a system of at most 4096 unknowns, ExplicitEuler "
+            "or a fixed num_layers, or solve with the coupling's to_dense()."
+        )
+
+    jvp = backward
+
+    @staticmethod
+    def vmap(*_: Any) -> None:
+        _refuse_batches()
+
+
+def _refuse_batches() -> None:
+    raise NotImplementedError(
+        "the derivatives of a system of more than 4096 unknowns are solved one at a time, and vmap, jacrev, jacfwd, "
+        "hessian and linearize ask for a formula, which needs its matrix. Take torch.func.vjp or jvp of one vector, a "
+        "fixed num_layers, or fewer nodes."
+    )
+
+
+class _Correction(torch.autograd.Function):
+    """r ↦ A⁻¹r at r = 0: the value is zero, a gradient is solved with Aᵀ, and a tangent with A."""
+
+    @staticmethod
+    def forward(residual: Tensor, inverse: Operator, adjoint: Operator) -> Tensor:
+        return torch.zeros_like(residual)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Operator, Operator], output: Tensor) -> None:
+        residual, ctx.inverse, ctx.adjoint = inputs
+        ctx.save_for_backward(residual)
+        ctx.save_for_forward(residual)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # The result depends on r too, which is not seen where the loss is linear in x.
+        guard: Callable[..., Tensor] = _OnceDifferentiable.apply
+        return guard(ctx.adjoint(grad.detach()), grad, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        if dispatch_mode_active():  # the iteration would be left out of what is recorded
+            _refuse_batches()
+        guard: Callable[..., Tensor] = _OnceDifferentiable.apply
+        return guard(ctx.inverse(tangent.detach()), tangent, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(*_: Any) -> None:
+        _refuse_batches()
+
+
+def differentiated(solution: Tensor, equation: Operator, inverse: Operator, adjoint: Operator) -> Tensor:
+    """Return x̂ with the derivatives of x̂ + A⁻¹ ``equation(x̂)``, where A⁻¹ and x̂ are constants.
+
+    They are those of the implicit function theorem, to first order: by one solution with Aᵀ in the backward pass, or
+    one with A in forward mode.
+    """
+    if not (torch.is_grad_enabled() or forward_mode_active()):
+        return solution
+    residual = equation(solution)
+    if not (residual.requires_grad or forward_mode_active()):
+        return solution
+    correction: Callable[..., Tensor] = _Correction.apply
+    return solution + correction(residual, inverse, adjoint)
