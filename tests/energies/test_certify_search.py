@@ -433,7 +433,7 @@ def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_
 
 
 @pytest.mark.parametrize(("premise", "seed"), [
-    ("_not_finite", 38), ("_outside", 37), ("_no_penalty", 409), ("_not_as_declared", 68), ("_not_equal", 362)
+    ("_not_finite", 38), ("_outside", 37), ("_no_penalty", 409), ("not_as_declared", 68), ("_not_equal", 362)
 ])  # fmt: skip
 def test_without_one_of_the_premises_the_search_finds_a_rise(premise: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     search(range(seed, seed + 1))

@@ -325,8 +325,8 @@ def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, Certif
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_no_combination_of_terms_raises_its_energy(constraint: str | None, dtype: torch.dtype, tolerance: float):
     graph = a_graph()
-    edge_attr = torch.randn(graph.num_edges, RELATIONS, dtype=dtype)
     for name, block in blocks(constraint, dtype):
+        edge_attr = torch.randn(graph.num_edges, RELATIONS, dtype=dtype) if block.reads else None
         for scale in (0.1, 1.0, 30.0):
             source = scale * torch.randn(NODES, CHANNELS, dtype=dtype)
             block.requires_grad_(False)
@@ -451,8 +451,8 @@ def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> Non
 def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str | None) -> None:
     """In values and all gradients, also where the source is weighted by a metric."""
     graph = a_graph()
-    edge_attr = random(graph.num_edges, RELATIONS)
     for _, block in blocks(constraint, DOUBLE):
+        edge_attr = random(graph.num_edges, RELATIONS) if block.reads else None
         source, metric = random(NODES, CHANNELS).requires_grad_(), random(NODES).exp()
         terms = [ScaledTerm(block.beta(), SourceTerm(source, metric)), *block.made(source, graph, edge_attr)]
         start = block.update.constraint.project(random(NODES, 1, CHANNELS)).requires_grad_()

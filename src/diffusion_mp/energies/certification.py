@@ -15,17 +15,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from diffusion_mp import errors
-from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling, SparseCoupling, SumCoupling
+from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling, SumCoupling
 from diffusion_mp.energies.constraints import Constraint
+from diffusion_mp.energies.counterexamples import counterexample, foreign_parts
 from diffusion_mp.energies.energy import JointEnergy
 from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.energies.penalties import Penalty
+from diffusion_mp.energies.promises import not_as_declared, not_declared, weighted_terms
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import term_flaw
 from diffusion_mp.energies.theorems import Certificate, check_step, penalty_flaw, state_flaw, theorem1, theorem7
 from diffusion_mp.modules import evaluating
 
-CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
+CERTIFIED_STEPS = 16  # steps that a certificate takes where a part of the energy is not of the library
 
 
 @torch.no_grad()
@@ -190,7 +192,9 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
 
 
 @torch.no_grad()
-def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Certificate:
+def certify_step(
+    energy: JointEnergy, coupling: Coupling | None, x: State, *, steps: int = CERTIFIED_STEPS
+) -> Certificate:
     """Certify that a `CertifiedStep` from ``x`` with the energy's β, source, metric and constraint does not raise it.
 
     By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) if W = λ (f(‖x_i − x_j‖²))_ij + μA is symmetric and nonnegative,
@@ -199,6 +203,11 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     with W recomputed at every state from the same A. Rounding may raise F by its own size. ``coupling`` is the W used
     at ``x`` and has to be that of ``energy``, which ``None`` takes.
 
+    Where a term, penalty, constraint, coupling or function is not of the library, its premise cannot be proved. Then F
+    of every graph is compared over ``steps`` steps from ``x`` and in steps from contracted and spread states, and the
+    majorant of the term is tested there. A rise refuses; otherwise the certificate says that no counterexample was
+    found, and in how many states (``searched``).
+
     Examples:
         >>> S = AdjacencyDiffusivity("sum")(x, graph)
         >>> bool(certify_step(JointEnergy(None, graph_term=S, source=x), S, x))
@@ -206,6 +215,7 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     """
     errors.check_kind(energy, "energy", JointEnergy, "a JointEnergy")
     errors.check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")
+    errors.check_counts(steps=steps)
     energy._check(x)
     if coupling is not None:
         errors.check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
@@ -215,12 +225,17 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         _not_finite(energy, x)
         or _outside(energy.constraint, by_head(x))
         or _no_penalty(energy)
-        or _not_declared("energy's own", own := _coupling(energy, x.double()))
-        or _not_as_declared(energy.graph_term, energy.constraint.convex)
-        or _not_declared("step's", coupling)
-        or _not_equal(own, coupling, x)
+        or not_declared("energy's own", w := _coupling(energy, x.double()))
+        or not_as_declared(energy.graph_term, energy.constraint.convex)
+        or not_declared("step's", coupling)
+        or _not_equal(w, coupling, x)
+        or next(filter(None, (term.flaw(energy.constraint.convex) for term in energy.further)), None)
         or next(filter(None, (term_flaw(term, by_head(x), energy.graph(x)) for term in energy.further)), None)
     )
+    searched = 0
+    own = foreign_parts(energy.terms, energy.constraint)
+    if failed is None and own:
+        failed, searched = counterexample(energy, by_head(x), steps, own)
     theorem = "Theorem T11" if energy.further else "Theorem T1"
     certificate = Certificate(theorem=theorem, holds=False, energy=repr(energy), reason=failed or "")
     if failed is not None:
@@ -229,7 +244,15 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
     if energy.further:
         reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
-    return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason)
+    if own:
+        names = ", ".join(dict.fromkeys(_name(part) for part in own))
+        reason = f"What is not of the library is tested and not proved: {names}."
+    return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason, searched=searched)
+
+
+def _name(part: Any) -> str:
+    """Return the name of a function, or the class of an object."""
+    return str(getattr(part, "__name__", type(part).__name__))
 
 
 def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
@@ -281,55 +304,6 @@ def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
     return SumCoupling(terms) if terms else 0.0 * IdentityCoupling(len(x), dtype=x.dtype, device=x.device)
 
 
-def _not_declared(whose: str, coupling: Coupling | None) -> str | None:
-    """A coupling declares itself symmetric and nonnegative; otherwise its innermost part that does not is named."""
-    for promise in ("symmetric", "nonnegative"):
-        if coupling is None or getattr(coupling, promise):
-            continue
-        while True:
-            parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-            broken = [part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)]
-            if not broken:
-                return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
-            coupling = broken[0]
-    return None
-
-
-def _not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
-    """Entries of A agree with what it declares: those of all observed edges, or those between the first nodes."""
-    for term, base in [] if coupling is None else _terms(coupling):
-        edges = base.graph.edges if isinstance(base, SparseCoupling) else None
-        first = torch.arange(min(term.num_nodes, CHECKED_NODES), device=term.device)
-        pairs = torch.cartesian_prod(first, first).T if edges is None else edges
-        if not pairs.numel():
-            continue
-        forth, back = term.at(pairs).double(), term.at(pairs.flip(0)).double()
-        size = forth.abs() + back.abs()
-        eps = torch.finfo(term.dtype).eps  # entries computed from a state are only as exact as its squares
-        rounding = 64 * eps * size if edges is not None else eps**0.5 * size.max()
-        if not bool(size.isfinite().all()):
-            return f"A has entries that are not finite, in {term!r}."
-        if bool((forth < -rounding).any()):
-            return f"A has the negative entry {float(forth.min()):g}, which {term!r} promises not to have."
-        if bool(((forth - back).abs() > rounding).any()):
-            return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
-        if not convex and edges is None and term.positive_semidefinite:
-            least = float(torch.linalg.eigvalsh(forth.view(len(first), len(first), -1).permute(2, 0, 1)).min())
-            if least < -len(first) * float(rounding):
-                return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
-    return None
-
-
-def _terms(coupling: Coupling) -> list[tuple[Coupling, Coupling]]:
-    """Return the terms of a sum of multiples, each with the coupling of which it is a multiple."""
-    if isinstance(coupling, SumCoupling):
-        return [pair for term in coupling.terms for pair in _terms(term)]
-    if isinstance(coupling, ScaledCoupling):
-        scale, positive = coupling.scale, coupling._positive
-        return [(ScaledCoupling(scale, term, nonnegative=positive), base) for term, base in _terms(coupling.coupling)]
-    return [(coupling, coupling)]
-
-
 def _not_equal(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | None:
     """W is finite, and the step's equals the energy's: compared by their products with an arbitrary state."""
     if not x.numel():
@@ -342,7 +316,7 @@ def _not_equal(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | Non
             return f"the {whose} coupling has entries that are not finite in its dtype, or too large to be summed."
     if coupling is None:
         return None
-    eps = max(torch.finfo(dtype).eps for dtype in (x.dtype, *(term.dtype for term, _ in _terms(coupling))))
+    eps = max(torch.finfo(dtype).eps for dtype in (x.dtype, *(term.dtype for term, _ in weighted_terms(coupling))))
     # An error in W raises F by its square only, hence the square root.
     if bool(((got - expected).abs() <= max(eps**0.5, 1e-6) * row_sums + 64 * eps * row_sums.max()).all()):
         return None

@@ -29,6 +29,7 @@ from diffusion_mp.energies.terms import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_ptr, check_ptr
+from diffusion_mp.graph.ops import graph_sizes
 
 
 class Energy:
@@ -272,6 +273,19 @@ class JointEnergy:
             seen = self.pairs.seen
             warn_beyond_domain(self.pairs.penalty, self, x, lambda: large_distance(seen(by_head(x)), self.ptr))
         return self._confined(x, (term.value(by_head(x), self.graph(x)) for term in self.terms))
+
+    def by_graph(self, x: State) -> Float[Tensor, " B"]:
+        """Return F(x) of every graph of the batch, in float64; of one graph [1]. Their sum is F(x)."""
+        self._check(x)
+        z, graph = by_head(x), self.graph(x)
+        values = x.new_zeros(graph.num_graphs, dtype=torch.float64)
+        for term in self.terms:
+            values = values + term.by_graph(z, graph)
+        if bool(self.constraint.holds(z)):
+            return values
+        parts = z.split(graph_sizes(graph.segments, len(z)))
+        inside = torch.stack([self.constraint.holds(part) for part in parts])
+        return torch.where(inside, values, math.inf)
 
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
         """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""

@@ -17,7 +17,17 @@ from torch.nn import functional
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.energies.pairs import check_channels
-from diffusion_mp.energies.terms import EnergyTerm, Majorant, Mean, SharedTerm, check_weight, majorant_of
+from diffusion_mp.energies.terms import (
+    EnergyTerm,
+    Majorant,
+    Mean,
+    SharedTerm,
+    check_weight,
+    majorant_of,
+    norm_flaw,
+    sum_by_graph,
+    weight_flaw,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_sizes
@@ -74,6 +84,7 @@ class MatrixTerm(SharedTerm):
             norms = norm_bounds(matrix)
         if norms is not None and norms.shape != (coupling.heads,):
             raise ValueError(f"norms must be [{coupling.heads}], one per relation; got {errors.describe(norms)}.")
+        self.norms = norms
         #: k [N, 1, 1].
         self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
 
@@ -100,14 +111,25 @@ class MatrixTerm(SharedTerm):
         return along.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self._rows(z).sum()
+
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        return sum_by_graph(self._rows(z), graph)
+
+    def _rows(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, " N"]:
         wide = z.double()
         check_channels(z, "matrix", self.matrix)
-        return (wide * (self.degree.double() * wide - self._received(wide))).sum()
+        return (wide * (self.degree.double() * wide - self._received(wide))).sum((1, 2))
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
         return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
+
+    def flaw(self, convex: bool) -> str | None:
+        if self.matrix is None or self.norms is None:
+            return None
+        return norm_flaw(self.matrix, self.norms, "matrix")
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         return Mean(self.degree.to(z.dtype), None, self._received)
@@ -149,7 +171,7 @@ class AttentionTerm(SharedTerm):
             raise ValueError(f"prior must have one head, or {query.size(0)} as query does; got {prior!r}.")
         self.query, self.key, self.gamma, self.prior, self.half = query, key, gamma, prior, gamma / 2
         norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
-        self.squares = norms[0].square(), norms[1].square()
+        self.norms, self.squares = norms, (norms[0].square(), norms[1].square())
 
     def _ends(self, z: Float[Tensor, "N one C"], graph: Graph) -> tuple[Tensor, Tensor]:
         """Return q and k [N, H, D], both without the mean of k, on which no difference depends."""
@@ -171,8 +193,8 @@ class AttentionTerm(SharedTerm):
         shift = self.half * k.square().sum(2, keepdim=True)
         return PairwiseCoupling(torch.cat([self.gamma * q, minus], 2), torch.cat([k, shift], 2), graph.segments)
 
-    def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
-        """Return Σ_i log Σ_j b_ij exp(−γ s_ij / 2)."""
+    def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Float[Tensor, " N"]:
+        """Return Σ_h log Σ_j b_ij exp(−γ s_ij / 2) of every row i."""
         if self.prior is not None:
             edges, prior = self.prior.graph.edges, self.prior.weight.to(q.dtype)
             # Edges of prior zero are ignored, also in the maximum.
@@ -180,17 +202,28 @@ class AttentionTerm(SharedTerm):
             index = edges[1].unsqueeze(1).expand_as(logits)
             top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min).scatter_reduce(0, index, logits.detach(), "amax")
             sums = torch.zeros_like(top).index_add(0, edges[1], prior * (logits - top[edges[1]]).exp())
-            return torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum()
+            return torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum(1)
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
-        sizes = q.new_tensor(graph_sizes(graph.segments, graph.num_nodes), dtype=torch.float64)
-        shared = self.half * q.square().sum() + q.size(1) * torch.xlogy(sizes, sizes).sum()
-        return -coupling.shifts[0].sum() - shared
+        sizes = torch.tensor(graph_sizes(graph.segments, graph.num_nodes), device=q.device)
+        nodes = sizes.repeat_interleave(sizes).to(q)
+        return -coupling.shifts[0].sum(1) - self.half * q.square().sum((1, 2)) - q.size(1) * nodes.log()
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self._rows(z, graph).sum()
+
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        return sum_by_graph(self._rows(z, graph), graph)
+
+    def _rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
         check_channels(z, "query", self.query)
         if self.prior is not None:
             errors.check_values(z, self.prior.num_nodes, 1, "z")
         return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
+
+    def flaw(self, convex: bool) -> str | None:
+        gamma = weight_flaw(self.gamma, "gamma")
+        by_query = norm_flaw(self.query, self.norms[0], "query")
+        return gamma or by_query or norm_flaw(self.key, self.norms[1], "key")
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         with without_autocast(z):
@@ -253,8 +286,17 @@ class MLPTerm(EnergyTerm):
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self._rows(z).sum()
+
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        return sum_by_graph(self._rows(z), graph)
+
+    def _rows(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, " N"]:
         check_channels(z, "matrix", self.matrix)
-        return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum()
+        return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum((1, 2))
+
+    def flaw(self, convex: bool) -> str | None:
+        return weight_flaw(self.weight, "the weight of MLPTerm")
 
     def _pull(self, z: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)

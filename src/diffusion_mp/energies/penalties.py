@@ -23,6 +23,8 @@ from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import as_ptr, row_bounds
 from diffusion_mp.saving import Described
 
+SCORES = (Score, MixtureScore, FunctionScore)
+WITHOUT_SCORE = "Couplings are made of f = δ′ as a Score of −½z²; FunctionPenalty(f) takes f as a function of z²."
 FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
 
@@ -60,6 +62,8 @@ class Penalty(Described, ABC):
     @torch.no_grad()
     def flaw(self) -> str | None:
         """Return a sentence saying where f is negative, increases or is not δ′ at points of ``domain``, or ``None``."""
+        if not isinstance(self.score, SCORES):
+            return f"its score is {errors.describe(self.score)}. {WITHOUT_SCORE}"
         z2 = self._points()
         return None if z2.is_meta else find_flaw(z2, self.f(z2), self.delta(z2))
 
@@ -67,6 +71,7 @@ class Penalty(Described, ABC):
         """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
         errors.check_tensor(z2, "z2", "of squared distances")
         self._check_place(z2, "z2")
+        errors.check_kind(self.score, f"the score of {self!r}", SCORES, f"a Score. {WITHOUT_SCORE}")
         return self.score(-z2 / 2)
 
     def coupling(
@@ -91,6 +96,7 @@ class Penalty(Described, ABC):
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": self.covers(diameter)}
         score = self.score
+        errors.check_kind(score, f"the score of {self!r}", SCORES, f"a Score. {WITHOUT_SCORE}")
         if isinstance(self, nn.Module):
             self._check_place(x)
         if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":

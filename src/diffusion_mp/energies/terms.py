@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
+from itertools import pairwise
 from operator import add
 from typing import Any, NamedTuple
 
@@ -19,9 +20,10 @@ from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
 from diffusion_mp.energies.pairs import check_channels, check_heads, check_metric
 from diffusion_mp.energies.penalties import Penalty
+from diffusion_mp.energies.promises import not_as_declared, not_declared
 from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import graph_sizes, mean_rows
+from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
 from diffusion_mp.kernels.precision import reciprocal
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
@@ -92,6 +94,23 @@ class EnergyTerm(ABC):
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         """Return V(z), a 0-dimensional float64 tensor."""
 
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        """Return V(z) of every graph of a batch, in float64; V has to be a sum over graphs.
+
+        By default from differences: V with all rows of the other graphs at zero, which takes B values. Override it
+        where V is known graph by graph, or is not finite at zero.
+        """
+        if graph.segments is None:
+            return self.value(z, graph).reshape(1)
+        nothing = self.value(torch.zeros_like(z), graph)
+        bounds = graph.segments.tolist()
+        values = []
+        for start, end in pairwise(bounds):
+            alone = torch.zeros_like(z)
+            alone[start:end] = z[start:end]
+            values.append(self.value(alone, graph) - nothing)
+        return torch.stack(values) + nothing / len(values) if values else z.new_zeros(0, dtype=torch.float64)
+
     @abstractmethod
     def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
         """Return half of the gradient at z of V, or of a majorant that touches V there."""
@@ -106,6 +125,13 @@ class EnergyTerm(ABC):
         if (flaw := misshapen(self, z, half, bound)) is not None:  # it would be broadcast
             raise ValueError(flaw)
         return majorant_of(half, bound, convex)
+
+    def flaw(self, convex: bool) -> str | None:
+        """Return a sentence naming a number or promise for which the term's theorem fails, or ``None``.
+
+        ``convex`` says whether the constraint set is.
+        """
+        return None
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
@@ -131,12 +157,41 @@ class EnergyTerm(ABC):
         return f"{type(self).__name__}()"
 
 
+def sum_by_graph(rows: Float[Tensor, " N"], graph: Graph) -> Float[Tensor, " B"]:
+    """Return the sum over the rows of every graph of a batch."""
+    if graph.segments is None:
+        return rows.sum().unsqueeze(0)
+    member, count = members(graph.segments, rows.size(0), rows.device)
+    return rows.new_zeros(count.size(0)).index_add(0, member, rows)
+
+
 def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> None:
     """Raise unless ``weight`` is a nonnegative number or a 0-dimensional tensor, whose value is not looked at."""
     if not isinstance(weight, Tensor):
         check_positive(weight, name, allow_zero=allow_zero)
     elif weight.dim() or not weight.is_floating_point():
         raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(weight)}.")
+
+
+def weight_flaw(weight: float | Tensor, name: str) -> str | None:
+    """Return a sentence saying that a weight is not finite and >= 0, or ``None``."""
+    number = float(torch.as_tensor(weight))
+    if 0 <= number < math.inf:
+        return None
+    return f"{name} must be finite and >= 0; it is {number:g}."
+
+
+def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
+    """Return a sentence saying that a matrix is longer than the bound on its norm, or ``None``."""
+    if not bool(matrix.isfinite().all()):
+        return f"the {name} has entries that are not finite: {describe(matrix)}."
+    wide = matrix.double()
+    exact = torch.linalg.matrix_norm(wide, 2) if matrix.dim() == 3 else wide.abs().amax(1)
+    excess = exact - (1 + 64 * torch.finfo(matrix.dtype).eps) * norms.double()
+    if bool((excess <= 0).all()):
+        return None
+    worst = int(excess.argmax())
+    return f"the {name} has norm {float(exact[worst]):.6g}, above the bound {float(norms[worst]):.6g} on it."
 
 
 def check_projection(projection: Tensor | None) -> None:
@@ -195,10 +250,16 @@ class ScaledTerm(SharedTerm):
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.weight * self.term.value(z, graph)
 
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        return self.weight * self.term.by_graph(z, graph)
+
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         weight = self.factor() if callable(self.factor) else self.factor
         half, damping, halved, share = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping, halved, weight * share)
+
+    def flaw(self, convex: bool) -> str | None:
+        return weight_flaw(self.weight, f"the weight of {self.term!r}") or self.term.flaw(convex)
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.weight * self.term.surrogate(z, at, graph)
@@ -240,17 +301,33 @@ class SourceTerm(SharedTerm):
         self.metric = metric if metric is None or metric.dim() == 2 else metric.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self._rows(z).sum()
+
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        return sum_by_graph(self._rows(z), graph)
+
+    def _rows(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, " N"]:
         if z.shape != self.source.shape:
             raise ValueError(f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}.")
         check_device(self.source, "source", z.device, "the state")
         squares = (z.double() - self.source.double()).square().sum(2)
-        return (squares if self.metric is None else self.metric.double() * squares).sum()
+        if self.metric is not None:
+            squares = self.metric.double() * squares
+        return squares.sum(1)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
         return Majorant(half, weight, share=vecdot(half.detach(), away.detach()))
+
+    def flaw(self, convex: bool) -> str | None:
+        for name, value in (("source", self.source), ("metric", self.metric)):
+            if value is not None and not bool(value.isfinite().all()):
+                return f"the {name} has entries that are not finite: {describe(value)}."
+        if self.metric is not None and not bool((self.metric > 0).all()):
+            return f"the metric must be positive; its least entry is {float(self.metric.min()):g}."
+        return None
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         source = self.source.to(z.dtype)
@@ -281,6 +358,13 @@ class CouplingTerm(SharedTerm):
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.coupling.dirichlet(z.double()).sum() / 2
 
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        wide = z.double()
+        near = wide - mean_rows(wide, self.coupling.ptr)
+        ends = (self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(near.dtype)) / 2
+        squares = (ends * near.square().sum(2)).sum(1)
+        return sum_by_graph(squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph)
+
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         centre = self.centre
         if centre is None and self.coupling.whole:
@@ -288,6 +372,9 @@ class CouplingTerm(SharedTerm):
         near = z if centre is None else z - centre
         half, damping = self.coupling.majorized(near, convex)
         return Majorant(half, damping, convex, vecdot(near.detach(), half.detach()))
+
+    def flaw(self, convex: bool) -> str | None:
+        return not_declared("term's", self.coupling) or not_as_declared(self.coupling, convex)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         if not self.coupling.whole:  # several processes have to take the same steps, also where one of them rounds
@@ -334,6 +421,13 @@ class PairTerm(SharedTerm):
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self._sum(graph, lambda penalty, x, ptr: penalty.total(x, ptr), z)
+
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        sizes = graph_sizes(graph.segments, len(z))
+        sums = [self.penalty.total(part) / 2 for part in self.seen(z).split(sizes)]
+        if self.mean:
+            sums = [total / max(size, 1) for total, size in zip(sums, sizes, strict=True)]
+        return torch.stack(sums)
 
     def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         """Return the sum with δ replaced by its tangents at the distances of ``at``."""
@@ -395,27 +489,49 @@ def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], half: Any, bound: Any
     return None
 
 
+#: Scales at which terms and energies are looked at: states contracted to points, and spread far apart.
+SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
+
+#: Entries beyond which an exponential overflows, so that a value that is not finite says nothing about its term.
+OVERFLOWING = 500.0
+
+
+def overflows(z: Tensor, *values: Tensor) -> bool:
+    """Return whether a value at z is not finite, and z has entries for which that may be overflow."""
+    finite = all(bool(value.isfinite().all()) for value in values)
+    return not finite and float(z.abs().max()) > OVERFLOWING
+
+
+def rescaled(z: Float[Tensor, "N H D"], graph: Graph, scale: float) -> Float[Tensor, "N H D"]:
+    """Return z contracted or spread about the mean of each graph."""
+    centre = mean_rows(z, graph.segments)
+    return centre + scale * (z - centre)
+
+
 @torch.no_grad()
 def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
 
-    The moves of its own are a step down the majorant, one up, and eight in arbitrary directions, from 10⁻² to 10².
+    The moves of its own are a step down the majorant, one up, eight in arbitrary directions from 10⁻² to 10², and some
+    where the half gradient changes most.
     """
     z = z.double()
     value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
     if (flaw := misshapen(term, z, half, bound, value)) is not None:
         return flaw
-    for name, found in (("value", value), ("half gradient", half), ("bound", bound)):
-        if not bool(found.isfinite().all()):
-            return f"the {name} of {term!r} is not finite at this state: {describe(found)}."
+    for name, result in (("value", value), ("half gradient", half), ("bound", bound)):
+        if not bool(result.isfinite().all()):
+            return f"the {name} of {term!r} is not finite at this state: {describe(result)}."
     if bool((bound < 0).any()):
         return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
     drawn = (length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for length in lengths)
-    for move in (*moves, -descent, descent, *drawn):
+    for move in (*moves, -descent, descent, *drawn, *curved_moves(term, z, graph, bound, generator)):
         after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
+        if overflows(z + move, after):
+            continue
         rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
         # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal.
         rounding += 64 * torch.finfo(z.dtype).eps * (bound * (z.square() + (z + move).square())).sum()
@@ -426,3 +542,31 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
                 f"bound is too small, or its half gradient is not half of the gradient of its value."
             )
     return None
+
+
+def curved_moves(
+    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, bound: Tensor, generator: torch.Generator
+) -> Iterator[Float[Tensor, "N H D"]]:
+    """Yield moves along the direction in which the half gradient changes most, as a multiple of the bound.
+
+    The bound has to satisfy J ⪯ 2 diag(p) for the Jacobian J of the half gradient. The power method finds the largest
+    eigenvalue of diag(p)⁻¹J; random directions, of which there are as many as entries of the state, would miss it.
+    """
+    spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt()) if z.numel() else 0.0
+    near = 1e-3 * (spread or 1.0)
+    weight = bound.expand(*z.shape[:2], 1).clone()
+    least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
+    weight.clamp_(min=least or 1.0)
+    direction = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+    for _ in range(8):
+        direction = direction / direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
+        ahead = term.half_gradient(z + near * direction, graph)
+        behind = term.half_gradient(z - near * direction, graph)
+        # The shift makes the largest eigenvalue, of which 2 is allowed, also the largest in absolute value.
+        direction = (ahead - behind) / (2 * near * weight) + 2 * direction
+    direction = direction / direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
+    if not bool(direction.isfinite().all()):
+        return
+    for length in (near, 1e-1 * spread, spread, 1e-2, 1.0):
+        yield length * direction
+        yield -length * direction

@@ -19,10 +19,12 @@ from diffusion_mp.errors import check_choice, check_has_values, check_kind, chec
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """Result of a theorem for one step or all steps of a run; true if and only if descent is proved.
+    """Result of a theorem for one step or all steps of a run; true if descent is proved, or no counterexample found.
 
     Attributes:
         theorem, reason: its name, and why it holds or which premise fails.
+        searched: where a premise is the claim of code outside the library, the number of states at which a
+            counterexample was sought; 0 where descent is proved.
         holds: the step descends ``Energy(penalty, lam)`` for every ``lam`` ≥ the certificate's, or ``energy``.
         tau, tau_max: step size, NaN where steps have none; those below ``tau_max`` are covered (0: none).
         lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ if none is known.
@@ -44,6 +46,7 @@ class Certificate:
     eigenvalue: float = math.nan
     energy: str = ""
     layers: Mapping[str, Certificate] = field(default_factory=dict)
+    searched: int = 0
 
     def __bool__(self) -> bool:
         return self.holds
@@ -52,7 +55,11 @@ class Certificate:
         what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
         verb = "do" if self.theorem.startswith("Theorems") else "does"
         sentence = f"{self.theorem} {verb} not cover {what}: {self.reason}"
-        if self.holds:
+        if self.holds and self.searched:
+            sentence = (
+                f"No counterexample found in {self.searched} states to the descent of {self.energy}. {self.reason}"
+            )
+        elif self.holds:
             bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
             proved = f"{self.energy} does not rise" if self.energy else bound
             sentence = f"{self.theorem} covers {what}: {proved}. {self.reason}"

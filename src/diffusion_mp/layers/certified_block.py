@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import torch
@@ -18,13 +19,14 @@ from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Unconstrained, certify_step
-from diffusion_mp.energies.certification import broken_parameter, random_input
+from diffusion_mp.energies.certification import CERTIFIED_STEPS, broken_parameter, random_input
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.diffusion_conv import GraphLayer
+from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.derivatives import Operator, on_values, values_needed
@@ -33,6 +35,8 @@ from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 class TermModule(Resettable):
     """Base of modules that return the term of an energy for a source [N, C], a graph and features of edges [E, F]."""
+
+    reads: tuple[str, ...] = ("edge_attr",)  #: Further inputs of a block that :meth:`forward` reads.
 
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
@@ -95,6 +99,10 @@ class WeightedGraph(TermModule):
         if self.matrix is not None:
             nn.init.normal_(self.matrix, std=1.0 if self.matrix.dim() == 2 else self.channels**-0.5)
 
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.edge_dim is None else ("edge_attr",)
+
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
         if self.matrix is None:
@@ -146,6 +154,8 @@ class RowAttention(TermModule):
         True
     """
 
+    reads = ()
+
     def __init__(
         self, channels: int, heads: int = 1, weight: float = 1.0, *, gamma: float = 1.0, neighbours: bool = False
     ) -> None:
@@ -188,6 +198,8 @@ class TiedMLP(TermModule):
         >>> isinstance(TiedMLP(4, 8)(x, graph), EnergyTerm)
         True
     """
+
+    reads = ()
 
     def __init__(self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu") -> None:
         super().__init__(channels, weight)
@@ -241,7 +253,6 @@ class CertifiedBlock(GraphLayer):
     """
 
     why_uncertified: str | None = None
-    reads: tuple[str, ...] = ("edge_attr",)
 
     def __init__(
         self, channels: int, terms: Sequence[nn.Module | EnergyTerm], num_layers: int | None = 2,
@@ -281,28 +292,32 @@ class CertifiedBlock(GraphLayer):
         batch: Tensor | None = None, *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
+        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others, return_coupling)
         couplings: list[Coupling] | None = [] if return_coupling else None
         for state in self.states(x, graph, couplings, edge_attr=edge_attr):  # noqa: B007  # only the last one is kept
             pass
         return state if couplings is None else (state, couplings)
 
     def states(
-        self, source: Tensor | None, graph: Graph, couplings: list[Coupling] | None = None,
-        start: Tensor | None = None, **inputs: Any,
-    ) -> Iterator[Float[Tensor, "N C"]]:  # fmt: skip
+        self,
+        source: Tensor,
+        graph: Graph,
+        couplings: list[Coupling] | None = None,
+        start: Tensor | None = None,
+        **inputs: Any,
+    ) -> Iterator[Float[Tensor, "N C"]]:
         """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``.
 
-        Z⁰ is the projection of ``start``, by default H, and H by default Z⁰; ``inputs`` are those of :meth:`made`.
+        Z⁰ is the projection of ``start``, by default of the source H; ``inputs`` are those of :meth:`made`.
         """
-        first = cast("Tensor", source if start is None else start)
+        first = source if start is None else start
         wide = first.to(torch.promote_types(first.dtype, torch.float32))  # half precision is too coarse for an energy
         state = self.update.constraint.project(wide.unflatten(1, (self.heads, -1)))
         yield state.flatten(1).to(first.dtype)
-        h = state.flatten(1) if source is None else source.to(wide.dtype)
+        h = source.to(wide.dtype)
         pull = ScaledTerm(self.beta(), SourceTerm(h.unflatten(1, (self.heads, -1))))
         terms = [*self.made(h, graph, **inputs), pull]
-        at_rest, from_source = self._num_layers is None, source is None or start is None
+        at_rest, from_source = self._num_layers is None, start is None or start is source
         step = (
             partial(self.limit, terms=terms, graph=graph)
             if at_rest
@@ -340,8 +355,31 @@ class CertifiedBlock(GraphLayer):
         """Reshape a state to [N, H, D], the input of the steps and the energy."""
         return x.unflatten(1, (self.heads, -1))
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Further inputs of a call that a term reads; a module of your own that declares nothing may read them all."""
+        read = {name for module in self.terms for name in getattr(module, "reads", ("edge_attr",))}
+        return tuple(sorted(read))
+
+    def _graph(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        edge_attr: Tensor | None = None,
+        others: Mapping[str, Any] = MappingProxyType({}),
+        return_coupling: bool = False,
+    ) -> Graph:
+        """Check the inputs of a call, refuse those that no term reads, and return the graph."""
+        if edge_attr is not None and "edge_attr" not in self.reads:
+            others = {**others, "edge_attr": edge_attr}
+        return self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
+
     def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
+        if edge_attr is not None and "edge_attr" not in self.reads:
+            refuse_inputs(self, {"edge_attr": edge_attr})
         with without_autocast(source):  # bounds on norms have to hold
             made = (part if isinstance(part, EnergyTerm) else part(source, graph, edge_attr) for part in self.terms)
             return [*made, *self.fixed]
@@ -356,18 +394,30 @@ class CertifiedBlock(GraphLayer):
 
     @torch.no_grad()
     def energies(
-        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, **inputs: Any,
-    ) -> Float[Tensor, " states"]:  # fmt: skip
-        """Return F of Z⁰ and after every step (or of the limit), in float64; x is H, ``inputs`` go to :meth:`made`."""
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, inputs.get("edge_attr"))
-        energy, states = self.energy(x, graph, **inputs), self.states(x, graph, **inputs)
-        return torch.stack([energy(self.by_head(state)) for state in states])
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        by_graph: bool = False,
+        **others: Any,
+    ) -> Float[Tensor, " states"] | Float[Tensor, "states B"]:
+        """Return F of Z⁰ and after every step (or of the limit), in float64; x is H.
+
+        With ``by_graph``, F of every graph of a batch: [states, B].
+        """
+        errors.check_flags(by_graph=by_graph)
+        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others)
+        energy = self.energy(x, graph, edge_attr)
+        states = [self.by_head(state) for state in self.states(x, graph, edge_attr=edge_attr)]
+        return torch.stack([energy.by_graph(state) if by_graph else energy(state) for state in states])
 
     @torch.no_grad()
     def certificate(
         self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, edge_attr: Tensor | None = None,
+        batch: Tensor | None = None, *, edge_attr: Tensor | None = None, **others: Any,
     ) -> Certificate:  # fmt: skip
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random H."""
         if x is None:
@@ -376,8 +426,9 @@ class CertifiedBlock(GraphLayer):
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, {}, edge_attr)
-        return certify_step(self.energy(x, graph, edge_attr), None, next(self.states(x, graph, edge_attr=edge_attr)))
+        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others)
+        first = next(self.states(x, graph, edge_attr=edge_attr))
+        return certify_step(self.energy(x, graph, edge_attr), None, first, steps=self.num_layers or CERTIFIED_STEPS)
 
     @property
     def beta(self) -> Positive:

@@ -19,7 +19,7 @@ from diffusion_mp.couplings.weighted import averaged, contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
-from diffusion_mp.energies.certification import broken_parameter, random_input
+from diffusion_mp.energies.certification import CERTIFIED_STEPS, broken_parameter, random_input
 from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Majorant, Mean, ScaledTerm, SharedTerm, SourceTerm
 from diffusion_mp.graph import Graph
@@ -37,8 +37,8 @@ class CertifiedConv(CertifiedBlock):
 
     For any learned β, λ, μ > 0 the energy F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
     + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md); :meth:`energy` returns it. n is the number of nodes
-    of the graph, H the ``source`` of the call, δ the penalty with δ′ = f, w_i the row sums of W, p_i the majorant of
-    `CertifiedStep`. States outside C are projected onto it first.
+    of the graph, H the ``source`` of the call, by default x, δ the penalty with δ′ = f, w_i the row sums of W, p_i the
+    majorant of `CertifiedStep`. States outside C are projected onto it first.
 
     Args:
         channels, heads: of the state; without projections the heads cut it, each with its own constraint and attention.
@@ -63,8 +63,6 @@ class CertifiedConv(CertifiedBlock):
         >>> CertifiedConv(4, lam=1.0, mu=1.0)(0.1 * x, edge_index).shape
         torch.Size([6, 4])
     """
-
-    reads = ()
 
     def __init__(
         self, channels: int,
@@ -112,6 +110,7 @@ class CertifiedConv(CertifiedBlock):
             errors.check_state(source, "source", self.in_channels, module=self)
             errors.check_rows(source, "source", x)
         couplings: list[Coupling] | None = [] if return_coupling else None
+        source = x if source is None else source
         for state in self.states(source, graph, couplings, x, beside=beside):  # noqa: B007  # only the last one is kept
             pass
         if couplings is None:
@@ -138,9 +137,33 @@ class CertifiedConv(CertifiedBlock):
         return JointEnergy(penalty, **terms, mean=True, source=source, beta=self.beta())
 
     @torch.no_grad()
-    def certificate(  # type: ignore[override]
+    def energies(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        beside: Coupling | None = None,
+        by_graph: bool = False,
+        **others: Any,
+    ) -> Float[Tensor, " states"] | Float[Tensor, "states B"]:
+        """Return F of Z⁰ and after every step (or of the limit) of a call with these inputs, in float64.
+
+        With ``by_graph``, F of every graph of a batch: [states, B].
+        """
+        errors.check_flags(by_graph=by_graph)
+        graph = self._graph(x, edge_index, edge_weight, batch, others=others)
+        source = x if source is None else source
+        energy = self.energy(source, graph, beside)
+        states = [self.by_head(state) for state in self.states(source, graph, start=x, beside=beside)]
+        return torch.stack([energy.by_graph(state) if by_graph else energy(state) for state in states])
+
+    @torch.no_grad()
+    def certificate(
         self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, source: Tensor | None = None, beside: Coupling | None = None,
+        batch: Tensor | None = None, *, source: Tensor | None = None, beside: Coupling | None = None, **others: Any,
     ) -> Certificate:  # fmt: skip
         """Certify that no step raises F from this state (`certify_step`), or without x from a random one."""
         broken = broken_parameter(self)
@@ -148,18 +171,19 @@ class CertifiedConv(CertifiedBlock):
             return Certificate.refused("Theorem T1", math.nan, broken)
         if x is None:
             x, edge_index, _ = random_input(self.in_channels, self.mu.raw)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self._graph(x, edge_index, edge_weight, batch, others=others)
         state = self.update.constraint.project(self.by_head(x))
-        given = state.flatten(1) if source is None else source
-        (term,) = cast("list[AttractionTerm]", self.made(given, graph, beside))
-        (coupling,), h = term.attention(state, graph), self.by_head(given)
-        certificate = certify_step(self.joint(term.fixed, graph, h), coupling, state)
+        source = x if source is None else source
+        (term,) = cast("list[AttractionTerm]", self.made(source, graph, beside))
+        (coupling,), h = term.attention(state, graph), self.by_head(source)
+        steps = self.num_layers or CERTIFIED_STEPS
+        certificate = certify_step(self.joint(term.fixed, graph, h), coupling, state, steps=steps)
         if not certificate or self.num_layers is None:
             return certificate
-        _, first, *others = self.states(source, graph, start=x, beside=beside)
+        _, first, *later = self.states(source, graph, start=x, beside=beside)
         step = CertifiedStep(float(self.beta()), constraint=self.update.constraint)
         expected = step(state, coupling, source=h).flatten(1)
-        last, out = [first, *others][-1], cast("Tensor", self.forward(x, graph, source=source, beside=beside))
+        last, out = [first, *later][-1], cast("Tensor", self.forward(x, graph, source=source, beside=beside))
         # A subclass may compute something else than these states.
         if _close(first, expected) and (_close(out, last) or not bool(last.isfinite().all())):
             return certificate
@@ -217,6 +241,9 @@ class AttractionTerm(SharedTerm):
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.layer.joint(self.fixed, graph)(z)
+
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        return self.layer.joint(self.fixed, graph).by_graph(z)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         near, parts = z - graph.centre(z), []

@@ -97,11 +97,20 @@ class CertifiedDIFFormer(GraphModel):
 
     @torch.no_grad()
     def energies(
-        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None
-    ) -> Float[Tensor, " states"]:
-        """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*."""
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        by_graph: bool = False,
+    ) -> Float[Tensor, " states"] | Float[Tensor, "states B"]:
+        """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*.
+
+        With ``by_graph``, F of every graph of a batch: [states, B].
+        """
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        return self.conv.energies(source, graph, beside=beside)
+        return self.conv.energies(source, graph, beside=beside, by_graph=by_graph)
 
     @torch.no_grad()
     def certificate(

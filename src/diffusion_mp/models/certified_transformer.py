@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, certify_step
-from diffusion_mp.energies.certification import broken_parameter, random_input
+from diffusion_mp.energies.certification import CERTIFIED_STEPS, broken_parameter, random_input
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
@@ -92,7 +92,7 @@ class CertifiedTransformer(GraphModel):
         )
         self.blocks = nn.ModuleList(block() for _ in range(num_blocks))
         self.dropout, self.edge_dim, self.categories = nn.Dropout(dropout), edge_dim, encoder.sizes
-        self.reads = () if edge_dim is None else ("edge_attr",)
+        self.reads = () if edge_dim is None or graph is None else ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
@@ -122,12 +122,25 @@ class CertifiedTransformer(GraphModel):
 
     @torch.no_grad()
     def energies(
-        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None,
-        *, edge_attr: Tensor | None = None,
-    ) -> Float[Tensor, "blocks states"]:  # fmt: skip
-        """Return F_b before the first step and after every step of every block, in float64."""
-        runs = self._runs(x, edge_index, edge_weight, batch, edge_attr)
-        return torch.stack([torch.stack([energy(state) for state in states]) for energy, states in runs])
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        by_graph: bool = False,
+    ) -> Float[Tensor, "blocks states"] | Float[Tensor, "blocks states B"]:
+        """Return F_b before the first step and after every step of every block, in float64.
+
+        With ``by_graph``, F_b of every graph of a batch: [blocks, states, B].
+        """
+        check_flags(by_graph=by_graph)
+        blocks = []
+        for energy, states in self._runs(x, edge_index, edge_weight, batch, edge_attr):
+            values = [energy.by_graph(state) if by_graph else energy(state) for state in states]
+            blocks.append(torch.stack(values))
+        return torch.stack(blocks)
 
     @torch.no_grad()
     def certificate(
@@ -136,7 +149,7 @@ class CertifiedTransformer(GraphModel):
     ) -> Certificate:  # fmt: skip
         """Return the certificate that no step of a block raises its energy at these inputs, by default random ones.
 
-        ``layers`` holds the certificate of every block, checked at its first state (`certify_step`).
+        ``layers`` holds the certificate of every block, from its first state on (`certify_step`).
         """
         if x is None:
             x, edge_index, edge_attr = random_input(self.in_channels, next(self.blocks.parameters()), self.edge_dim)
@@ -145,11 +158,18 @@ class CertifiedTransformer(GraphModel):
         broken = broken_parameter(self, "encoders.", "blocks.")
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)
-        runs = enumerate(self._runs(x, edge_index, edge_weight, batch, edge_attr))
-        blocks = {f"blocks.{number}": certify_step(energy, None, states[0]) for number, (energy, states) in runs}
+        blocks: dict[str, Certificate] = {}
+        for number, (energy, states) in enumerate(self._runs(x, edge_index, edge_weight, batch, edge_attr)):
+            steps = cast("CertifiedBlock", self.blocks[number]).num_layers or CERTIFIED_STEPS
+            blocks[f"blocks.{number}"] = certify_step(energy, None, states[0], steps=steps)
         holds = all(blocks.values())
         reason = "Every block descends an energy of its own." if holds else "Not every block descends its energy."
         return Certificate(
-            theorem="Theorem T11", holds=holds, tau_max=math.inf if holds else 0.0, reason=reason, layers=blocks,
+            theorem="Theorem T11",
+            holds=holds,
+            tau_max=math.inf if holds else 0.0,
+            reason=reason,
+            layers=blocks,
             energy="the energy of every block",
-        )  # fmt: skip
+            searched=sum(block.searched for block in blocks.values()),
+        )

@@ -1,0 +1,61 @@
+"""Whether a coupling is what it declares: what Theorem T1 of docs/certified.md asks of one."""
+
+from __future__ import annotations
+
+import torch
+
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SparseCoupling, SumCoupling
+
+CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
+
+
+def not_declared(whose: str, coupling: Coupling | None) -> str | None:
+    """A coupling declares itself symmetric and nonnegative; otherwise its innermost part that does not is named."""
+    for promise in ("symmetric", "nonnegative"):
+        if coupling is None or getattr(coupling, promise):
+            continue
+        while True:
+            parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
+            broken = [part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)]
+            if not broken:
+                return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
+            coupling = broken[0]
+    return None
+
+
+def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
+    """Entries of A agree with what it declares: those of all observed edges, or those between the first nodes."""
+    for term, base in [] if coupling is None else weighted_terms(coupling):
+        edges = base.graph.edges if isinstance(base, SparseCoupling) else None
+        first = torch.arange(min(term.num_nodes, CHECKED_NODES), device=term.device)
+        pairs = torch.cartesian_prod(first, first).T if edges is None else edges
+        if not pairs.numel():
+            continue
+        forth, back = term.at(pairs).double(), term.at(pairs.flip(0)).double()
+        size = forth.abs() + back.abs()
+        eps = torch.finfo(term.dtype).eps  # entries computed from a state are only as exact as its squares
+        rounding = 64 * eps * size if edges is not None else eps**0.5 * size.max()
+        if not bool(size.isfinite().all()):
+            return f"A has entries that are not finite, in {term!r}."
+        if bool((forth < -rounding).any()):
+            return f"A has the negative entry {float(forth.min()):g}, which {term!r} promises not to have."
+        if bool(((forth - back).abs() > rounding).any()):
+            return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
+        if not convex and edges is None and term.positive_semidefinite:
+            least = float(torch.linalg.eigvalsh(forth.view(len(first), len(first), -1).permute(2, 0, 1)).min())
+            if least < -len(first) * float(rounding):
+                return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
+    return None
+
+
+def weighted_terms(coupling: Coupling) -> list[tuple[Coupling, Coupling]]:
+    """Return the terms of a sum of multiples, each with the coupling of which it is a multiple."""
+    if isinstance(coupling, SumCoupling):
+        return [pair for term in coupling.terms for pair in weighted_terms(term)]
+    if isinstance(coupling, ScaledCoupling):
+        scale, positive = coupling.scale, coupling._positive
+        return [
+            (ScaledCoupling(scale, term, nonnegative=positive), base)
+            for term, base in weighted_terms(coupling.coupling)
+        ]
+    return [(coupling, coupling)]

@@ -1,0 +1,236 @@
+"""A certificate for what is not of the library is a search: it says so, and it finds what is wrong."""
+
+import functools
+
+import pytest
+import torch
+from energy_cases import LearnedSlope
+from torch import Tensor
+
+import diffusion_mp as dm
+from diffusion_mp import Graph
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.energies import (
+    AttentionTerm,
+    Constraint,
+    CouplingTerm,
+    EnergyTerm,
+    JointEnergy,
+    MatrixTerm,
+    MLPTerm,
+    PairTerm,
+    SourceTerm,
+    certify,
+    certify_step,
+)
+from diffusion_mp.energies.counterexamples import foreign_parts
+from diffusion_mp.layers import CertifiedBlock, CertifiedConv
+from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.testing import check_energy_term
+from helpers import built, randn
+from test_conformance import COUPLINGS
+
+N, C = 12, 3
+RING = torch.stack([torch.arange(N), torch.arange(N).roll(1)])
+GRAPH = Graph(N, torch.cat([RING, RING.flip(0)], 1))
+EYE = torch.eye(C, dtype=torch.float64)
+
+
+class Huber(EnergyTerm):
+    """The sum over edges of a Huber function of the distance of their ends, with a share of the bound that it needs."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = share
+
+    def value(self, z: Tensor, graph: Graph) -> Tensor:
+        r = (z.double()[graph.edges[0]] - z.double()[graph.edges[1]]).norm(dim=2)
+        return torch.where(r < 1, r * r / 2, r - 0.5).sum()
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        away = z[graph.edges[0]] - z[graph.edges[1]]
+        return torch.zeros_like(z).index_add(0, graph.edges[0], away / away.norm(dim=2, keepdim=True).clamp(min=1))
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.share * graph.degree("out", torch.float64).to(z)[:, None, None]
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 0.3, 0.03, 0.003])
+def test_a_bound_that_is_too_small_is_found_at_every_scale(scale: float) -> None:
+    """Far apart, a Huber function is nearly linear, and any bound seems enough."""
+    for seed in range(8):
+        z = scale * randn(N, 1, C, seed=seed)
+        with pytest.raises(AssertionError, match="its bound is too small"):
+            check_energy_term(Huber(0.9), z, GRAPH)
+    check_energy_term(Huber(), scale * randn(N, 1, C), GRAPH)
+
+
+@pytest.mark.parametrize("num_layers", [1, 8, None])
+def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(num_layers: int | None) -> None:
+    x = 3 * randn(N, C)
+    wrong = CertifiedBlock(C, [3 * Huber(0.45)], num_layers, constraint=None).double()
+    assert not wrong.certificate(x, GRAPH)
+    certificate = CertifiedBlock(C, [3 * Huber()], num_layers, constraint=None).double().certificate(x, GRAPH)
+    assert certificate
+    assert certificate.searched > 25 + (num_layers or 16)
+    assert str(certificate).startswith(f"No counterexample found in {certificate.searched} states")
+    assert "tested and not proved: Huber" in str(certificate)
+    assert "cover" not in str(certificate)
+
+
+def test_what_is_of_the_library_is_covered() -> None:
+    for terms in ([WeightedGraph(C)], [RowAttention(C), TiedMLP(C, 4)], []):
+        certificate = CertifiedBlock(C, terms).certificate(randn(N, C).float(), GRAPH)
+        assert certificate
+        assert certificate.searched == 0
+        assert "covers the step" in str(certificate)
+
+
+class LongerMLP(MLPTerm):
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return 2 * super().half_gradient(z, graph)
+
+
+class Shrinking(Constraint):
+    """It says that it is a ball, and projects to half of it."""
+
+    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
+        return dm.energies.Ball(0.5).project(y)
+
+    def holds(self, x: Tensor) -> Tensor:
+        return dm.energies.Ball(1.0).holds(x)
+
+
+class TooFar(SparseCoupling):
+    """The bound that it says it has is a quarter of its row sums."""
+
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        product, bound = super()._majorized(v, convex)
+        return product, bound / 4
+
+
+def too_far() -> TooFar:
+    return TooFar(GRAPH, nonnegative=True)
+
+
+def weight() -> Tensor:
+    return torch.ones((), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("part", [
+    Huber(), 2.0 * Huber(), weight * SourceTerm(randn(N, C)), LongerMLP(EYE, EYE[0]),
+    PairTerm(dm.FunctionPenalty(LearnedSlope())), PairTerm(dm.FunctionPenalty(torch.ones_like)), Shrinking(),
+    CouplingTerm(too_far()), CouplingTerm(2.0 * (too_far() + SparseCoupling(GRAPH))),
+    MatrixTerm(too_far(), None),
+    functools.partial(weight) * SourceTerm(randn(N, C)),
+], ids=lambda part: type(part).__name__)  # fmt: skip
+def test_what_is_not_of_the_library_is_seen_through_what_is(part: object) -> None:
+    assert foreign_parts(part)
+
+
+def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
+    for name, make in COUPLINGS.items():
+        assert [part.__name__ for part in foreign_parts(make())] == ["cauchy"] * name.startswith("distance"), name
+    for penalty in ("simple", "sigmoid", "gaussian", dm.MixturePenalty(), dm.QuadraticPenalty()):
+        layer = CertifiedConv(C, penalty=penalty, heads=3, projection="tied")
+        energy = layer.energy(randn(N, C).float(), GRAPH)
+        assert not foreign_parts(energy.terms, energy.constraint), penalty
+    block = CertifiedBlock(C, [WeightedGraph(C, gate=True), RowAttention(C, neighbours=True), TiedMLP(C, 3)])
+    energy = block.energy(randn(N, C).float(), GRAPH)
+    assert not foreign_parts(energy.terms, energy.constraint)
+
+
+def joint(*terms: EnergyTerm, **options: object) -> JointEnergy:
+    return JointEnergy(source=randn(N, 1, C, seed=3), terms=terms, graph=GRAPH, **options)
+
+
+STATE = 0.3 * randn(N, 1, C)
+
+
+@pytest.mark.parametrize(("energy", "sentence"), [
+    (joint(LongerMLP(EYE, EYE[0])), "exceeds its majorant"),
+    (joint(constraint=Shrinking()), "the state leaves"),
+    (JointEnergy(graph_term=too_far(), graph=GRAPH), "step 1 from this state raises F"),
+    (joint(CouplingTerm(too_far())), "exceeds its majorant"),
+    (joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24)))), "the term's coupling is not promised to be nonneg"),
+    (joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24), nonnegative=True))), "A has the negative entry -1"),
+    (joint(torch.tensor(-1.0).double() * CouplingTerm(SparseCoupling(GRAPH))), "must be finite and >= 0; it is -1"),
+    (joint((lambda: -weight()) * MLPTerm(EYE, EYE[0])), "the weight of MLPTerm() must be finite and >= 0; it is -1"),
+    (joint(MLPTerm(EYE, EYE[0] - 9, weight=torch.tensor(-1.0).double())), "the weight of MLPTerm must be"),
+    (joint(AttentionTerm(EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None]))), "the query has norm 1"),
+    (joint(MatrixTerm(SparseCoupling(GRAPH), EYE[None], 0.5 * weight()[None])), "the matrix has norm 1, above the bou"),
+    (joint(SourceTerm(randn(N, C), -torch.ones(N).double())), "the metric must be positive"),
+    (joint(Huber(0.9)), "its bound is too small"),
+])  # fmt: skip
+def test_a_premise_that_is_broken_refuses(energy: JointEnergy, sentence: str) -> None:
+    state = STATE if not isinstance(energy.constraint, Shrinking) else 0.9 * STATE / STATE.norm(dim=2, keepdim=True)
+    certificate = certify_step(energy, None, state)
+    assert not certificate
+    assert sentence in certificate.reason
+
+
+class Sum(Huber):
+    """All rows of a batch, whatever their graph."""
+
+    def value(self, z: Tensor, graph: Graph) -> Tensor:
+        return z.double().sum(0).square().sum()
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return z.sum(0, keepdim=True).expand_as(z)
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return torch.full_like(z[:, :, :1], len(z) / 2)
+
+
+def test_a_term_that_couples_the_graphs_of_a_batch_is_refused() -> None:
+    block = CertifiedBlock(C, [Sum()], constraint=None).double()
+    assert block.certificate(randn(N, C))
+    batch = torch.arange(3).repeat_interleave(4)
+    assert "is no sum over the graphs of the batch" in block.certificate(randn(N, C), None, None, batch).reason
+
+
+class Rising(Huber):
+    """−‖z‖² for graph 1, with a gradient of the wrong sign; and for graph 0 much that falls."""
+
+    def signs(self, z: Tensor) -> Tensor:
+        return torch.where(torch.arange(len(z)) < 9, 50.0, -1.0).to(z)[:, None, None]
+
+    def value(self, z: Tensor, graph: Graph) -> Tensor:
+        return (self.signs(z) * z.square()).double().sum()
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.signs(z).abs() * z
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.signs(z).abs() / 2
+
+
+def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = dm.energies.certification
+    monkeypatch.setattr(module, "term_flaw", lambda *_: None)
+    monkeypatch.setattr(dm.energies.counterexamples, "term_flaw", lambda *_: None)
+    block = built(lambda: CertifiedBlock(C, [Rising()], 3, constraint=None)).double()
+    batch = torch.tensor([0] * 9 + [1] * 3)
+    energies = block.energies(randn(N, C), None, None, batch)
+    assert (energies.diff() < 0).all()
+    certificate = block.certificate(randn(N, C), None, None, batch)
+    assert not certificate
+    assert "F of graph 1 goes from" in certificate.reason
+
+
+class NoScore(dm.Penalty):
+    score = None
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return z2
+
+
+@pytest.mark.parametrize("tau", [None, 0.5])
+def test_a_penalty_without_a_score_says_what_it_needs(tau: float | None) -> None:
+    certificate = certify(JointEnergy(NoScore()), randn(4, 3)) if tau is None else certify(NoScore(), randn(4, 3), tau)
+    assert not certificate
+    assert "its score is None" in certificate.reason
+    assert "FunctionPenalty(f)" in certificate.reason
+    with pytest.raises(TypeError, match=r"the score of .* must be a Score"):
+        NoScore().coupling(randn(4, 3))
+    with pytest.raises(TypeError, match=r"the score of .* must be a Score"):
+        NoScore().f(randn(4))
