@@ -370,8 +370,9 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
 
 
 def plain(value: object) -> object:
-    """Return PyG's ``EdgeIndex`` and ``Index`` as plain tensors, and any other object as it is."""
-    return value.as_tensor() if isinstance(value, (EdgeIndex, Index)) else value
+    """Return PyG's ``EdgeIndex`` and ``Index``, and our ``PartEdgeIndex``, as plain tensors; other objects as is."""
+    is_subclass = isinstance(value, Tensor) and hasattr(type(value), "as_tensor")
+    return value.as_tensor() if is_subclass else value  # type: ignore[attr-defined]
 
 
 def as_tensor(value: object, name: str, what: str) -> Tensor:

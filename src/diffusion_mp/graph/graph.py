@@ -16,6 +16,7 @@ from diffusion_mp import errors
 from diffusion_mp.graph import checks
 from diffusion_mp.graph.cache import TensorCache, cached_property, persistent, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
+from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -40,7 +41,8 @@ class Graph:
 
     Args:
         num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges.
+        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges. That
+            of a part of a graph, a `PartEdgeIndex`, brings ``full_degree``.
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
@@ -71,6 +73,8 @@ class Graph:
         alone = batch is None and ptr is None
         if alone:
             self.segments = None
+        if full_degree is None:
+            full_degree = checks.full_degree_of(edge_index)
         if full_degree is not None:
             checks.check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
@@ -160,14 +164,23 @@ class Graph:
                 raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            nodes = x.size(0)
-            given = edge_index, edge_weight, batch
-            graph = _recent.get((cls, nodes), given, lambda e, w, b: cls(nodes, e, w, batch=b))
+            graph = cls._of_tensors(x.size(0), edge_index, edge_weight, batch)
         if graph.num_nodes != x.size(0):
             raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
         if graph.edge_index is not None and graph.edge_index.device != x.device:
             errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
+
+    @classmethod
+    def _of_tensors(cls, num_nodes: int, edge_index: Any, edge_weight: Any, batch: Any) -> Graph:
+        """The graph of these tensors, which is kept for as long as they exist and hold the same numbers."""
+        full_degree = checks.full_degree_of(edge_index)
+        edges = edge_index.as_tensor() if isinstance(edge_index, PartEdgeIndex) else edge_index
+
+        def make(edges: Any, edge_weight: Any, batch: Any, full_degree: Tensor | None) -> Graph:
+            return cls(num_nodes, edges, edge_weight, batch=batch, full_degree=full_degree)
+
+        return _recent.get((cls, num_nodes), (edges, edge_weight, batch, full_degree), make)
 
     # Where rows of different nodes meet: ``ShardedGraph``, whose rows lie with several processes, overrides these.
 
