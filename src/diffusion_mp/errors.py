@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

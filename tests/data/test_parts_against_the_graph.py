@@ -167,7 +167,7 @@ def test_clusters_of_pyg_are_parts_too() -> None:
     part = PartOf(data, degrees="full")
     whole = AdjacencyDiffusivity("row")(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     for cluster in range(6):
-        batch = part(data.subgraph(CLUSTERS == cluster))  # as ClusterLoader cuts it
+        batch = part(data.subgraph(CLUSTERS.eq(cluster)))  # as ClusterLoader cuts it
         coupling = AdjacencyDiffusivity("row")(batch.x, Graph(batch.num_nodes, batch.edge_index, batch.edge_weight))
         torch.testing.assert_close(coupling.to_dense()[0], whole[batch.n_id][:, batch.n_id], rtol=1e-5, atol=1e-6)
 

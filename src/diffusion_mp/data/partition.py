@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import scipy
@@ -21,8 +21,8 @@ from diffusion_mp.graph import Graph, PartEdgeIndex
 class PartOf(BaseTransform):
     """Transform of a batch that records its relation to `data`, the graph it was cut from.
 
-    A batch has `n_id` and `batch_size` by PyG's loaders; without `batch_size` all nodes are its own. For `ClusterLoader`
-    give `data` an `n_id` before. `RandomPartitionLoader` applies the transform itself. It sets
+    A batch has `n_id` and `batch_size` by PyG's loaders; without `batch_size` all nodes are its own. For
+    `ClusterLoader` give `data` an `n_id` before. `RandomPartitionLoader` applies the transform itself. It sets
 
     - `kept_edges`: the kept fraction of the edges of `data` that arrive at the batch's own nodes, the first ones;
     - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
@@ -66,7 +66,7 @@ class PartOf(BaseTransform):
         if self.full_degree is not None:
             data.full_degree = self.full_degree[n_id]
             if data.edge_index is not None:
-                data.edge_index = PartEdgeIndex.of(plain(data.edge_index), data.full_degree)
+                data.edge_index = PartEdgeIndex.of(cast("Tensor", plain(data.edge_index)), data.full_degree)
         return data
 
 
@@ -211,9 +211,9 @@ class Part(NamedTuple):
 class Cut:
     """All parts of a graph: `cut[k]` is part k with its nodes and edges in the order of the whole graph.
 
-    Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes or leave
-    them, and the nodes at their other ends with their self-loops. Edges are read once, in chunks that threads filter and sort by part, in
-    numpy, since torch would synchronise after each short operation.
+    Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes or
+    leave them, and the nodes at their other ends with their self-loops. Edges are read once, in chunks that threads
+    filter and sort by part, in numpy, since torch would synchronise after each short operation.
     """
 
     def __init__(
@@ -254,19 +254,22 @@ class Cut:
         return len(self._own)
 
     def __getitem__(self, k: int) -> Part:
-        own, (orders, *ends) = self._own[k], zip(*self._chunks, strict=True)
+        own = self._own[k]
+        orders, sources, targets = zip(*self._chunks, strict=True)
         e_id = np.concatenate([order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)])
-        source, target = (np.concatenate([nodes[k] for nodes in end]) for end in ends)
+        source = np.concatenate([nodes[k] for nodes in sources])
+        target = np.concatenate([nodes[k] for nodes in targets])
         context = own[:0]
         if self._halo:
-            ends = np.concatenate([source, target])
-            context = np.unique(ends[self._part[ends] != k])
+            nodes = np.concatenate([source, target])
+            context = np.unique(nodes[self._part[nodes] != k])
         loop = np.isin(self._looped, context)
         if loop.any():
             e_id = np.concatenate([e_id, self._loops[loop]])
             order = e_id.argsort()
             e_id = e_id[order]
-            source, target = (np.concatenate([nodes, self._looped[loop]])[order] for nodes in (source, target))
+            source = np.concatenate([source, self._looped[loop]])[order]
+            target = np.concatenate([target, self._looped[loop]])[order]
 
         def local_number(nodes: Integer[np.ndarray, " e"]) -> Integer[np.ndarray, " e"]:
             local = self._local[nodes].astype(np.int64)
