@@ -165,11 +165,11 @@ class _Batches(Dataset[Data]):
 
 def _training_nodes(data: Data) -> Tensor | None:
     mask = getattr(data, "train_mask", None)
-    fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (data.num_nodes,)
-    if mask is not None and not fits:
+    shapes = ((data.num_nodes,), (data.num_nodes, 1))
+    if mask is not None and not (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape in shapes):
         came = f"got {describe(mask)}. Split.of(data, column).apply_to(data) takes one of several."
         raise ValueError(f"train_mask must be a bool tensor [{data.num_nodes}], one split; {came}")
-    return mask
+    return None if mask is None else mask.flatten()
 
 
 def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
