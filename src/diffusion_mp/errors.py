@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# torch computes next to nothing in these, so they are converted before anything is asked of them.
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNSIGNED)
 
 
 class CouplingMismatchError(ValueError):
@@ -330,6 +331,45 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
     return indices.long()
 
 
+def label_vector(y: object, name: str = "y") -> Tensor:
+    """Return class numbers [N] as int64, also from a column [N, 1], as node sets of OGB have it."""
+    labels = as_tensor(y, name, "a tensor [num_nodes] of integers")
+    return index_vector(_column_as_vector(labels), name, "[num_nodes]")
+
+
+def _column_as_vector(values: Tensor) -> Tensor:
+    is_column = values.dim() == 2 and values.size(1) == 1 and values.layout == torch.strided
+    return values.squeeze(1) if is_column else values
+
+
+def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) -> Tensor:
+    """Return a bool mask [N], from one [N] or [N, 1], or from the indices of the nodes, as PyG takes them."""
+    what = f"a bool tensor [{num_nodes}], or the indices of nodes"
+    nodes = _column_as_vector(as_tensor(mask, name, what))
+    check_has_values(nodes, name)
+    if not isinstance(plain(mask), Tensor):
+        nodes = nodes.to(device)
+    if nodes.dtype == torch.uint8:
+        ways = f"A mask is {name}.bool(), and indices are {name}.long()."
+        raise TypeError(f"{name} must be {what}; got {describe(nodes)}, which may be either. {ways}")
+    if nodes.dtype != torch.bool and nodes.dtype not in INTEGERS:
+        raise TypeError(f"{name} must be {what}; got {describe(nodes)}.")
+    if nodes.dim() != 1 or nodes.layout != torch.strided or (nodes.dtype == torch.bool and len(nodes) != num_nodes):
+        way_out = " Of several splits take one column." if nodes.dim() == 2 else ""
+        raise ValueError(f"{name} must be {what}; got {describe(nodes)}.{way_out}")
+    check_device(nodes, name, device, "y")
+    if nodes.dtype == torch.bool:
+        return nodes
+    nodes = nodes.long()
+    check_range(nodes, name, num_nodes)
+    chosen = torch.zeros(num_nodes, dtype=torch.bool, device=device)
+    chosen[nodes] = True
+    if int(chosen.sum()) < len(nodes):
+        way_out = f"If it is a mask of zeros and ones, pass {name}.bool()."
+        raise ValueError(f"{name} must name every node once, as indices; some are there again. {way_out}")
+    return chosen
+
+
 def check_pairs(
     pairs: object, name: str, num_nodes: int, device: torch.device, shape: str = "[2, num_pairs] of int64"
 ) -> Tensor:
@@ -359,14 +399,16 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
     if not pairs.numel():
         return
     check_has_values(pairs, name)
-    low, high = (int(end) for end in pairs.aminmax())
+    numbers = pairs.long() if pairs.dtype in UNSIGNED else pairs
+    low, high = (int(end) for end in numbers.aminmax())
     if low < 0 or high >= size:
         raise ValueError(f"{name} must lie in [0, {size - 1}] for {size} {what}; it reaches from {low} to {high}.")
 
 
 def plain(value: object) -> object:
-    """Return PyG's ``EdgeIndex`` and ``Index`` as plain tensors, and any other object as it is."""
-    return value.as_tensor() if isinstance(value, (EdgeIndex, Index)) else value
+    """Return PyG's ``EdgeIndex`` and ``Index``, and our ``PartEdgeIndex``, as plain tensors; other objects as is."""
+    is_subclass = isinstance(value, Tensor) and hasattr(type(value), "as_tensor")
+    return value.as_tensor() if is_subclass else value  # type: ignore[attr-defined]
 
 
 def as_tensor(value: object, name: str, what: str) -> Tensor:

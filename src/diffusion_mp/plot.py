@@ -90,7 +90,7 @@ def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> 
     """
     errors.check_state(logits, "logits")
     errors.check_rows(without, "without", logits)
-    true = errors.index_vector(y, "y", "[num_nodes]").unsqueeze(1)
+    true = errors.label_vector(y).unsqueeze(1)
     if len(true) != len(logits):
         raise ValueError(f"y must have a class for each of {len(logits)} rows; got {errors.describe(y)}.")
     errors.check_range(true, "y", min(logits.size(1), without.size(1)), "classes")

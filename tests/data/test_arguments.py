@@ -62,8 +62,10 @@ OF_LOADER_VALUES = [
     ({"clusters": torch.arange(60) * 2}, "60 nodes have at most as many; they reach from 0 to 118.*return_inverse"),
 ]
 OF_BATCHES = [
-    (Data(), TypeError, "batch_size must be a whole number; got None.*PyG's loaders set it"),
-    (Data(batch_size=1), TypeError, "n_id must be"),
+    (Data(), TypeError, r"a batch must have n_id \[n\].*PyG's loaders set it; for ClusterLoader"),
+    (Data(batch_size=1), TypeError, "a batch must have n_id"),
+    (Data(batch_size="1", n_id=torch.tensor([1])), TypeError, "batch_size must be a whole number"),
+    (Data(n_id=torch.tensor([0.5])), TypeError, "n_id must hold integers"),
     (Data(batch_size=1, n_id=torch.tensor([60])), ValueError, "nodes n_id of the 60 of data"),
     (Data(batch_size=1, n_id=torch.tensor([-1])), ValueError, "nodes n_id of the 60 of data"),
     (Data(batch_size=3, n_id=torch.tensor([1, 2])), ValueError, r"a batch must have batch_size <= n nodes"),

@@ -99,11 +99,12 @@ REFUSALS = [
     (lambda: random_split(Y, 0.001, 0.5, seeded()), ValueError, "of 100 labelled nodes is none; raise train"),
     (lambda: Split.of(Data(y=Y)), ValueError, "has no train_mask"),
     (of(MASK[:, None].expand(-1, 3), 3), ValueError, "between 0 and 2"),
-    (of(MASK.float()), TypeError, r"train_mask must be a bool tensor \[N\]"),
-    (of(torch.arange(100)), TypeError, r"train_mask must be a bool tensor \[N\]"),
-    (of(MASK.tolist()), TypeError, r"train_mask must be a bool tensor \[N\]"),
-    (of(MASK[:5]), ValueError, "train_mask must have a row for each of 100 nodes"),
-    (of(MASK[:, None, None]), ValueError, "train_mask must have a row for each of 100 nodes"),
+    (of(MASK.float()), TypeError, r"train_mask must be a bool tensor \[100\], or the indices of nodes; got a float32"),
+    (of(MASK.long()), ValueError, r"train_mask must name every node once, .*train_mask\.bool\(\)"),
+    (of("train"), TypeError, r"train_mask must be a bool tensor \[100\]"),
+    (of(MASK[:5]), ValueError, r"train_mask must be a bool tensor \[100\].*got a bool tensor of shape \[5\]"),
+    (of(MASK[:5, None].expand(-1, 2)), ValueError, r"train_mask must be a bool tensor \[100\].*of shape \[5\]"),
+    (of(MASK[:, None, None]), ValueError, r"train_mask must be a bool tensor \[100\]"),
     (lambda: Split.of(None), TypeError, "data must have y"),
     (lambda: Split.of(Data(train_mask=MASK)), TypeError, "data must have y"),
     (lambda: draw(Y).apply_to(None), TypeError, "data must be a torch_geometric Data"),
@@ -119,7 +120,7 @@ CALLS = [
 ]
 BAD_LABELS = {
     "floats": torch.arange(4.0), "bools": torch.tensor([True, False]), "complex": torch.zeros(4, dtype=torch.complex64),
-    "two dimensions": torch.zeros(4, 1).long(), "a number": torch.tensor(1), "sparse": torch.arange(4).to_sparse(),
+    "two dimensions": torch.zeros(4, 2).long(), "a number": torch.tensor(1), "sparse": torch.arange(4).to_sparse(),
     "meta": torch.zeros(4, dtype=torch.long, device="meta"), "words": ["a", "b"], "a word": "ab", "none": None,
 }  # fmt: skip
 

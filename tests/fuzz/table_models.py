@@ -132,16 +132,19 @@ def label_propagation(d: Draw) -> None:
         f"None | a list?: [0] * {n} | an array?: np.zeros({n}, dtype=np.int64) | of rank three: torch.zeros({n}, 2, 2)",
         f"complex: torch.zeros({n}, 2, dtype=torch.complex64) | of rank zero: torch.tensor(0)",
         f"integers of rank two: torch.zeros({n}, 2, dtype=torch.long)",
+        f"a column of floats: torch.zeros({n}, 1)",
         f"too long?: torch.zeros({n + 1}, dtype=torch.long)",
         f"a billion classes: torch.full(({n},), 10**9)" if n else "",
     )
-    y = [f"torch.randint(3, ({n},))", f"torch.rand({n}, 3)", f"torch.full(({n},), -1)", f"torch.zeros({n}, 1)"]
+    y = [f"torch.randint(3, ({n},))", f"torch.rand({n}, 3)", f"torch.full(({n},), -1)"]
+    y += [f"torch.randint(3, ({n}, 1))"]
     given = edges(d, needed=True)
     mask = bad(
         f"floats: torch.ones({n}) | too long: torch.ones({n + 1}, dtype=torch.bool) | a string | a number",
-        f"a list?: [True] * {n} | an array?: np.ones({n}, dtype=bool) | indices: torch.arange({n})",
+        f"a list?: [True] * {n} | an array?: np.ones({n}, dtype=bool)",
+        f"indices?: torch.arange({n}) | indices beyond: torch.arange({n + 1}) | an index twice: torch.zeros(2).long()",
         f"on the meta device: torch.ones({n}, dtype=torch.bool, device='meta')",
-        f"of rank two: torch.ones({n}, 1, dtype=torch.bool)",
+        f"of rank two: torch.ones({n}, 2, dtype=torch.bool)",
     )
     given["mask"] = options(d, f"torch.ones({n}, dtype=torch.bool)", wrong=mask, optional=True)
     unread = never([Wrong(real(d, n, 3), "features nobody reads")])

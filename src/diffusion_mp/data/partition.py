@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import scipy
@@ -14,19 +14,21 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe, index_vector
-from diffusion_mp.graph import Graph
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe, index_vector, plain
+from diffusion_mp.graph import Graph, PartEdgeIndex
 
 
 class PartOf(BaseTransform):
     """Transform of a batch that records its relation to `data`, the graph it was cut from.
 
-    A batch has `n_id` and `batch_size` by PyG's loaders; `RandomPartitionLoader` applies the transform itself. It sets
+    A batch has `n_id` and `batch_size` by PyG's loaders; without `batch_size` all nodes are its own. For
+    `ClusterLoader` give `data` an `n_id` before. `RandomPartitionLoader` applies the transform itself. It sets
 
     - `kept_edges`: the kept fraction of the edges of `data` that arrive at the batch's own nodes, the first ones;
     - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
-    - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, with which
-      `AdjacencyDiffusivity` has the entries of the whole graph. `degrees="batch"` is the published recipe.
+    - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, and `edge_index` as a
+      `PartEdgeIndex`, which brings them to `model(batch.x, batch.edge_index, batch.edge_weight)`: entries of
+      `AdjacencyDiffusivity` are those of the whole graph. `degrees="batch"` is the published recipe.
 
     The whole graph, `data`, is on the CPU, with `edge_index`; it is read once and not kept.
 
@@ -43,8 +45,13 @@ class PartOf(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """Add these attributes to the batch, of which PyG passes a shallow copy."""
-        own = as_whole(getattr(data, "batch_size", None), "batch_size", "PyG's loaders set it, and n_id, in a batch.")
-        n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
+        n_id = getattr(data, "n_id", None)
+        if n_id is None:
+            way_out = "PyG's loaders set it; for ClusterLoader set data.n_id = torch.arange(data.num_nodes) before."
+            raise TypeError(f"a batch must have n_id [n], the numbers of its nodes in the whole graph. {way_out}")
+        n_id = index_vector(n_id, "n_id", "[n], the batch's nodes in the whole graph")
+        batch_size = getattr(data, "batch_size", None)
+        own = len(n_id) if batch_size is None else as_whole(batch_size, "batch_size")
         size = len(self.arriving)
         if not 0 <= own <= len(n_id) or (len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < size):
             came = f"got {own} of {describe(n_id)}"
@@ -58,6 +65,8 @@ class PartOf(BaseTransform):
                 data[name][own:] = False
         if self.full_degree is not None:
             data.full_degree = self.full_degree[n_id]
+            if data.edge_index is not None:
+                data.edge_index = PartEdgeIndex.of(cast("Tensor", plain(data.edge_index)), data.full_degree)
         return data
 
 
@@ -188,7 +197,7 @@ def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Gen
 
 
 class Part(NamedTuple):
-    """One part of a graph: its own `batch_size` nodes in ascending order, then those that only send to them.
+    """One part of a graph: its own `batch_size` nodes in ascending order, then their neighbours in other parts.
 
     `n_id` [n] and `e_id` [e] number nodes and edges in the whole graph; `edge_index` [2, e] is local.
     """
@@ -202,9 +211,9 @@ class Part(NamedTuple):
 class Cut:
     """All parts of a graph: `cut[k]` is part k with its nodes and edges in the order of the whole graph.
 
-    Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes, and
-    also their sources with their self-loops. Edges are read once, in chunks that threads filter and sort by part, in
-    numpy, since torch would synchronise after each short operation.
+    Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes or
+    leave them, and the nodes at their other ends with their self-loops. Edges are read once, in chunks that threads
+    filter and sort by part, in numpy, since torch would synchronise after each short operation.
     """
 
     def __init__(
@@ -226,12 +235,17 @@ class Cut:
         """Return positions in the chunk, sources and targets of the edges that every part keeps."""
         source, target = chunk
         owner = self._part.take(target)
+        sender_owner = self._part.take(source)
         if self._halo:
-            order = owner.argsort(kind="stable")
+            # An edge between two parts is in both, twice in this list.
+            edge = np.repeat(np.arange(len(owner)), 1 + (sender_owner != owner))
+            owner = owner[edge]
+            again = np.flatnonzero(edge[1:] == edge[:-1]) + 1
+            owner[again] = sender_owner[edge[again]]
         else:
-            kept = np.flatnonzero(self._part.take(source) == owner)
-            owner = owner[kept]
-            order = kept[owner.argsort(kind="stable")]
+            edge = np.flatnonzero(sender_owner == owner)
+            owner = owner[edge]
+        order = edge[owner.argsort(kind="stable")]
         bounds = np.bincount(owner, minlength=len(self)).cumsum()[:-1]
         columns = order, source[order], target[order]
         return tuple(np.split(column.astype(self._local.dtype), bounds) for column in columns)
@@ -240,16 +254,22 @@ class Cut:
         return len(self._own)
 
     def __getitem__(self, k: int) -> Part:
-        own, (orders, *ends) = self._own[k], zip(*self._chunks, strict=True)
+        own = self._own[k]
+        orders, sources, targets = zip(*self._chunks, strict=True)
         e_id = np.concatenate([order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)])
-        source, target = (np.concatenate([nodes[k] for nodes in end]) for end in ends)
-        context = np.unique(source[self._part[source] != k]) if self._halo else own[:0]
+        source = np.concatenate([nodes[k] for nodes in sources])
+        target = np.concatenate([nodes[k] for nodes in targets])
+        context = own[:0]
+        if self._halo:
+            nodes = np.concatenate([source, target])
+            context = np.unique(nodes[self._part[nodes] != k])
         loop = np.isin(self._looped, context)
         if loop.any():
             e_id = np.concatenate([e_id, self._loops[loop]])
             order = e_id.argsort()
             e_id = e_id[order]
-            source, target = (np.concatenate([ends, self._looped[loop]])[order] for ends in (source, target))
+            source = np.concatenate([source, self._looped[loop]])[order]
+            target = np.concatenate([target, self._looped[loop]])[order]
 
         def local_number(nodes: Integer[np.ndarray, " e"]) -> Integer[np.ndarray, " e"]:
             local = self._local[nodes].astype(np.int64)

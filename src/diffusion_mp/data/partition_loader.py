@@ -36,7 +36,9 @@ class RandomPartitionLoader(DataLoader[Data]):
         data: one graph, on the CPU.
         num_parts, batch_size: parts per epoch, a multiple of `num_replicas`; or instead the largest size of a part.
         clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`; all but p − 1 at most stay whole.
-        halo: add to a part all edges that arrive at its nodes, and their sources with their self-loops.
+        halo: add to a part all edges that arrive at its nodes or leave them, and the nodes at the other ends, with
+            their self-loops. With ``degrees="full"`` one layer over edges then gives the part's own nodes, the first
+            `batch_size` rows of ``model(batch.x, batch.edge_index, batch.edge_weight)``, what it gives them in `data`.
         degrees: see :class:`PartOf`.
         allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
         num_replicas, rank: number of processes, and index of this one; by default those of `torch.distributed`.
@@ -163,11 +165,11 @@ class _Batches(Dataset[Data]):
 
 def _training_nodes(data: Data) -> Tensor | None:
     mask = getattr(data, "train_mask", None)
-    fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (data.num_nodes,)
-    if mask is not None and not fits:
+    shapes = ((data.num_nodes,), (data.num_nodes, 1))
+    if mask is not None and not (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape in shapes):
         came = f"got {describe(mask)}. Split.of(data, column).apply_to(data) takes one of several."
         raise ValueError(f"train_mask must be a bool tensor [{data.num_nodes}], one split; {came}")
-    return mask
+    return None if mask is None else mask.flatten()
 
 
 def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:

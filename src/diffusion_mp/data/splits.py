@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
-from diffusion_mp.errors import as_whole, check_kind, check_number, describe, index_vector
+from diffusion_mp.errors import as_node_mask, as_whole, check_kind, check_number, describe, label_vector
 
 
 class Split(NamedTuple):
@@ -29,24 +29,26 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, data: Data, column: int = 0) -> Split:
-        """Return the masks stored in `data`, column `column` of them if they hold several splits [N, S]."""
+        """Return the masks stored in `data`, column `column` of them if they hold several splits [N, S].
+
+        A mask may also be the indices of its nodes. Unlabelled nodes are in none.
+        """
         if getattr(data, "y", None) is None:
             raise TypeError(f"data must have y, a label for every node; got {describe(data)}.")
-        labelled, masks = label_mask(data.y), []
+        labelled = label_mask(data.y)
+        masks = []
         for name in ("train_mask", "val_mask", "test_mask"):
             mask = getattr(data, name, None)
             if mask is None:
                 raise ValueError(f"The data has no {name}; draw a split with random_split_per_class(data.y, ...).")
-            if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, torch.uint8):
-                raise TypeError(f"{name} must be a bool tensor [N], or [N, S] of several splits; got {describe(mask)}.")
-            if mask.dim() not in (1, 2) or len(mask) != len(labelled):
-                raise ValueError(f"{name} must have a row for each of {len(labelled)} nodes; got {describe(mask)}.")
-            if mask.dim() == 2:
-                place = as_whole(column, "column")
-                if not 0 <= place < mask.size(1):
-                    raise ValueError(f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {place}.")
-                mask = mask[:, place]
-            masks.append(mask.bool() & labelled)
+            if isinstance(mask, Tensor) and mask.dtype == torch.uint8:
+                mask = mask.bool()  # older data sets have masks of bytes
+            if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 2 and mask.size(1) > 1:
+                number = as_whole(column, "column")
+                if not 0 <= number < mask.size(1):
+                    raise ValueError(f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {number}.")
+                mask = mask[:, number]
+            masks.append(as_node_mask(mask, name, len(labelled), labelled.device) & labelled)
         return cls(*masks)
 
     def apply_to(self, data: Data) -> Data:
@@ -59,18 +61,22 @@ class Split(NamedTuple):
         return data
 
 
-def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """Return a mask of the labelled nodes; negative numbers mark unlabelled ones.
+Labels = Int[Tensor, " N"] | Int[Tensor, "N 1"]
+"""Class numbers, also in a column, as node sets of OGB have them."""
+
+
+def label_mask(y: Labels) -> Bool[Tensor, " N"]:
+    """Return a mask [N] of the labelled nodes, for labels [N] or [N, 1]; negative numbers mark unlabelled ones.
 
     Examples:
         >>> label_mask(torch.tensor([0, 1, -1]))
         tensor([ True,  True, False])
     """
-    return index_vector(y, "y", "[num_nodes]") >= 0
+    return label_vector(y) >= 0
 
 
 def random_split_per_class(
-    y: Int[Tensor, " N"], per_class: int, num_val: int, num_test: int | None, generator: torch.Generator
+    y: Labels, per_class: int, num_val: int, num_test: int | None, generator: torch.Generator
 ) -> Split:
     """Draw a split as Kipf & Welling (2017): `per_class` training nodes of each class, the others regardless of class.
 
@@ -104,7 +110,7 @@ def random_split_per_class(
     return _masks(labels, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
 
 
-def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torch.Generator) -> Split:
+def random_split(y: Labels, train: float, val: float, generator: torch.Generator) -> Split:
     """Draw a split by fractions of the labelled nodes, regardless of class: ⌊train · n⌋, ⌊val · n⌋ and the rest of n.
 
     Wu, Wipf & Yan (2025) split Pokec by 0.1, 0.1 in the text and by 0.5, 0.25 in the released command (D13 in
@@ -130,7 +136,7 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
 def _shuffled(y: object, generator: torch.Generator) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
     """Return the labels, and the labelled nodes in random order on the CPU."""
     check_kind(generator, "generator", torch.Generator, "a torch.Generator, such as torch.Generator().manual_seed(0)")
-    labels = index_vector(y, "y", "[num_nodes]")
+    labels = label_vector(y)
     labelled = (labels >= 0).nonzero().flatten().cpu()
     if len(labelled) == 0:
         which = "every entry is negative" if len(labels) else "it is empty"

@@ -85,8 +85,8 @@ class ToDiffusionGraph(BaseTransform):
     """Add ``data.graph``, a validated `Graph`, for ``model(data.x, data.graph)``.
 
     The graph caches what layers derive from it, and moves with ``data.to(device)`` and between processes. It does not
-    follow later changes of the edges: put this transform last. As the ``collate_fn`` of a ``DataLoader`` it makes a
-    batch of a list of data, with its graph. With ``self_loops`` it prepares the graph for layers with this policy.
+    follow a later replacement of the edges: put this transform last. As the ``collate_fn`` of a ``DataLoader`` it makes
+    a batch of a list of data, with its graph. With ``self_loops`` it prepares the graph for layers with this policy.
 
     Examples:
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))

@@ -15,7 +15,15 @@ from torch.distributed import ProcessGroup
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
-from diffusion_mp.errors import as_device, check_has_values, check_integer_pairs, check_kind, check_seed, describe
+from diffusion_mp.errors import (
+    UNSIGNED,
+    as_device,
+    check_has_values,
+    check_integer_pairs,
+    check_kind,
+    check_seed,
+    describe,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
 from diffusion_mp.graph.graph import Couples
@@ -67,6 +75,8 @@ class ShardedGraph(Graph):
             check_kind(edge_index, "edge_index", Tensor, "a tensor [2, num_edges]")
             check_integer_pairs(edge_index, "edge_index")  # converted to int64 a chunk at a time
             check_has_values(edge_index, "edge_index")
+            if edge_index.dtype in UNSIGNED:
+                edge_index = edge_index.long()
         if edge_weight is not None:
             edge_weight = as_edge_weight(edge_weight, edge_index, num_nodes)
         rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)

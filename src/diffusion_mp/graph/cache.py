@@ -65,6 +65,38 @@ def persistent(make: Callable[[], T]) -> T:
         return make()
 
 
+class TensorState:
+    """A tensor, or ``None``, as it was: whether it has been written to since is told by its version.
+
+    torch counts no writes through NumPy or ``.data``. It counts none at all of tensors made in inference mode, whose
+    numbers are compared.
+    """
+
+    def __init__(self, tensor: Tensor | None) -> None:
+        self.tensor = tensor
+        #: Whether torch counts what is written to it.
+        self.counted = tensor is not None and not tensor.is_inference()
+        self.version = 0
+        self.copy: Tensor | None = None
+        if tensor is None:
+            return
+        if self.counted:
+            self.version = tensor._version
+        else:
+            self.copy = tensor.clone()
+
+    def holds(self, tensor: Tensor | None) -> bool:
+        """Whether ``tensor`` is this one, unchanged."""
+        if tensor is not self.tensor:
+            return False
+        if tensor is None:
+            return True
+        if self.copy is None:
+            return tensor._version == self.version
+        # What is captured or traced can not be looked at.
+        return not values_only() or torch.equal(self.copy, tensor)
+
+
 _CACHED: dict[int, tuple[list[weakref.ref[Tensor]], list[int], dict[Hashable, Any]]] = {}
 
 

@@ -14,8 +14,9 @@ from torch_geometric.data import HeteroData
 
 from diffusion_mp import errors
 from diffusion_mp.graph import checks
-from diffusion_mp.graph.cache import TensorCache, cached_property, persistent, values_only
+from diffusion_mp.graph.cache import TensorCache, TensorState, persistent, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
+from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -38,9 +39,15 @@ class Graph:
 
     An edge source j → target i stands for the entry a_ij of the adjacency. Multi-edges add up.
 
+    The tensors are not copied, and what is computed from them is kept with the graph: sorted edges, self-loops, weights
+    divided by degrees. Changes of the tensors by torch are seen, ``edge_weight.mul_(2)`` say, and checked. Those
+    through NumPy or ``.data``, which torch does not count, are not, nor are those between calls of compiled code: make
+    a new graph after them. A graph derived from this one stays what it was.
+
     Args:
         num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges.
+        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges. That
+            of a part of a graph, a `PartEdgeIndex`, brings ``full_degree``.
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
@@ -68,24 +75,72 @@ class Graph:
             self.edge_weight = checks.as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
         self._batch = None if batch is None else checks.as_batch(batch, self.num_nodes)
         self._ptr = None if ptr is None else checks.as_ptr(ptr)
-        alone = batch is None and ptr is None
-        if alone:
-            self.segments = None
+        if full_degree is None:
+            full_degree = checks.full_degree_of(edge_index)
         if full_degree is not None:
             checks.check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
-        self._symmetric: bool | None = None  # like the next two, filled on first access
-        self._weighted: bool | None = None
-        self._derived: dict[Hashable, Graph] = {}
         # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
-        if validate and not (alone and edge_index is None) and checks.values_to_check():
-            if self._batch is not None:
-                checks.check_batch(self.num_nodes, self._batch)
-            if self._ptr is not None:
-                checks.check_ptr(self.num_nodes, self._ptr)
-            member = None if self.is_single else self.batch
-            checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
+        # What is computed on first access, and the tensors that it is computed from.
+        self._pattern: Pattern | None = None
+        self._segments: Tensor | None = None
+        self._symmetric: bool | None = None
+        self._weighted: bool | None = None
+        self._derived: dict[Hashable, Graph] = {}
+        self._states: dict[str, TensorState] = {}
+        self._validate = validate
+        if not torch.compiler.is_compiling():
+            self._check_values()
+            self._states = self._states_now()
+
+    def _check_values(self) -> None:
+        if not self._validate or (self.is_single and self.edge_index is None) or not checks.values_to_check():
+            return
+        if self._batch is not None:
+            checks.check_batch(self.num_nodes, self._batch)
+        if self._ptr is not None:
+            checks.check_ptr(self.num_nodes, self._ptr)
+        member = None if self.is_single else self.batch
+        checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
+
+    def _refresh(self) -> None:
+        """Forget what was computed from tensors that have been written to, or replaced, since."""
+        if torch.compiler.is_compiling():
+            return
+        if not self._states:  # of a copy, or of a graph made in compiled code
+            self._states = self._states_now()
+        for name, state in self._states.items():
+            tensor = getattr(self, name)
+            # Not `state.holds(tensor)`, since every product comes here, and calls take time.
+            same = tensor is state.tensor and (tensor is None or (state.counted and tensor._version == state.version))
+            if not same:
+                self._look_closer()
+                return
+
+    def _states_now(self) -> dict[str, TensorState]:
+        return {name: TensorState(getattr(self, name)) for name in _TENSORS}
+
+    def _look_closer(self) -> None:
+        changed = {name for name, state in self._states.items() if not state.holds(getattr(self, name))}
+        if not changed:
+            return
+        written_to = any(self._states[name].tensor is getattr(self, name) for name in changed)
+        learned = self.edge_weight is not None and self.edge_weight.requires_grad
+        # Weights that are learned change with every step.
+        if written_to and not learned:
+            self._check_values()
+        if "edge_index" in changed:
+            self._pattern = None
+        self._segments = None
+        self._symmetric = None
+        self._weighted = None
+        self._derived = {}
+        self._states = self._states_now()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies the states are taken anew: a tensor in another process counts its own writes."""
+        return self.__dict__ | {"_states": {}}
 
     @classmethod
     def from_edge_index(
@@ -160,14 +215,23 @@ class Graph:
                 raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            nodes = x.size(0)
-            given = edge_index, edge_weight, batch
-            graph = _recent.get((cls, nodes), given, lambda e, w, b: cls(nodes, e, w, batch=b))
+            graph = cls._of_tensors(x.size(0), edge_index, edge_weight, batch)
         if graph.num_nodes != x.size(0):
             raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
         if graph.edge_index is not None and graph.edge_index.device != x.device:
             errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
+
+    @classmethod
+    def _of_tensors(cls, num_nodes: int, edge_index: Any, edge_weight: Any, batch: Any) -> Graph:
+        """The graph of these tensors, which is kept for as long as they exist and hold the same numbers."""
+        full_degree = checks.full_degree_of(edge_index)
+        edges = edge_index.as_tensor() if isinstance(edge_index, PartEdgeIndex) else edge_index
+
+        def make(edges: Any, edge_weight: Any, batch: Any, full_degree: Tensor | None) -> Graph:
+            return cls(num_nodes, edges, edge_weight, batch=batch, full_degree=full_degree)
+
+        return _recent.get((cls, num_nodes), (edges, edge_weight, batch, full_degree), make)
 
     # Where rows of different nodes meet: ``ShardedGraph``, whose rows lie with several processes, overrides these.
 
@@ -197,10 +261,15 @@ class Graph:
         """Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given)."""
         return self._batch is None and self._ptr is None
 
-    @cached_property
+    @property
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
-        return self._ptr if self._batch is None else cast("Tensor", batch_pointers(self._batch))
+        if self._batch is None:
+            return self._ptr
+        self._refresh()
+        if self._segments is None:
+            self._segments = cast("Tensor", batch_pointers(self._batch))
+        return self._segments
 
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
@@ -242,6 +311,7 @@ class Graph:
             return False
         if self.edge_weight.requires_grad or self.edge_weight.is_meta or not values_only():
             return True
+        self._refresh()
         if self._weighted is None:
             self._weighted = bool((self.edge_weight != 1).any())
         return self._weighted
@@ -254,11 +324,16 @@ class Graph:
             raise TypeError(f"edge weights are floating point, and would be cut off as {dtype}.")
         return self.edge_weight.to(dtype or self.edge_weight.dtype)
 
-    @cached_property
+    @property
     def pattern(self) -> Pattern:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
-        (source, target), size = self.edges, self.num_nodes
-        return Pattern(Compressed(target, source, size), Compressed(source, target, size))
+        self._refresh()
+        if self._pattern is None:
+            source, target = self.edges
+            by_target = Compressed(target, source, self.num_nodes)
+            by_source = Compressed(source, target, self.num_nodes)
+            self._pattern = Pattern(by_target, by_source)
+        return self._pattern
 
     @property
     def csr(self) -> Compressed:
@@ -284,7 +359,7 @@ class Graph:
         for name in ("edge_index", "edge_weight", "_batch", "full_degree", "origin"):
             value = getattr(self, name)
             setattr(graph, name, None if value is None else value.to(place, non_blocking=non_blocking))
-        graph.__dict__.pop("pattern", None)
+        graph._pattern = None
         graph._derived = {}
         return graph
 
@@ -295,9 +370,10 @@ class Graph:
         if self.full_degree is not None:
             return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
         by_source = direction == "out"
-        known = None if "pattern" not in self.__dict__ else self.csc if by_source else self.csr
-        if self.edge_weight is None and known is not None and known.found:
-            return known.ptr.diff().to(dtype or torch.get_default_dtype())
+        if self.edge_weight is None and self._pattern is not None:
+            known = self.csc if by_source else self.csr
+            if known.found:
+                return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         return wide.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], wide).to(dtype or wide.dtype)
@@ -305,6 +381,7 @@ class Graph:
     @property
     def is_symmetric(self) -> bool:
         """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
+        self._refresh()
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
         if self._symmetric is None or learned:
             errors.check_has_values(self.edges, "edge_index")
@@ -377,13 +454,14 @@ class Graph:
 
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)
-        graph.pattern = self.pattern
+        graph._pattern = self.pattern
         return graph
 
     def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
+        self._refresh()
         if name not in self._derived:
             self._derived[name] = persistent(make)
         return self._derived[name]
@@ -391,7 +469,7 @@ class Graph:
     def reverse(self) -> Graph:
         degree = None if self.full_degree is None else self.full_degree.flip(1)
         graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
-        graph.pattern = self.pattern.T
+        graph._pattern = self.pattern.T
         return graph
 
     def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None) -> Graph:
@@ -402,6 +480,9 @@ class Graph:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
 
+
+#: The attributes from which everything else of a graph is computed.
+_TENSORS = ("edge_index", "edge_weight", "_batch", "_ptr", "full_degree")
 
 #: Of tensors that layers were given in place of a graph; edges, weights and batches of some four million edges.
 _recent: TensorCache[Graph] = TensorCache(room=1 << 23)

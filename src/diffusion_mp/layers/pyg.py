@@ -211,6 +211,7 @@ def between(layer: Any, forward: Any, x: Sequence[Any], edge_index: object, edge
     edges: Any = plain(edge_index)
     check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges] where x is the pair (x_src, x_dst)")
     check_integer_pairs(edges, "edge_index")
+    edges = edges.long()
     if edges.numel() and not torch.compiler.is_compiling():
         check_range(edges[0], "edge_index[0]", senders.size(0))
         check_range(edges[1], "edge_index[1]", receivers.size(0))

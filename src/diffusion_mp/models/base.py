@@ -85,13 +85,14 @@ class FeatureEncoder(nn.Module):
         if columns.dim() != 2 or columns.size(1) != self.channels:
             raise ValueError(f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}.")
         errors.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
+        columns = columns.long()
         if columns.numel() and not columns.is_meta and not torch.compiler.is_compiling():
             for column, size in enumerate(self.sizes or ()):
                 low, high = (int(end) for end in columns[:, column].aminmax())
                 if low < 0 or high >= size:
                     wanted = f"must lie in 0..{size - 1}, as its table does; got {low}..{high}."
                     raise ValueError(f"column {column} of {name} {wanted}")
-        return columns.long()
+        return columns
 
     def extra_repr(self) -> str:
         return f"{self.channels if self.sizes is None else list(self.sizes)}"

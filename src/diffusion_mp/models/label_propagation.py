@@ -35,8 +35,9 @@ class LabelPropagation(KnowsPyGNames, Saved):
             scikit-learn's ``LabelSpreading``, but for its final division of rows.
 
     Shapes:
-        y: class labels [N] or soft labels [N, K]; mask: [N], the nodes with known labels; features: [N, F], if and only
-        if the diffusivity reads nodes; output: [N, K].
+        y: class labels [N] or [N, 1] of integers, negative where unknown, or soft labels [N, K] of floating point;
+        mask: the nodes with known labels, bool [N] or their indices; features: [N, F], if and only if the diffusivity
+        reads nodes; output: [N, K].
 
     Examples:
         >>> LabelPropagation(num_layers=None, alpha=0.5)(torch.tensor([0, 0, 0, 1, 1, 1]), edge_index).shape
@@ -72,11 +73,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
         refuse_inputs(self, others)
         y = _soft(y)
         if mask is not None:
-            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
-                order = "The order here is (y, edge_index, edge_weight, mask)."
-                raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. {order}")
-            errors.check_device(mask, "mask", y.device, "y")
-            y = y * mask.unsqueeze(1)
+            y = y * errors.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         if self.reads_features != (features is not None):
             came = "none came" if features is None else "features came, and nobody reads them"
             must = "must come if and only if the diffusivity reads nodes, for it must not read the labels"
@@ -97,13 +94,31 @@ def _soft(y: Tensor) -> Tensor:
     """Check labels, and return them as soft labels [N, K]."""
     errors.check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
     errors.check_has_values(y, "y")
-    if y.dim() not in (1, 2) or (y.dim() == 1 and (y.dtype not in errors.INTEGERS or y.layout != torch.strided)):
-        kind = TypeError if y.dim() == 1 else ValueError
-        raise kind(f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}.")
-    if y.dim() == 1:
-        classes = 1 + max(int(y.max()), 0) if y.numel() else 1
-        if classes > y.numel() + MANY_CLASSES:
-            raise ValueError(f"y must number the classes of {y.numel()} nodes; it reaches {classes - 1}.")
-        y = one_hot(y.long().clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
+    if y.dim() not in (1, 2):
+        raise ValueError(f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}.")
+    if y.dim() == 1 or y.size(1) == 1:
+        y = _one_hot(y)
+    elif y.dtype in errors.INTEGERS:
+        got = f"got {errors.describe(y)}"
+        raise TypeError(f"y must be floating point as soft labels, a column for every class; {got}. Pass y.float().")
     errors.check_state(y, "y")
     return y
+
+
+def _one_hot(y: Tensor) -> Tensor:
+    """Soft labels of class numbers [N] or [N, 1], zeros where they are negative."""
+    if y.dim() == 2 and y.is_floating_point():
+        raise ValueError(
+            f"y must have a column for every class as soft labels; got {errors.describe(y)}, in which all nodes would "
+            f"be of one class. Class numbers are integers, y.long(); of the probabilities of one of two classes, the "
+            f"soft labels are torch.cat([1 - y, y], 1)."
+        )
+    if y.dtype not in errors.INTEGERS or y.layout != torch.strided:
+        way_out = "Class numbers are dense and integers: y.long()."
+        raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}. {way_out}")
+    labels = errors.label_vector(y)
+    classes = 1 + max(int(labels.max()), 0) if labels.numel() else 1
+    if classes > labels.numel() + MANY_CLASSES:
+        raise ValueError(f"y must number the classes of {labels.numel()} nodes; it reaches {classes - 1}.")
+    soft = one_hot(labels.clamp(min=0), classes).to(torch.get_default_dtype())
+    return soft * (labels >= 0).unsqueeze(1)

@@ -22,6 +22,7 @@ from diffusion_mp.updates.derivatives import DENSE, Operator, basis_runs, export
 from diffusion_mp.updates.explicit import teleport
 from diffusion_mp.updates.linear_solve import LowRankInverse, solve
 
+
 class SolvedUpdate(LaplacianUpdate):
     """Base of the updates that solve (Δ + shift) x = b, for reversible couplings and for linear attention of any kind.
 

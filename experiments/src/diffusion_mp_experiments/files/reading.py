@@ -36,6 +36,7 @@ def check_indices(index: Tensor, limit: int | Tensor, name: str, low: int = 0) -
     """Raise ValueError unless `index` holds integers in low .. limit − 1; a tensor has a limit for each of them."""
     if index.is_floating_point() or index.is_complex():
         raise ValueError(f"{name} must be integers; got {index.dtype}")
+    index = index.long()  # torch computes next to nothing in uint16 and its like
     if index.numel() and (int(index.min()) < low or bool((index >= limit).any())):
         highest = limit - 1 if isinstance(limit, int) else "the number of its graph's nodes - 1"
         found = f"got up to {int(index.max())} and down to {int(index.min())}"

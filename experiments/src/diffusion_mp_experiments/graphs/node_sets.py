@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
 from diffusion_mp.data.knn import KNNGraph
-from diffusion_mp.data.splits import label_mask
-from diffusion_mp.errors import as_whole, check_counts, check_flags, check_kind, check_number
+from diffusion_mp.data.splits import Labels, label_mask
+from diffusion_mp.errors import as_whole, check_counts, check_flags, check_kind, check_number, label_vector
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.arrays import read_matrices, read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
@@ -223,7 +223,7 @@ def load_digits(num_neighbors: int = 5) -> Data:
 _POOL_SEED = 2025  # the same in every run
 
 
-def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
+def visible_labels(y: Labels, tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
     """Return the labels that splits for tuning, or for reported results, are drawn from; all others are −1.
 
     A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits train,
@@ -231,7 +231,7 @@ def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> In
     """
     check_flags(tuning=tuning)
     check_number(share, "share", lambda part: 0 < part < 1, "lie in (0, 1), the part of the labels for tuning")
-    y = torch.as_tensor(y)
+    y = label_vector(y)
     labelled = label_mask(y).cpu().nonzero().flatten()
     order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED))
     pool = torch.zeros(len(y), dtype=torch.bool)

@@ -52,7 +52,8 @@ class Supervised(pl.LightningModule):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of classes [N] (`node_cross_entropy`), or of labels [N, T] of 0 and 1 (`multi_label_loss`)."""
-        return (multi_label_loss if targets.dim() == 2 else node_cross_entropy)(outputs, targets)
+        several = targets.dim() == 2 and (targets.size(1) > 1 or outputs.size(1) == 1)
+        return (multi_label_loss if several else node_cross_entropy)(outputs, targets)
 
     def configure_callbacks(self) -> list[Callback]:
         """`Resumable` and `FiniteLoss`, unless they are there: Lightning asks in every stage."""

@@ -17,6 +17,8 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """
     check_tensor(logits, "logits", "[N, C]")
     check_kind(target, "target", Tensor, "a tensor [N] of class numbers")
+    if target.dim() == 2 and target.size(1) == 1 and logits.size(1) > 1:
+        target = target.squeeze(1)  # classes in a column, as node sets of OGB have them
     if target.dtype not in INTEGERS:
         raise TypeError(f"target must hold class numbers (integers); got {describe(target)}.")
     check_device(target, "target", logits.device, "logits")
@@ -32,13 +34,14 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     if target.numel() == 0:
         raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
     check_has_values(target, "target")
+    target = target.long()
     low, high = int(target.min()), int(target.max())
     if low < 0 or high >= logits.size(1):
         raise ValueError(
             f"target must lie in 0..{logits.size(1) - 1} for {logits.size(1)} logits, got {low}..{high}; "
             "leave unlabelled nodes (−1) out with label_mask(y)."
         )
-    return F.cross_entropy(logits, target.long())
+    return F.cross_entropy(logits, target)
 
 
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ class TaskMetric(Metric):
         return self.metric not in ("mse", "mae")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
+        if targets.dim() == 2 and targets.size(1) == 1 and outputs.dim() == 2 and outputs.size(1) > 1:
+            targets = targets.squeeze(1)  # classes in a column, as node sets of OGB have them
         if self.metric in ("acc", "macro_f1", "mrr") and targets.dim() != 1:
             raise ValueError(f"metric {self.metric!r} takes targets [N]; got {list(targets.shape)}; 'ap' takes tasks.")
         self.outputs.append(outputs.detach())
