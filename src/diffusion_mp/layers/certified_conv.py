@@ -173,7 +173,7 @@ class CertifiedConv(CertifiedBlock):
         attraction, source = cast("tuple[AttractionTerm, ScaledTerm]", terms)
         h, fixed = cast("SourceTerm", source.term).source, attraction.fixed
         if fixed is None:
-            return h
+            return h.clone()
         beta, mu = self.beta(), self.mu()
         rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
         if rest is None and fixed.whole:  # a solve needs all rows
