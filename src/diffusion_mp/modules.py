@@ -1,14 +1,18 @@
-"""``Resettable``, the base of all modules whose parameters can be drawn again; and models in evaluation mode."""
+"""What modules have in common: parameters that can be drawn again, auxiliary losses, and evaluation mode."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
+from diffusion_mp.errors import check_kind
 from diffusion_mp.saving import Saved
 
 
@@ -37,6 +41,88 @@ class Resettable(Saved):
         if isinstance(value, nn.Parameter):
             self._initial = {**self._initial, name: value.detach().clone()}
         setattr(self, name, value)
+
+
+class AuxiliaryLoss:
+    """The auxiliary loss of a module's last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
+
+    The module sets ``value`` on every forward pass, to ``None`` in evaluation. Each thread has a value of its own.
+    Copies and pickles are empty, since tensors of an autograd graph cannot be copied or saved.
+
+    Examples:
+        >>> gate = torch.nn.Identity()
+        >>> gate.auxiliary = AuxiliaryLoss()
+        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass; auxiliary_loss(gate) collects it
+    """
+
+    def __init__(self) -> None:
+        # An attribute, not a base class: Dynamo writes values back to a plain threading.local only.
+        self._of_thread = threading.local()
+        self._ever_set = False
+
+    @property
+    def value(self) -> Tensor | None:
+        """A 0-dimensional tensor, or ``None``; an error if only other threads have one, which would be ignored."""
+        if hasattr(self._of_thread, "value"):
+            return cast("Tensor | None", self._of_thread.value)
+        if self._ever_set:
+            raise RuntimeError(
+                "an auxiliary loss belongs to the thread whose forward pass recorded it; got other threads only. Call "
+                "auxiliary_loss(model) where the model is called; under DataParallel, inside the replicated module."
+            )
+        return None
+
+    @value.setter
+    def value(self, value: Tensor | None) -> None:
+        self._of_thread.value = value
+        self._of_thread.with_gradient = torch.is_grad_enabled()
+        if value is not None:
+            self._ever_set = True
+
+    def lacks_gradient(self, module: nn.Module) -> bool:
+        """Return whether a training pass of ``module`` recorded the value while gradients were disabled.
+
+        A reentrant checkpoint does so: it runs the module without gradients first, and once more in the backward pass.
+        """
+        if self.value is None or self._of_thread.with_gradient or not module.training:
+            return False
+        return any(parameter.requires_grad for parameter in module.parameters())
+
+    def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
+        return AuxiliaryLoss, ()
+
+
+def auxiliary_loss(model: nn.Module) -> Tensor:
+    """Return the sum of the auxiliary losses of all modules in this thread's last forward pass; zero without any.
+
+    Weights (λ/L) are included. A module that ran several times counts with its last run.
+
+    Raises:
+        RuntimeError: a module ran in other threads only; or in training and without gradients, as a reentrant
+            checkpoint runs it, while gradients are enabled here.
+
+    Examples:
+        >>> model = NodeFormer(4, 16, 3)
+        >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
+    """
+    check_kind(model, "model", nn.Module, "a module")
+    losses: list[Tensor] = []
+    for module in model.modules():
+        holder = getattr(module, "auxiliary", None)
+        value = holder.value if isinstance(holder, AuxiliaryLoss) else None
+        if holder is None or value is None:
+            continue
+        if torch.is_grad_enabled() and holder.lacks_gradient(module):
+            raise RuntimeError(
+                f"the auxiliary loss of model has no gradient: {type(module).__name__} ran without gradients in "
+                f"training, as under a reentrant checkpoint. Pass use_reentrant=False to torch.utils.checkpoint, or "
+                f"call auxiliary_loss under torch.no_grad() for the value alone."
+            )
+        losses.append(value)
+    if not losses:
+        return next(model.parameters(), torch.zeros(())).new_zeros(())
+    # Adding to zero also copies a single loss, which its module keeps.
+    return reduce(torch.add, losses, torch.zeros_like(losses[0]))
 
 
 @contextmanager

@@ -60,6 +60,10 @@ COUPLINGS: list[tuple[str, Body]] = [
     ("purity", {"_product": lambda self, v: Dense._product(self, v.detach().abs_())}),  # what repeats, but changes v
     ("purity", {"_product": lambda self, v: Dense._product(self, v) + 1e-3 * torch.randn(v.shape, dtype=v.dtype)}),
     ("gradients", {"degree": lambda self: Dense.degree(self).detach()}),
+    ("writable", {"_product": lambda self, v: Dense._product(self, v).mean(0, keepdim=True).expand_as(v)}),
+    ("writable", {"degree": lambda self: self.matrix.sum(1, keepdim=True)[:1].expand(6, 1)}),
+    ("writable", {"to_dense": lambda self: self.matrix.unsqueeze(0)}),
+    ("writable", {"_product": lambda self, v: v[:, :, :]}),
 ]
 
 
@@ -205,9 +209,21 @@ class BatchNormed(DiffusionConv):
         return out - out.mean(0)
 
 
+class Remembers(DiffusionConv):
+    """Keeps its last result for an equal state, and returns what it keeps."""
+
+    def forward(self, x: Tensor, *inputs: Any, **named: Any) -> Any:
+        last = getattr(self, "last", None)
+        if last is None or not torch.equal(last[0], x):
+            self.last = last = x, super().forward(x, *inputs, **named)
+        return last[1]
+
+
 def test_broken_layers_are_named() -> None:
     with pytest.raises(AssertionError, match=r"BatchNormed breaks the law 'batching'"):
         check_layer(lambda: BatchNormed(4, 3, Cosine()))
+    with pytest.raises(AssertionError, match=r"Remembers breaks the law 'writable'.*what the next call returns"):
+        check_layer(lambda: Remembers(4, 3, Cosine()))
 
 
 class Halfway(StateUpdate):
@@ -262,6 +278,7 @@ UPDATES = [
     (Leaks, "constants"),
     (type("CountsHeads", (Halfway,), {"kept": lambda self, x: x * x.size(1)}), "heads"),
     (IgnoresTheStateBefore, "previous"),
+    (type("ReturnsTheState", (Halfway,), {"step": lambda self, x, *_, **__: x}), "writable"),
 ]
 
 

@@ -155,7 +155,7 @@ class Coupling(ABC):
 
     @abstractmethod
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        """S v for values of a checked shape, with at least as many heads as S."""
+        """S v for values of a checked shape, with at least as many heads as S; v itself, or a tensor of its own."""
 
     @abstractmethod
     def _transpose(self) -> Coupling:
@@ -173,7 +173,10 @@ class Coupling(ABC):
     def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
         self.check(v, "v")
-        return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
+        values = v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1)
+        moved = self._product(values)
+        # Only here does the identity copy: inside sums and multiples nobody writes to the values that it passes on.
+        return moved.clone() if moved is values else moved
 
     def transformed(
         self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
@@ -317,7 +320,8 @@ class Coupling(ABC):
         if self.symmetric:
             return self._ones(torch.float64)
         with torch.no_grad():
-            return None if self._metric is None else self._metric.expand(-1, self.heads)
+            # A copy, since the one that was computed is kept.
+            return None if self._metric is None else self._metric.expand(-1, self.heads).clone()
 
     @property
     def reversible(self) -> bool:

@@ -56,7 +56,8 @@ def merged(parts: list[Sums]) -> Sums:
 
     if not parts:
         raise ValueError("parts must hold the sums of a block at least; got none.")
-    return reduce(merge, parts)
+    first = Sums(parts[0].totals.clone(), None if parts[0].shift is None else parts[0].shift.clone())
+    return reduce(merge, parts[1:], first)
 
 
 class PooledCoupling(Coupling):
@@ -191,7 +192,8 @@ class UniformCoupling(LowRankCoupling):
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         total, count = sums.totals[:, :-1], sums.totals[:, -1:]
-        return (quotient(total, count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
+        row = quotient(total, count) if self.row_stochastic else total
+        return row.to(v.dtype).expand_as(v).clone()
 
     def block(self, rows: slice) -> PooledCoupling:
         return UniformCoupling(len(self.key[rows]), normalize=self.row_stochastic, dtype=self.dtype, device=self.device)

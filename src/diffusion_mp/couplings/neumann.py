@@ -66,7 +66,7 @@ class NeumannCoupling(Coupling):
         return NeumannCoupling(*stencil, nonnegative=self.nonnegative, transposed=not self.transposed)
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        return super().degree() if self.transposed else (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)
+        return super().degree() if self.transposed else (2 * self.alpha.sum(0)).repeat(self.num_nodes, 1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         column, row = edge_index.flip(0) if self.transposed else edge_index

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import (
     all_products,
+    distance_features,
     fill_across,
     fill_blocks,
     heads_of,
     listed_products,
-    measured_from,
 )
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
@@ -146,8 +146,9 @@ def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["ex
 class DistanceCoupling(Coupling):
     r"""s_ij = f(‖q_i − k_j‖²) within a graph, for any function f of a tensor of squared distances.
 
-    A product costs O(N² D) time and O(N D) memory. Where f is linear, exponential or a sigmoid, `LowRankCoupling` and
-    `PairwiseCoupling` are several times faster.
+    A product costs O(N² D) time and O(N D) memory. Distances are computed in double precision, and f in that of the
+    features (at least single). Where f is linear, exponential or a sigmoid, `LowRankCoupling` and `PairwiseCoupling`
+    are several times faster.
 
     Args:
         function: f, elementwise, in single or double precision, differentiable at 0.
@@ -169,28 +170,58 @@ class DistanceCoupling(Coupling):
         promises: dict[str, Any] = {"nonnegative": nonnegative, "positive_semidefinite": positive_semidefinite}
         super().__init__(*feature_sizes(query, key), ptr=ptr, symmetric=query is key, **promises)
         self.quadratic = True
+        self.mutual = query is key
         self.function, self.query, self.key = function, query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        (query, key, values), dtype = accumulating(self.query, self.key, v)
-        query, key = measured_from(query, key, self.ptr)
+        (_, values), dtype = accumulating(self.query, v)
         with without_autocast(v):
+            query, key = self._distance_features()
             if not values_only():  # without checkpoints
                 return self._moved(query, key, values, self.ptr).to(dtype)
             tiles = self._tiles()
             again = partial(checkpoint, self._moved, use_reentrant=False, preserve_rng_state=False)
             move = self._moved if len(tiles) == 1 else again
-            moved = [move(query[rows], key[columns], values[columns]) for rows, columns in tiles]
+            moved = []
+            for rows, graph in tiles:
+                first = rows.start - graph.start
+                moved.append(move(query[rows], key[graph], values[graph], first=first))
             return torch.cat(moved).to(dtype)
 
-    def _moved(self, query: Tensor, key: Tensor, values: Tensor, ptr: Tensor | None = None) -> Tensor:
-        return (fill_blocks(self._entries(query, key), ptr, 0.0) @ values.transpose(0, 1)).transpose(0, 1)
+    def _moved(
+        self,
+        query: Tensor,
+        key: Tensor,
+        values: Tensor,
+        ptr: Tensor | None = None,
+        first: int = 0,
+    ) -> Tensor:
+        entries = fill_blocks(self._entries(query, key, first), ptr, 0.0)
+        return (entries @ values.transpose(0, 1)).transpose(0, 1)
 
-    def _entries(self, query: Float[Tensor, "r H F"], key: Float[Tensor, "c H F"]) -> Float[Tensor, "H r c"]:
-        """f for all pairs of the given rows and columns."""
-        q, k = query.transpose(0, 1), key.transpose(0, 1)
-        squares = q.square().sum(2).unsqueeze(2) + k.square().sum(2).unsqueeze(1)
-        return self._applied(torch.clamp(squares - 2 * q @ k.mT, min=0))
+    def _distance_features(self) -> tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]:
+        """Vectors whose inner products are the squared distances.
+
+        In double precision, whatever that of the rows: the square of a short distance is a small difference of large
+        numbers, and its rounding in single precision may be more than all other pairs contribute to a gradient.
+        """
+        wide = self.query.double()
+        query, key = distance_features(wide, wide if self.mutual else self.key.double(), self.ptr)
+        return -2 * query, key
+
+    def _entries(
+        self,
+        query: Float[Tensor, "r H G"],
+        key: Float[Tensor, "c H G"],
+        first: int = 0,
+    ) -> Float[Tensor, "H r c"]:
+        """f for all pairs of rows and columns with these features; the first row is column number ``first``."""
+        products = query.transpose(0, 1) @ key.permute(1, 2, 0)
+        squares = products.to(torch.promote_types(self.dtype, torch.float32)).clamp(min=0)
+        if self.mutual:
+            # No rounding is as small as the gradients of far rows, and f is often steepest at zero.
+            squares.diagonal(first, 1, 2).zero_()
+        return self._applied(squares)
 
     def _applied(self, squares: Tensor) -> Tensor:
         entries = self.function(squares)
@@ -219,7 +250,7 @@ class DistanceCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        entries = self._entries(*measured_from(self.query, self.key, self.ptr))
+        entries = self._entries(*self._distance_features())
         return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
 
 

@@ -31,7 +31,7 @@ _INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp":
 
 
 class AnyScore(ABC):
-    """f of s = −½z²; a subclass has ``__call__`` and ``_pairs``, the coupling of measured vectors."""
+    """f of s = −½z²; a subclass has ``__call__`` and ``_pairs``, the coupling of all pairs of vectors."""
 
     sharpness: float | Tensor | None = 1.0  #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
 
@@ -54,10 +54,17 @@ class AnyScore(ABC):
         """
         if unit:
             (q, k), centre = unit_rows(q, k), q.new_zeros(1, 1, 1)  # they lie around the origin
-        pairs = self._pairs(*measured_from(q, k, ptr, centre, self.sharpness), ptr, nonnegative)
+        pairs = self._pairs(q, k, ptr, centre, nonnegative)
         return row_normalized(pairs) if normalize else pairs
 
-    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
+    def _pairs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        ptr: Tensor | None,
+        centre: Tensor | None,
+        nonnegative: bool,
+    ) -> Coupling:
         raise NotImplementedError
 
 
@@ -178,11 +185,19 @@ class MixtureScore(AnyScore):
         """1/σ² of the narrowest Gaussian."""
         return self.widths.detach().min() ** -2
 
-    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
-        terms, centre = [], q.new_zeros(1, 1, 1)  # q and k are measured from their centre already
+    def _pairs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        ptr: Tensor | None,
+        centre: Tensor | None,
+        nonnegative: bool,
+    ) -> Coupling:
+        q, k = measured_from(q, k, ptr, centre, self.sharpness)
+        terms, origin = [], q.new_zeros(1, 1, 1)
         for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
             scaled = q / width
-            gaussian = Score("exp").coupling(scaled, scaled if k is q else k / width, ptr, centre=centre)
+            gaussian = Score("exp").coupling(scaled, scaled if k is q else k / width, ptr, centre=origin)
             terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
         return SumCoupling(terms)
 
@@ -204,5 +219,13 @@ class FunctionScore(AnyScore):
         low = torch.full_like(f, -math.log1p(min(self.reach, 1e12) / 2))
         return -(-_bisected(lambda t: self(-(-t).expm1()), f, low, torch.zeros_like(f))).expm1()
 
-    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
+    def _pairs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        ptr: Tensor | None,
+        centre: Tensor | None,
+        nonnegative: bool,
+    ) -> Coupling:
+        # It measures distances in double precision, from any centre alike.
         return DistanceCoupling(self.function, q, k, ptr, nonnegative=nonnegative)

@@ -21,14 +21,9 @@ from diffusion_mp.diffusivities.fixed import (
     SymmetricDiffusivity,
     UniformDiffusivity,
 )
-from diffusion_mp.diffusivities.kernelized_softmax import (
-    AuxiliaryLoss,
-    KernelizedSoftmaxDiffusivity,
-    RelationalBias,
-    auxiliary_loss,
-    edge_loss,
-)
+from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias, edge_loss
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
+from diffusion_mp.modules import AuxiliaryLoss, auxiliary_loss
 from diffusion_mp.updates.base import Positive
 
 __all__ = [

@@ -162,8 +162,9 @@ class EdgeDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
-        rows, score = graph.pattern.by_row, self.edge_penalty.score
-        s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=score.sharpness))
+        rows = graph.pattern.by_row
+        score = self.edge_penalty.score
+        s = self._exponents(x, graph)
         if self.row_stochastic and score.g not in ("linear", "function"):  # these may be zero, without a logarithm
             weight = edge_softmax(rows, score.log(s), _prior(graph, s))
         else:
@@ -173,6 +174,16 @@ class EdgeDiffusivity(Diffusivity):
         symmetric, stochastic = False if self.row_stochastic else None, self.row_stochastic
         nonnegative = self.edge_penalty.domain[1] == float("inf")
         return SparseCoupling(graph, weight, symmetric=symmetric, row_stochastic=stochastic, nonnegative=nonnegative)
+
+    def _exponents(self, x: Float[Tensor, "N C"], graph: Graph) -> Float[Tensor, "E one"]:
+        """Return −½‖x_i − x_j‖² of every edge."""
+        score = self.edge_penalty.score
+        # All pairs cancel the rounding of a linear f in their sums; a few edges do not.
+        sharpness = abs(score.scale) if score.g == "linear" else score.sharpness
+        s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=sharpness))
+        source, target = graph.edges
+        # Zero to the bit, in the gradient too: for far neighbours the rounding of a loop would be most of it.
+        return s.masked_fill((source == target).unsqueeze(1), 0.0)
 
     def extra_repr(self) -> str:
         return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -20,6 +19,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels.noise import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
+from diffusion_mp.modules import AuxiliaryLoss
 
 Rows = Float[Tensor, "N H D"]
 Directions = Float[Tensor, "m D"]
@@ -100,62 +100,6 @@ def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = Fa
     share = share.unsqueeze(1)
     log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)  # 0 log 0 = 0
     return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)
-
-
-class AuxiliaryLoss:
-    """The auxiliary loss of a module's last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
-
-    The module sets ``value`` on every forward pass, to ``None`` in evaluation. Each thread has a value of its own.
-    Copies and pickles are empty, since tensors of an autograd graph cannot be copied or saved.
-
-    Examples:
-        >>> gate = torch.nn.Identity()
-        >>> gate.auxiliary = AuxiliaryLoss()
-        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass; auxiliary_loss(gate) collects it
-    """
-
-    def __init__(self) -> None:
-        # An attribute, not a base class: Dynamo writes values back to a plain threading.local only.
-        self._of_thread = threading.local()
-        self._ever_set = False
-
-    @property
-    def value(self) -> Tensor | None:
-        """A 0-dimensional tensor, or ``None``; an error if only other threads have one, which would be ignored."""
-        if hasattr(self._of_thread, "value"):
-            return cast("Tensor | None", self._of_thread.value)
-        if self._ever_set:
-            raise RuntimeError(
-                "an auxiliary loss belongs to the thread whose forward pass recorded it; got other threads only. Call "
-                "auxiliary_loss(model) where the model is called; under DataParallel, inside the replicated module."
-            )
-        return None
-
-    @value.setter
-    def value(self, value: Tensor | None) -> None:
-        self._of_thread.value = value
-        if value is not None:
-            self._ever_set = True
-
-    def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
-        return AuxiliaryLoss, ()
-
-
-def auxiliary_loss(model: nn.Module) -> Tensor:
-    """Return the sum of the auxiliary losses of all modules in this thread's last forward pass; zero without any.
-
-    Weights (λ/L) are included. A module that ran several times counts with its last run; ``RuntimeError`` is raised
-    for one that ran in other threads only.
-
-    Examples:
-        >>> model = NodeFormer(4, 16, 3)
-        >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
-    """
-    errors.check_kind(model, "model", nn.Module, "a module")
-    holders = [getattr(module, "auxiliary", None) for module in model.modules()]
-    values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss)]
-    losses = [value for value in values if value is not None]
-    return reduce(torch.add, losses) if losses else next(model.parameters(), torch.zeros(())).new_zeros(())
 
 
 MAX_SEED = 2**62  # every torch.Generator accepts smaller ones

@@ -276,4 +276,5 @@ def _attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Te
             f"return_attention_weights needs a coupling that holds its entries one by one; that of "
             f"{type(layer).__name__} is a {type(coupling).__name__}. {INPUTS['return_attention_weights']}"
         )
-    return coupling.graph.edges, coupling.weight
+    # Copies: the edges may be those of the caller, and the weights are kept with the graph.
+    return coupling.graph.edges.clone(), coupling.weight.clone()

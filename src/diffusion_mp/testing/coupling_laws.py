@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from diffusion_mp.testing.laws import (
     expect_equal,
     expect_flags,
     expect_rng_untouched,
+    expect_writable,
     run_laws,
     tolerance,
 )
@@ -322,6 +323,38 @@ def _purity(case: CouplingCase) -> None:
     expect(torch.equal(first, second), "two products with the same v differ")
 
 
+def _writable(case: CouplingCase) -> None:
+    """what S returns can be written to: no entry shares memory with another, with v, or with what S keeps"""
+    coupling = case.coupling
+    for heads in {1, coupling.heads}:
+        v = case.values(heads)
+        expect_writable(lambda v=v: coupling @ v, "S @ v", v)
+        expect_writable(lambda v=v: coupling.T @ v, "S.T @ v", v)
+        expect_writable(lambda v=v: coupling.both(v, v)[0], "S.both(v, v)[0]", v)
+        expect_writable(lambda v=v: coupling.both(v, v)[1], "S.both(v, v)[1]", v)
+        expect_writable(lambda v=v: coupling.laplacian(v), "S.laplacian(v)", v)
+    x = case.values(1).squeeze(1)
+    expect_writable(lambda: coupling.transformed(x, None), "S.transformed(x, None)", x)
+    if coupling.heads == 1:
+        expect_writable(lambda: coupling @ x, "S @ x of a state [N, C]", x)
+    expect_writable(coupling.degree, "S.degree()")
+    expect_writable(coupling.diagonal, "S.diagonal()")
+    expect_writable(coupling.to_dense, "S.to_dense()")
+    expect_writable(lambda: coupling.at(case.pairs), "S.at(pairs)")
+    if coupling.metric is not None:
+        expect_writable(lambda: cast("Tensor", coupling.metric), "S.metric")
+    if coupling.nonnegative:
+        expect_writable(lambda: coupling.log_at(case.pairs), "S.log_at(pairs)")
+        if coupling.symmetric:
+            expect_writable(lambda: coupling.majorant(True), "S.majorant(True)")
+            expect_writable(lambda: coupling.majorant(False), "S.majorant(False)")
+    if isinstance(coupling, PooledCoupling) and coupling.ptr is None:
+        v = case.values()
+        sums = coupling.pool(v)
+        expect_writable(lambda: coupling.pool(v).totals, "S.pool(v)", v)
+        expect_writable(lambda: coupling.read(sums, v), "S.read(S.pool(v), v)", v, sums.totals)
+
+
 def _autocast(case: CouplingCase) -> None:
     """under autocast a product stays finite, in at least float32, and close"""
     if case.coupling.dtype not in (torch.float32, torch.float64):
@@ -336,7 +369,7 @@ def _autocast(case: CouplingCase) -> None:
 COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
     _form, _product, _heads_broadcast, _transpose, _degree, _at, _log_at, _dirichlet, _majorant, _declared_properties,
     _metric, _low_rank_form, _scaling, _addition, _block_diagonal,
-    _gradients, _pooled_by_blocks, _scipy_operator, _purity, _autocast,
+    _gradients, _pooled_by_blocks, _scipy_operator, _purity, _writable, _autocast,
 )  # fmt: skip
 
 

@@ -119,6 +119,22 @@ def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the
         )
 
 
+def expect_writable(call: Callable[[], Tensor], what: str, *arguments: Tensor | None) -> None:
+    """Expect that writing to what ``call`` returns changes no other entry, no argument and no later result."""
+    result = call().detach()
+    expected = result.clone()
+    before = [None if argument is None else argument.detach().clone() for argument in arguments]
+    repeated = any(size > 1 and stride == 0 for size, stride in zip(result.shape, result.stride(), strict=True))
+    sentence = f"entries of {what} share memory (its strides are {result.stride()}): return a copy, expanded.clone()"
+    expect(not repeated, sentence)
+    result.fill_(77)
+    for argument, copy in zip(arguments, before, strict=True):
+        same = argument is None or copy is None or torch.equal(argument.detach(), copy)
+        expect(same, f"writing to {what} changes what it was computed from: return a copy, argument.clone()")
+    again = call().detach()
+    expect(torch.equal(again, expected), f"writing to {what} changes what the next call returns: return a copy")
+
+
 @contextmanager
 def expect_rng_untouched(what: str) -> Iterator[None]:
     """Raise `LawBroken` if the body draws from, or seeds, the global random state."""

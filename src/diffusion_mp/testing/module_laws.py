@@ -15,7 +15,16 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.errors import check_function
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.laws import Law, expect, expect_close, expect_equal, expect_rng_untouched, seeded, strict
+from diffusion_mp.testing.laws import (
+    Law,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_rng_untouched,
+    expect_writable,
+    seeded,
+    strict,
+)
 
 
 @dataclass(frozen=True)
@@ -254,6 +263,18 @@ def _purity(case: ModuleCase[M]) -> None:
     expect(torch.equal(first, second), "two calls with the same state differ")
 
 
+def _writable(case: ModuleCase[M]) -> None:
+    """its result can be written to: no entry shares memory with another, with an input, a parameter or a buffer"""
+    for what, instance in (("a graph", case.instance()), ("a batch", join(case.batch()))):
+        module = case.module()
+        inputs = (instance.x, instance.edge_index, instance.edge_weight, *module.parameters(), *module.buffers())
+
+        def call(module: M = module, instance: Instance = instance) -> Tensor:
+            return case.response(module, instance)
+
+        expect_writable(call, f"the result for {what}", *inputs)
+
+
 @strict
 def _reset_parameters(case: ModuleCase[M]) -> None:
     """reset_parameters() from a seed equals a fresh module of that seed in every parameter"""
@@ -300,5 +321,5 @@ def _compile(case: ModuleCase[M]) -> None:
 
 MODULE_LAWS: tuple[Law[Any], ...] = (
     _permutation, _batching, _poisoned_batch_mate, _edge_cases, _first_derivatives, _second_derivatives,
-    _half_precision, _autocast, _purity, _reset_parameters, _readable, _compile,
+    _half_precision, _autocast, _purity, _writable, _reset_parameters, _readable, _compile,
 )  # fmt: skip
