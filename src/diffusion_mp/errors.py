@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data, HeteroData
 
+from diffusion_mp.runtime.torch_private import dispatch_mode_active
+
 # torch computes next to nothing in these, so they are converted before anything is asked of them.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNSIGNED)
@@ -379,9 +381,14 @@ def check_pairs(
         listed = listed.to(device)
     check_integer_pairs(listed, name, shape)
     check_device(listed, name, device, "the coupling")
-    if not torch.compiler.is_compiling():
+    if values_to_check():
         check_range(listed, name, num_nodes)
     return listed.long()
+
+
+def values_to_check() -> bool:
+    """Return whether tensors have values, which they have not while torch compiles or records."""
+    return not torch.compiler.is_compiling() and not dispatch_mode_active()
 
 
 def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]") -> None:

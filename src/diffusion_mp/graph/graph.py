@@ -95,7 +95,7 @@ class Graph:
             self._states = self._states_now()
 
     def _check_values(self) -> None:
-        if not self._validate or (self.is_single and self.edge_index is None) or not checks.values_to_check():
+        if not self._validate or (self.is_single and self.edge_index is None) or not errors.values_to_check():
             return
         if self._batch is not None:
             checks.check_batch(self.num_nodes, self._batch)

@@ -13,7 +13,16 @@ from torch import Tensor, fx, nn
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity
 from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
-from diffusion_mp.errors import check_flags, check_integer_pairs, check_kind, check_range, check_state, describe, plain
+from diffusion_mp.errors import (
+    check_flags,
+    check_integer_pairs,
+    check_kind,
+    check_range,
+    check_state,
+    describe,
+    plain,
+    values_to_check,
+)
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
@@ -212,7 +221,7 @@ def between(layer: Any, forward: Any, x: Sequence[Any], edge_index: object, edge
     check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges] where x is the pair (x_src, x_dst)")
     check_integer_pairs(edges, "edge_index")
     edges = edges.long()
-    if edges.numel() and not torch.compiler.is_compiling():
+    if edges.numel() and values_to_check():
         check_range(edges[0], "edge_index[0]", senders.size(0))
         check_range(edges[1], "edge_index[1]", receivers.size(0))
     for name in ("batch", "source", "features", "previous"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import NoneType
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from diffusion_mp import errors
@@ -18,6 +20,7 @@ from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.modules import Resettable
+from diffusion_mp.runtime.torch_private import forward_mode_active
 from diffusion_mp.saving import Saved
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -201,7 +204,11 @@ class SelfAttention(Saved):
         q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
         pairs = None if mask is None else self._senders(mask)
         rate, causal = self.dropout if self.training else 0.0, self.causal and mask is None
-        return self._join(scaled_dot_product_attention(q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal))
+        # Only the formula has derivatives in forward mode, not torch's fused kernels.
+        kernel = sdpa_kernel(SDPBackend.MATH) if forward_mode_active() else nullcontext()
+        with kernel:
+            heads = scaled_dot_product_attention(q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal)
+        return self._join(heads)
 
     def weights(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None

@@ -86,7 +86,7 @@ class FeatureEncoder(nn.Module):
             raise ValueError(f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}.")
         errors.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
         columns = columns.long()
-        if columns.numel() and not columns.is_meta and not torch.compiler.is_compiling():
+        if columns.numel() and not columns.is_meta and errors.values_to_check():
             for column, size in enumerate(self.sizes or ()):
                 low, high = (int(end) for end in columns[:, column].aminmax())
                 if low < 0 or high >= size:

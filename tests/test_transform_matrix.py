@@ -1,0 +1,380 @@
+"""Every public layer and model under every transform of torch: it equals the plain call, or refuses in a sentence.
+
+The sentences of `REFUSED` stand on docs/which-model.md, section "Transforms of torch"; no other cell may fail.
+"""
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import export
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+
+import diffusion_mp as dm
+from diffusion_mp import layers, models
+from diffusion_mp.layers import CertifiedBlock, GPSBlock, LaplacianEncoder, RowAttention, TiedMLP, WeightedGraph
+from helpers import built
+from model_cases import MODELS, SIZES
+
+PAGE = Path(__file__).parents[1] / "docs" / "which-model.md"
+NODES = 7
+Call = Callable[..., Any]
+
+
+class Row(NamedTuple):
+    """A layer or model, and the names of its inputs in order; the first one is differentiated if it is a float."""
+
+    build: Callable[[], nn.Module]
+    names: tuple[str, ...] = ("x", "edge_index")
+
+
+def undirected(normalization: str = "sym") -> dm.Diffusivity:
+    return dm.AdjacencyDiffusivity(normalization, direction="undirected")
+
+
+def stepped(update: dm.StateUpdate, diffusivity: Callable[[], dm.Diffusivity] = undirected) -> Callable[[], nn.Module]:
+    return lambda: dm.DiffusionConv(8, 8, diffusivity(), update)
+
+
+class Term(nn.Module):
+    """The half gradient of a module's term, as a layer."""
+
+    def __init__(self, term: nn.Module) -> None:
+        super().__init__()
+        self.term = term
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        graph = dm.Graph(x.size(0), edge_index)
+        return self.term(x, graph).half_gradient(x.unsqueeze(1), graph).squeeze(1)
+
+
+#: Every public layer, with the options that change what runs.
+LAYERS: dict[str, Row] = {
+    "appnp": Row(lambda: dm.APPNPConv(8, K=3)),
+    "appnp-limit": Row(lambda: dm.APPNPConv(8, K=None, diffusivity=undirected())),
+    "certified-block": Row(lambda: CertifiedBlock(8, [WeightedGraph(8), RowAttention(8, 2), TiedMLP(8, 6)])),
+    "certified-block-linear-limit": Row(lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint=None)),
+    "certified-block-limit": Row(lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint="ball")),
+    "certified-conv": Row(lambda: dm.CertifiedConv(8)),
+    "certified-conv-sphere": Row(lambda: dm.CertifiedConv(8, constraint="sphere", penalty="gaussian", heads=2)),
+    "certified-conv-linear-limit": Row(lambda: dm.CertifiedConv(8, penalty=None, constraint=None, num_layers=None)),
+    "certified-conv-limit": Row(lambda: dm.CertifiedConv(8, penalty=None, num_layers=None)),
+    "diffusion-implicit": Row(stepped(dm.ImplicitEuler(0.7))),
+    "diffusion-trapezoidal": Row(stepped(dm.CrankNicolson(0.7))),
+    "diffusion-heat": Row(stepped(dm.HeatKernel(0.7))),
+    "diffusion-heat-attention": Row(stepped(dm.HeatKernel(0.7), dm.SimpleDiffusivity)),
+    "diffusion-equilibrium": Row(stepped(dm.Equilibrium(leak=0.5))),
+    "diffusion-equilibrium-attention": Row(stepped(dm.Equilibrium(leak=0.5), dm.SigmoidDiffusivity)),
+    "diffusion-momentum": Row(stepped(dm.MomentumStep(0.4, 0.5, 3))),
+    "diffusion-distance": Row(
+        stepped(dm.ExplicitEuler(0.5), lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance"))
+    ),
+    "diffusion-gaussian": Row(stepped(dm.ExplicitEuler(0.5), lambda: dm.GaussianDiffusivity(8, projection="tied"))),
+    "difformer-s": Row(lambda: dm.DIFFormerConv(8, 8, transform=True)),
+    "difformer-s-batch": Row(lambda: dm.DIFFormerConv(8, 8, heads=2), ("x", "edge_index", "edge_weight", "batch")),
+    "difformer-a": Row(lambda: dm.DIFFormerConv(8, 8, kernel="sigmoid", transform=True)),
+    "difformer-softmax-batch": Row(
+        lambda: dm.DIFFormerConv(8, 8, kernel="softmax"), ("x", "edge_index", "edge_weight", "batch")
+    ),
+    "gat": Row(lambda: dm.GATConv(8, 3, 2)),
+    "gcn": Row(lambda: dm.GCNConv(8, 3), ("x", "edge_index", "edge_weight")),
+    "gcnii": Row(lambda: dm.GCNIIConv(8)),
+    "gin": Row(lambda: dm.GINConv(8, nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)))),
+    "gps-block": Row(lambda: GPSBlock(8, dm.GCNConv(8, 8), dm.DIFFormerConv(8, 8), norm="layer")),
+    "gated-gcn": Row(lambda: layers.GatedGCNConv(8, norm="layer")),
+    "mlp": Row(lambda: layers.MLPConv(8, 3)),
+    "multi-head": Row(lambda: layers.MultiHeadConv(8, 3, dm.SoftmaxDiffusivity(heads=2), 2, head_channels=5)),
+    "nodeformer": Row(lambda: dm.NodeFormerConv(8, 8, 2)),
+    "pde": Row(lambda: layers.PDEDiffusion1d(8), ("x",)),
+    "pde-implicit": Row(lambda: layers.PDEDiffusion1d(8, update=dm.ImplicitEuler(2.0)), ("x",)),
+    "pde-heat": Row(lambda: layers.PDEDiffusion1d(8, update=dm.HeatKernel(2.0)), ("x",)),
+    "row-attention": Row(lambda: Term(RowAttention(8, 2))),
+    "row-attention-neighbours": Row(lambda: Term(RowAttention(8, 2, neighbours=True))),
+    "sfi": Row(lambda: layers.SFiConv(8, 8, 2)),
+    "sgc": Row(lambda: dm.SGConv(8, 3)),
+    "sgformer": Row(lambda: dm.SGFormerConv(8, 8)),
+    "tied-mlp": Row(lambda: Term(TiedMLP(8, 6))),
+    "weighted-graph": Row(lambda: Term(WeightedGraph(8, gate=True, symmetric=False))),
+}
+
+LIMITS: dict[str, Row] = {
+    "certified-limit": Row(lambda: dm.CertifiedDIFFormer(8, 6, 3, None)),
+    "certified-linear-limit": Row(lambda: dm.CertifiedDIFFormer(8, 6, 3, None, penalty=None, constraint=None)),
+    "label-propagation-limit": Row(lambda: dm.LabelPropagation(None), ("y", "edge_index")),
+}
+
+ROWS: dict[str, Row] = {
+    **{f"layer-{name}": row for name, row in LAYERS.items()},
+    **{f"model-{name}": Row(case.build, case.names) for name, case in MODELS.items()},
+    **{f"model-{name}": row for name, row in LIMITS.items()},
+}
+
+
+class Subject:
+    """A row with double-precision inputs: a function of its leaves, the parameters and the first input."""
+
+    def __init__(self, row: Row, nodes: int = NODES) -> None:
+        self.row = row
+        self.module = built(row.build).double().eval()
+        self.inputs = self.draw(nodes)
+        self.leaves = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        first = self.inputs[row.names[0]]
+        if first.is_floating_point():
+            self.leaves["input"] = first
+            self.point = "input"
+        else:
+            self.point = min(self.leaves, key=lambda name: self.leaves[name].numel())
+        self.differentiable = not isinstance(self.module, dm.LabelPropagation)  # as PyG's, it runs without gradients
+
+    def draw(self, nodes: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(nodes)
+        if "mask" in self.row.names:
+            tokens = torch.randint(9, (2, nodes), generator=generator)
+            return {"x": tokens, "mask": torch.rand(2, nodes, generator=generator) < 0.8}
+        batch = torch.arange(nodes) * 2 // nodes
+        pairs = torch.randint(nodes, (2, 4 * nodes), generator=generator)
+        pairs = pairs[:, (pairs[0] != pairs[1]) & (batch[pairs[0]] == batch[pairs[1]])]
+        edges = torch.cat([pairs, pairs.flip(0)], 1)
+        drawn = {
+            "x": torch.randn(nodes, 8, generator=generator, dtype=torch.float64),
+            "y": torch.rand(nodes, 3, generator=generator, dtype=torch.float64),
+            "edge_index": edges,
+            "edge_weight": (torch.rand(pairs.size(1), generator=generator, dtype=torch.float64) + 0.5).repeat(2),
+            "edge_attr": torch.randn(edges.size(1), 4, generator=generator, dtype=torch.float64),
+            "batch": batch,
+            "pe": (
+                torch.randn(nodes, 5, generator=generator, dtype=torch.float64),
+                torch.randn(nodes, 5, generator=generator, dtype=torch.float64),
+                torch.rand(nodes, 5, generator=generator) < 0.8,
+            ),
+            "edge_label_index": torch.randint(nodes, (2, nodes + 1), generator=generator),
+        }
+        return {name: drawn[name] for name in self.row.names}
+
+    def call(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """Return the output as a function of leaves; the others are what they were drawn as."""
+        values = {**self.leaves, **leaves}
+        first = values.pop("input", self.inputs[self.row.names[0]])
+        others = dict(list(self.inputs.items())[1:])
+        return functional_call(self.module, values, (first,), others)
+
+    def at(self, value: Tensor) -> Tensor:
+        """Return the output as a function of one leaf, the `point`."""
+        return self.call({self.point: value})
+
+    def loss(self, value: Tensor) -> Tensor:
+        out = self.at(value)
+        return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+
+    @property
+    def value(self) -> Tensor:
+        return self.leaves[self.point]
+
+    @property
+    def direction(self) -> Tensor:
+        generator = torch.Generator().manual_seed(17)
+        return torch.randn(self.value.shape, generator=generator, dtype=torch.float64)
+
+    def gradient(self, value: Tensor) -> Tensor:
+        """Return the gradient of the loss as autograd gives it to everybody, zero where there is none."""
+        leaf = value.clone().requires_grad_()
+        loss = self.loss(leaf)
+        if not loss.requires_grad:
+            return torch.zeros_like(value)
+        (slope,) = torch.autograd.grad(loss, leaf)
+        return slope
+
+    def slope(self) -> Tensor:
+        """Return the derivative of the loss along the direction."""
+        if self.differentiable:
+            return (self.gradient(self.value) * self.direction).sum()
+        step = 1e-4  # such models are linear
+        ahead, behind = (self.loss(self.value + sign * step * self.direction) for sign in (1, -1))
+        return (ahead - behind) / (2 * step)
+
+
+def same(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+
+
+def check_grad(subject: Subject) -> None:
+    def loss(leaves: dict[str, Tensor]) -> Tensor:
+        out = subject.call(leaves)
+        return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in subject.leaves.items()}
+    total = loss(leaves)
+    expected: Sequence[Tensor | None] = [None] * len(leaves)
+    if total.requires_grad:
+        expected = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    got = grad(loss)(dict(subject.leaves))
+    for (name, slope), by_autograd in zip(got.items(), expected, strict=True):
+        other = torch.zeros_like(slope) if by_autograd is None else by_autograd
+        torch.testing.assert_close(slope, other, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def check_vjp(subject: Subject) -> None:
+    out, pull = vjp(subject.at, subject.value)
+    same(out, subject.at(subject.value))
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    same(pull(weights)[0], subject.gradient(subject.value))
+
+
+def check_jvp(subject: Subject) -> None:
+    out, tangent = jvp(subject.loss, (subject.value,), (subject.direction,))
+    same(out, subject.loss(subject.value))
+    same(tangent, subject.slope(), rtol=1e-7)
+
+
+def check_linearize(subject: Subject) -> None:
+    out, push = linearize(subject.loss, subject.value)
+    same(out, subject.loss(subject.value))
+    same(push(subject.direction), subject.slope(), rtol=1e-7)
+
+
+def rows_of_jacobian(subject: Subject, jacobian: Tensor) -> Tensor:
+    out = subject.at(subject.value)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype)
+    return torch.tensordot(weights, jacobian.flatten(0, out.dim() - 1), 1)
+
+
+def check_jacrev(subject: Subject) -> None:
+    same(rows_of_jacobian(subject, jacrev(subject.at)(subject.value)), subject.gradient(subject.value), rtol=1e-8)
+
+
+def check_jacfwd(subject: Subject) -> None:
+    got = rows_of_jacobian(subject, jacfwd(subject.at)(subject.value))
+    same((got * subject.direction).sum(), subject.slope(), rtol=1e-7)
+    if subject.differentiable:
+        same(got, subject.gradient(subject.value), rtol=1e-8)
+
+
+def check_vmap(subject: Subject) -> None:
+    several = torch.stack([subject.value, 0.5 * subject.value, subject.value + 0.1 * subject.direction])
+    same(vmap(subject.at)(several), torch.stack([subject.at(value) for value in several]))
+
+
+def check_vmap_grad(subject: Subject) -> None:
+    several = torch.stack([subject.value, 0.5 * subject.value])
+    same(vmap(grad(subject.loss))(several), torch.stack([subject.gradient(value) for value in several]), rtol=1e-8)
+
+
+def check_hessian(subject: Subject) -> None:
+    """Compare H d with a central difference of the gradient along d, at a point where no ReLU has its kink nearby."""
+    direction = subject.direction / subject.direction.norm()
+    step = 1e-5
+    ahead, behind = (subject.gradient(subject.value + sign * step * direction) for sign in (1, -1))
+    expected = (ahead - behind) / (2 * step)
+    curvature = hessian(subject.loss)(subject.value).flatten(subject.value.dim()).flatten(0, -2)
+    got = (curvature @ direction.flatten()).view_as(expected)
+    size = float(expected.abs().max()) + float(ahead.abs().max())
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * size)
+
+
+def check_checkpoint(subject: Subject) -> None:
+    leaf = subject.value.clone().requires_grad_()
+    out = checkpoint(subject.loss, leaf, use_reentrant=False)
+    same(out, subject.loss(subject.value))
+    if subject.differentiable:
+        same(torch.autograd.grad(out, leaf)[0], subject.gradient(subject.value))
+
+
+def check_compile(subject: Subject) -> None:
+    torch.compiler.reset()
+    module = subject.module
+    compiled = torch.compile(module, backend="aot_eager")
+    for nodes in (NODES, NODES + 4):
+        inputs = list(subject.draw(nodes).values())
+        named = dict(zip(subject.row.names[1:], inputs[1:], strict=True))
+        same(compiled(inputs[0], **named), module(inputs[0], **named))
+    torch.compiler.reset()
+
+
+def check_export(subject: Subject) -> None:
+    sizes: Any = {name: SIZES[name] for name in subject.row.names if name in SIZES}
+    if "mask" in subject.row.names or subject.row.names == ("x",):
+        length = torch.export.Dim("length")
+        sizes = {name: {1: length} if "mask" in subject.row.names else {0: length} for name in subject.row.names}
+    program = export(subject.module, (), subject.draw(12), dynamic_shapes=sizes, strict=False)
+    for nodes in (12, NODES, 2):
+        inputs = subject.draw(nodes)
+        same(program.module()(**inputs), subject.module(**inputs))
+
+
+def check_deepcopy(subject: Subject) -> None:
+    inputs = list(subject.inputs.values())
+    named = dict(zip(subject.row.names[1:], inputs[1:], strict=True))
+    same(copy.deepcopy(subject.module)(inputs[0], **named), subject.module(inputs[0], **named), rtol=0, atol=0)
+
+
+def check_functional_call(subject: Subject) -> None:
+    inputs = list(subject.inputs.values())
+    named = dict(zip(subject.row.names[1:], inputs[1:], strict=True))
+    same(subject.call({}), subject.module(inputs[0], **named), rtol=0, atol=0)
+
+
+TRANSFORMS: dict[str, Callable[[Subject], None]] = {
+    "grad": check_grad,
+    "vjp": check_vjp,
+    "jvp": check_jvp,
+    "linearize": check_linearize,
+    "jacrev": check_jacrev,
+    "jacfwd": check_jacfwd,
+    "vmap": check_vmap,
+    "vmap(grad)": check_vmap_grad,
+    "hessian": check_hessian,
+    "checkpoint": check_checkpoint,
+    "compile": check_compile,
+    "export": check_export,
+    "deepcopy": check_deepcopy,
+    "functional_call": check_functional_call,
+}
+
+#: What mathematics or torch forbids: the sentence that says so, by row and transform.
+REFUSED: dict[tuple[str, str], str] = {}
+
+LONG = ("compile", "export", "hessian")
+CELLS = [
+    pytest.param(row, transform, marks=[pytest.mark.exhaustive] * (transform in LONG))
+    for row in ROWS
+    for transform in TRANSFORMS
+]
+
+
+@pytest.mark.unwatched
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(("row", "transform"), CELLS)
+def test_a_transformed_call_is_the_plain_call(row: str, transform: str) -> None:
+    subject = Subject(ROWS[row])
+    sentence = REFUSED.get((row, transform))
+    if sentence is None:
+        TRANSFORMS[transform](subject)
+        return
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        TRANSFORMS[transform](subject)
+
+
+def test_every_refusal_is_on_the_page() -> None:
+    page = " ".join(PAGE.read_text().split())
+    for sentence in set(REFUSED.values()):
+        assert sentence in page, f"docs/which-model.md does not say: {sentence}"
+
+
+def public_modules(package: ModuleType) -> set[type]:
+    exported = [getattr(package, name) for name in package.__all__]
+    return {value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)}
+
+
+def test_every_public_layer_and_model_has_a_row() -> None:
+    listed = {type(part) for row in ROWS.values() for part in built(row.build).modules()}
+    missing = public_modules(layers) | public_modules(models)
+    missing -= listed | {LaplacianEncoder}  # it encodes positions, and has no graph
+    assert not missing, f"add these to ROWS: {missing}"
