@@ -17,6 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 
+from diffusion_mp.runtime.torch_private import dispatch_mode_active
+
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -339,7 +341,7 @@ def check_pairs(
         listed = listed.to(device)
     check_integer_pairs(listed, name, shape)
     check_device(listed, name, device, "the coupling")
-    if not torch.compiler.is_compiling():
+    if values_to_check():
         check_range(listed, name, num_nodes)
     return listed.long()
 
@@ -352,6 +354,11 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
         raise ValueError(f"{name} must be {shape}; got {describe(pairs)}.{hint}")
     if pairs.dtype not in INTEGERS:
         raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
+
+
+def values_to_check() -> bool:
+    """Return whether tensors have values, which they have not while torch compiles or records."""
+    return not torch.compiler.is_compiling() and not dispatch_mode_active()
 
 
 def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> None:

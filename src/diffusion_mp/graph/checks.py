@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import errors
-from diffusion_mp.runtime.torch_private import dispatch_mode_active, transforms_active
+from diffusion_mp.runtime.torch_private import transforms_active
 
 # Graphs without nodes that a batch vector may count beyond one per node: more is a wrong number, and costs memory.
 EMPTY_GRAPHS = 1 << 16
@@ -123,11 +123,6 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
         raise ValueError(f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. {way_out}")
 
 
-def values_to_check() -> bool:
-    """Return whether tensors have values, which they have not while torch compiles or records."""
-    return not torch.compiler.is_compiling() and not dispatch_mode_active()
-
-
 def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor | None, member: Tensor | None) -> None:
     """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
@@ -165,6 +160,6 @@ def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:
     if ptr is None:
         return None
     bounds = as_ptr(ptr)
-    if values_to_check():
+    if errors.values_to_check():
         check_ptr(num_nodes, bounds)
     return bounds

@@ -79,7 +79,7 @@ class Graph:
         self._derived: dict[Hashable, Graph] = {}
         # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
-        if validate and not (alone and edge_index is None) and checks.values_to_check():
+        if validate and not (alone and edge_index is None) and errors.values_to_check():
             if self._batch is not None:
                 checks.check_batch(self.num_nodes, self._batch)
             if self._ptr is not None:
