@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffusion_mp.errors import values_to_check
 from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
@@ -17,6 +18,8 @@ from diffusion_mp.kernels.sparse_flow.rows import DENSE, Dense, Features, RowPot
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
     """Return which entries flow: Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed in logarithms without cancellation."""
+    # Which entries flow is no function that has a derivative, also not in forward mode, which no_grad does not stop.
+    log_conductance, log_threshold, inverse = log_conductance.detach(), log_threshold.detach(), inverse.detach()
     closed, log_leak = log_conductance == -math.inf, inverse.log()
     log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
@@ -159,9 +162,21 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     log_mu = height + lift + (rho * (-lift).exp() + nu).masked_fill(idle, 1.0).log()
 
     solved = RowPotentials(
-        a, w, rho, nu, lift, reach, best, log_mu, resistance.detach(), friction.detach(), slope.detach(), drag, work,
+        a,
+        w,
+        rho,
+        nu,
+        lift,
+        reach.detach(),
+        best,
+        log_mu,
+        resistance.detach(),
+        friction.detach(),
+        slope.detach(),
+        drag.detach(),
+        work.detach(),
         active.sum(2, keepdim=True).to(s),
-    )  # fmt: skip
+    )
     rows = or_still(solved, ~idle, leak)
     return rows._replace(best=rows.best + first)
 
@@ -277,7 +292,8 @@ def support_by_sorting(
     order, first = target.argsort(stable=True), count.cumsum(0) - count
     row = target[order]
     place = row, torch.arange(edges, device=s.device) - first[row]
-    width = int(count.max()) if edges else 0
+    # torch.func.linearize records, and has no numbers to read.
+    width = int(count.max()) if edges and values_to_check() else edges
 
     def rows(entries: Tensor, absent: float) -> Tensor:
         padded = entries.new_full((nodes, width, heads), absent).index_put(place, entries[order])
