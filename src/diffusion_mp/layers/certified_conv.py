@@ -175,7 +175,7 @@ class CertifiedConv(CertifiedBlock):
         attraction, source = cast("tuple[AttractionTerm, ScaledTerm]", terms)
         h, fixed = cast("SourceTerm", source.term).source, attraction.fixed
         if fixed is None:
-            return h
+            return h.clone()  # what a layer returns can be written to
         beta, mu = self.beta(), self.mu()
         rest = None
         if basis_runs(fixed.heads * fixed.num_nodes**2):
