@@ -199,7 +199,7 @@ class CertifiedConv(CertifiedBlock):
         attraction, source = cast("tuple[AttractionTerm, ScaledTerm]", terms)
         h, fixed = cast("SourceTerm", source.term).source, attraction.fixed
         if fixed is None:
-            return h.clone()
+            return h.clone()  # what a layer returns can be written to
         beta, mu = self.beta(), self.mu()
         rest = None
         if basis_runs(fixed.heads * fixed.num_nodes**2):

@@ -21,6 +21,9 @@ Operator = Callable[[Tensor], Tensor]
 #: Entries of a matrix up to which a formula stores it: 128 MiB in double, or 4 096 unknowns.
 DENSE = 1 << 24
 
+#: Columns of a matrix that are found at once.
+CHUNK = 256
+
 #: Before torch 2.7 an export cannot be told from ``torch.compile``.
 exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
@@ -47,13 +50,12 @@ def jacobian(function: Operator, z: Tensor) -> Tensor:
     """Return the matrix [n, n] of derivatives at z, differentiable any number of times."""
     numbers = z.numel()
     units = torch.eye(numbers, dtype=z.dtype, device=z.device).view(numbers, *z.shape)
-    chunk_size = None if exporting() else 256
     if forward_mode_active() and not transforms_active():
         # Levels of dual numbers do not nest, so the matrix is found row by row.
         _, pull = vjp(function, z)
-        return vmap(lambda unit: pull(unit)[0], chunk_size=chunk_size)(units).flatten(1)
+        return vmap(lambda unit: pull(unit)[0], chunk_size=CHUNK)(units).flatten(1)
     # In forward mode, operations of this library are formulas, which `vmap` takes.
-    columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=chunk_size)(units)
+    columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=CHUNK)(units)
     return columns.flatten(1).t()
 
 
@@ -66,14 +68,19 @@ def on_values() -> AbstractContextManager[Any]:
     return disable_proxy_modes_tracing()
 
 
-@contextmanager
-def values_needed(what: str) -> Iterator[None]:
-    """Refuse an export, and a ``vmap`` whose values are asked for, where the number of steps depends on values."""
+def refuse_export(what: str) -> None:
+    """Raise in an export."""
     if exporting():
         raise NotImplementedError(
             f"{what} takes as many steps as its values need, and torch.export has no values. Export a fixed number of "
             f"steps, for instance num_layers=20."
         )
+
+
+@contextmanager
+def values_needed(what: str) -> Iterator[None]:
+    """Refuse an export, and a ``vmap`` whose values are asked for, where the number of steps depends on values."""
+    refuse_export(what)
     try:
         yield
     except RuntimeError as error:
@@ -112,9 +119,8 @@ def product(function: Operator, z: Tensor) -> Operator:
 
 
 def newton_step(equation: Operator, z: Tensor) -> Tensor:
-    """Return z − G′(z)⁻¹ G(z), which solves an affine equation G(z) = 0."""
-    left_over = equation(z)
-    move = torch.linalg.solve(jacobian(equation, z), left_over.flatten())
+    """Return z − G′(z)⁻¹ G(z), which is closer to G(z) = 0, and solves it where G is affine."""
+    move = torch.linalg.solve(jacobian(equation, z), equation(z).flatten())
     return z - move.view_as(z)
 
 

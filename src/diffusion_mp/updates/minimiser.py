@@ -10,31 +10,48 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.energies.spectrum import precision
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, affine, damping_and_constant
+from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, affine, damping_and_constant
 from diffusion_mp.graph import Graph
-from diffusion_mp.updates.derivatives import formula_runs, newton_step
+from diffusion_mp.updates.derivatives import formula_runs, newton_step, refuse_export
+from diffusion_mp.updates.implicit import shifted_inverse
 from diffusion_mp.updates.linear_solve import solve
 
+WHAT = "the state at rest"
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of iterations depends on values
+
 def quadratic_minimiser(
     terms: Sequence[EnergyTerm], state: Float[Tensor, "N H D"], graph: Graph, least: Tensor
 ) -> Float[Tensor, "N H D"]:
-    """Return the minimiser of a sum of convex quadratic terms, as exact as the dtype of a state needs it.
+    """Return the minimiser of a source and other convex quadratic terms, as exact as the dtype of a state needs it.
 
-    The half gradients, A z − c in all channels, add up to zero there. Up to rounding, the eigenvalues of A are at least
-    ``least``, the weight of the source, which bounds the error of the solution of `conjugate_gradients`; it is solved
-    in double precision, in every graph on its own, with A divided by its diagonal as a preconditioner.
+    The half gradients, A z − c, add up to zero there. Where all terms but the source are pulls of couplings, A is a
+    Laplacian, the same for all channels, and solved as such (`shifted_inverse`). Otherwise all channels are solved
+    together in double precision, every graph on its own, with the diagonal of A as the preconditioner. The eigenvalues
+    of A are at least ``least``, the weight β of the source, which bounds the error of the solution.
     """
-    wide = state.detach().double()
     terms = [_weighed_in_double(term) for term in terms]
+    pulled = _pulled_source(terms)
+    if pulled is not None:
+        coupling, source = pulled
+        solution = shifted_inverse(coupling, "conservative", 1.0, source.double(), state.dtype, what=WHAT)
+        return solution.to(state.dtype)
+    refuse_export(WHAT)
+    wide = state.detach().double()
     if formula_runs(wide.numel() ** 2):
 
         def slope(z: Tensor) -> Tensor:
             return reduce(add, [term.half_gradient(z, graph) for term in terms])
 
         return newton_step(slope, torch.zeros_like(wide)).to(state.dtype)
+    return _iterated(terms, wide, graph, least, state.dtype).to(state.dtype)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of iterations depends on values
+def _iterated(
+    terms: Sequence[EnergyTerm], wide: Float[Tensor, "N H D"], graph: Graph, least: Tensor, dtype: torch.dtype
+) -> Float[Tensor, "N H D"]:
     means = [term.weighted_mean(wide) or affine(term, wide, graph) for term in terms]
     damping, constant = damping_and_constant(means)
     pulls = [(mean.pull, mean.scale) for mean in means if mean.pull is not None]
@@ -56,10 +73,10 @@ def quadratic_minimiser(
         preconditioner=preconditioner,
         ptr=None if graph.segments is None else channels * graph.segments,
         least=float(least.detach()),
-        tol=None if state.dtype == wide.dtype else precision(state.dtype).residual,
-        what="the state at rest",
+        tol=None if dtype == wide.dtype else precision(dtype).residual,
+        what=WHAT,
     )
-    return solution.view_as(wide).to(state.dtype)
+    return solution.view_as(wide)
 
 
 def _weighed_in_double(term: EnergyTerm) -> EnergyTerm:
@@ -74,3 +91,24 @@ def _weighed_in_double(term: EnergyTerm) -> EnergyTerm:
     if isinstance(weight, Tensor):
         weight = weight.double()
     return ScaledTerm(weight, _weighed_in_double(term.term))
+
+
+def _pulled_source(terms: Sequence[EnergyTerm]) -> tuple[Coupling, Tensor] | None:
+    """Return Σ_t (c_t / β) S_t and H for one source β‖Z − H‖² and terms c_t of couplings S_t, else ``None``."""
+    sources = []
+    couplings: list[tuple[float | Tensor, Coupling]] = []
+    for term in terms:
+        if not isinstance(term, ScaledTerm):
+            return None
+        part = term.term
+        if isinstance(part, SourceTerm) and part.metric is None:
+            sources.append((term.weight, part.source))
+        elif isinstance(part, CouplingTerm) and part.coupling.whole and part.coupling.symmetric:
+            couplings.append((term.weight, part.coupling))
+        else:
+            return None
+    if len(sources) != 1 or not couplings or not all(coupling.nonnegative for _, coupling in couplings):
+        return None
+    beta, source = sources[0]
+    scaled = [ScaledCoupling(weight / beta, coupling, nonnegative=True) for weight, coupling in couplings]
+    return reduce(add, scaled), source
