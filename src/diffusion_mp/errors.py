@@ -346,7 +346,7 @@ def _column_as_vector(values: Tensor) -> Tensor:
 
 def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) -> Tensor:
     """Return a bool mask [N], from one [N] or [N, 1], or from the indices of the nodes, as PyG takes them."""
-    what = f"a bool tensor [{num_nodes}], or the indices of nodes"
+    what = f"a bool tensor [{num_nodes}], as y has rows, or the indices of nodes"
     nodes = _column_as_vector(as_tensor(mask, name, what))
     check_has_values(nodes, name)
     if not isinstance(plain(mask), Tensor):

@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, distributed
@@ -16,8 +17,10 @@ from torch_geometric.data import Data
 from torch_geometric.utils import select
 
 from diffusion_mp.data.partition import Cut, Part, PartOf, random_partition
-from diffusion_mp.errors import as_whole, check_counts, check_flags, describe, index_vector
+from diffusion_mp.errors import UNSIGNED, as_whole, check_counts, check_flags, describe, index_vector
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.sparse_rows import select_rows
+from diffusion_mp.layers.features import SPARSE
 
 
 class RandomPartitionLoader(DataLoader[Data]):
@@ -26,7 +29,7 @@ class RandomPartitionLoader(DataLoader[Data]):
     Every pass draws a uniform partition into parts whose sizes differ by at most one, in O(E). Of p parts about 1/p of
     the edges are kept, which the paper does not mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with the node and edge attributes of `data` and those of :class:`PartOf`. `n_id` [n] and `e_id`
+    A batch is a `Data` with the node and edge attributes of `data`, dense or sparse, and those of :class:`PartOf`. `n_id` [n] and `e_id`
     [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`, are in ascending order.
 
     The partition depends on `seed` and epoch only; `set_epoch(epoch)`, which Lightning calls, sets the next one.
@@ -57,6 +60,7 @@ class RandomPartitionLoader(DataLoader[Data]):
     ) -> None:  # fmt: skip
         check_flags(halo=halo, allow_unlabelled=allow_unlabelled)
         parts = _Batches(data, PartOf(data, degrees))
+        _check_attributes(data)
         size, edges = int(data.num_nodes or 0), Graph.from_data(data, validate=False).edges
         needed = None if allow_unlabelled else _training_nodes(data)
         clusters = None if clusters is None else _numbered(clusters, size)
@@ -155,12 +159,42 @@ class _Batches(Dataset[Data]):
             if name == "edge_index":
                 batch.edge_index = part.edge_index
             elif rows is not None:
-                batch[name] = select(value, rows, data.__cat_dim__(name, value))
+                batch[name] = _rows(value, rows, data.__cat_dim__(name, value))
         if "ptr" in batch:
             del batch.ptr  # boundaries of graphs in `data` do not hold here; `batch`, a node attribute, does
         batch.n_id, batch.e_id = part.n_id, part.e_id
         batch.num_nodes, batch.batch_size = len(part.n_id), part.batch_size
         return self._part_of(batch)
+
+
+def _rows(value: Any, rows: Tensor, dim: int) -> Any:
+    """The entries of an attribute at some nodes or edges."""
+    if isinstance(value, np.ndarray):
+        return value.take(rows.numpy(), axis=dim)
+    if not isinstance(value, Tensor):
+        return select(value, rows, dim)
+    if value.layout is not torch.strided:
+        return select_rows(value, rows)
+    if value.dtype in UNSIGNED:  # in which torch selects nothing
+        return torch.from_numpy(value.numpy().take(rows.numpy(), axis=dim))
+    return value.index_select(dim, rows)
+
+
+def _check_attributes(data: Data) -> None:
+    """Raise for an attribute that would come with every part as a whole, though it has a row for every node or edge."""
+    lengths = (data.num_nodes, data.num_edges)
+    for name, value in data:
+        shape = getattr(value, "shape", ())
+        if name == "edge_index" or not isinstance(shape, tuple) or not shape or shape[0] not in lengths:
+            continue
+        can_be_cut = isinstance(value, np.ndarray)
+        if isinstance(value, Tensor):
+            # PyG takes a sparse attribute named adj for pairs of nodes, and cuts no rows.
+            has_rows = data.is_node_attr(name) or data.is_edge_attr(name)
+            can_be_cut = value.layout is torch.strided or (value.layout in SPARSE and has_rows)
+        if not can_be_cut:
+            ways = f"Convert it to a tensor, dense or sparse CSR, of a row for each; or leave it out: del data.{name}."
+            raise TypeError(f"data.{name} has {shape[0]} rows and can not be cut; got {describe(value)}. {ways}")
 
 
 def _training_nodes(data: Data) -> Tensor | None:

@@ -19,7 +19,7 @@ from diffusion_mp.modules import Resettable
 SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
-def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module) -> None:
+def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module | None) -> None:
     """Raise unless ``x`` is a dense state or a sparse matrix [N, channels] that fits ``module``."""
     if not isinstance(x, Tensor) or x.layout not in SPARSE:
         check_state(x, name, channels, module=module)

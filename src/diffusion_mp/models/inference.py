@@ -18,9 +18,11 @@ from diffusion_mp.couplings import Coupling, PooledCoupling, ScaledCoupling, Sum
 from diffusion_mp.couplings.base import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
-from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
+from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.sparse_rows import select_rows
 from diffusion_mp.layers.certified_block import CertifiedBlock
+from diffusion_mp.layers.features import check_input
 from diffusion_mp.models.base import Edges
 from diffusion_mp.progress import progress_bar, show_progress
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -39,7 +41,7 @@ def full_graph_inference(
 
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``; a copy runs.
-        x, edge_index, edge_weight: one graph, as the model takes it.
+        x, edge_index, edge_weight: one graph, as the model takes it; x may be sparse where the model takes sparse ones.
         block_size, device, progress: rows computed at a time, and where (by default as ``x``); see `show_progress`.
 
     Examples:
@@ -49,7 +51,7 @@ def full_graph_inference(
         True
     """
     check_kind(model, "model", nn.Module, "a model called as model(x, graph)")
-    check_state(x)
+    check_input(x, channels=x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else 0, module=None)
     check_counts(block_size=block_size)
     check_flags(progress=progress)
     graph = Graph.coerce(x, edge_index, edge_weight)
@@ -101,7 +103,7 @@ class Blocks:
         return rows
 
     def call(self, function: Callable[..., Any], rows: slice, *tensors: Tensor) -> Any:
-        result = function(*(t[rows].to(self.device) for t in tensors))
+        result = function(*(_block(t, rows).to(self.device) for t in tensors))
         self.bar.update()
         return result
 
@@ -118,6 +120,12 @@ class Blocks:
     def each(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         self.announced(x.size(0))
         return self.joined(lambda rows: self.call(function, rows, x), x)
+
+
+def _block(x: Tensor, rows: slice) -> Tensor:
+    if x.layout is torch.strided:
+        return x[rows]
+    return select_rows(x, torch.arange(*rows.indices(x.size(0)), device=x.device))
 
 
 class _RowWise(nn.Module):
