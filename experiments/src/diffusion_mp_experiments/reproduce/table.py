@@ -178,8 +178,10 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
     *above, last = path
     for name in above:
         config = config.setdefault(name, {})
-        if "class_path" in config:
+        if isinstance(config, dict) and "class_path" in config:
             config = config.setdefault("init_args", {})
+        if not isinstance(config, dict):
+            raise ValueError(f"row {row!r} has no {'.'.join(path)}: {name} is {config!r}, which has no parts.")
     if last in config:
         name, way_out = ".".join(path), "or do not give it"
         raise ValueError(f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, {way_out}.")
@@ -235,14 +237,14 @@ def load_table(folder: Path, root: str | None = None) -> Table:
         )
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{path}: rows must be a list with a row or more, each of them once; got {names}.")
-    rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, files[name]) for name in names)
-    content["metric"] = _made(Metric, content.get("metric", {}), path)
+    rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, str(files[name])) for name in names)
+    content["metric"] = _made(Metric, content.get("metric", {}), f"{path}: metric")
     content["baselines"] = tuple(content.get("baselines", ()))
     if (sweep := content.get("sweep")) is not None:
-        content["sweep"] = sweep = _made(Sweep, sweep, path)
+        content["sweep"] = sweep = _made(Sweep, sweep, f"{path}: sweep")
         content["curves"] = {row.name: row.title for row in rows}
         rows = tuple(point for row in rows for point in sweep.points(row))
-    table = _made(Table, {"name": folder.name, "rows": rows, **content}, path)
+    table = _made(Table, {"name": folder.name, "rows": rows, **content}, str(path))
     return table if root is None else replace(table, data=_with(table.data, root=root))
 
 
@@ -295,12 +297,12 @@ def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
     return row
 
 
-def _made(kind: Any, content: Config, path: Path) -> Any:
-    check_complete(content, kind, str(path))
+def _made(kind: Any, content: Config, name: str) -> Any:
+    check_complete(content, kind, name)
     try:
         return kind(**content)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _check_class_path(config: Config | None, name: str) -> None:
@@ -329,6 +331,24 @@ _ROW_FILE = {
 
 
 Record = dict[str, Any]
+
+
+def budget(table: Table) -> Record:
+    """The line of results.jsonl that says with how much of everything the results of a table were made."""
+    values = {name: getattr(table, name) for name in BUDGET}
+    return {"kind": "budget", "table": table.name, "row": None, "seconds": 0.0, **values}
+
+
+def as_made(table: Table, records: Iterable[Record], path: Path) -> Table:
+    """Return the table with the budget of its results: options of `reproduce` may have replaced that of table.yaml."""
+    for record in records:
+        if record["kind"] == "budget":
+            values = {name: record[name] for name in BUDGET if name in record}
+            try:
+                return replace(table, **values)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}: {error} Make the results again, or delete the file.") from error
+    return table
 
 
 class Records:

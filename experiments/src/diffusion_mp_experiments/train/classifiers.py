@@ -58,7 +58,8 @@ class Supervised(pl.LightningModule):
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
         outputs = self(batch)
-        check_kind(outputs, "the result of the model", Tensor, "a tensor")
+        if not isinstance(outputs, Tensor):
+            raise ValueError(f"The model must return a tensor of outputs; got {describe(outputs)}.")
         check_kind(batch.y, "data.y", Tensor, "a tensor of labels, a row for every node, or for every graph of a batch")
         return outputs, batch.y
 
