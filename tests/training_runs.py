@@ -1,12 +1,13 @@
 """What tests of training share: a configuration, a trainer that prints nothing, and equality of checkpoints."""
 
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "digits_difformer_s.yaml")
+from diffusion_mp_experiments.packaged import configs_folder
+
+CONFIG = str(configs_folder() / "digits_difformer_s.yaml")
 TINY = ["--model.model.hidden_channels=8", "--model.model.num_layers=1"]
 
 

@@ -3,11 +3,11 @@
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from reproduce_tables import write_table
 
+from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce import command, figures
 from diffusion_mp_experiments.reproduce.report import card, lines, markdown, section
 from diffusion_mp_experiments.reproduce.table import load_table, write_records
@@ -112,6 +112,24 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert "digits.jsonl has no run of a row of the table 'digits'" in capsys.readouterr().err
 
 
+def test_the_page_says_with_how_much_of_everything_its_results_were_made(tmp_path, capsys):
+    """`--epochs 2` and its like are options of the results, which table.yaml does not know."""
+    configs, made = write_table(tmp_path / "configs").parent, tmp_path / "made"
+    options = ["--splits=1", "--trials=1", "--epochs=2", "--jobs=1", "--only", "gcn", "labels"]
+    assert main(["reproduce", "digits", "--configs", str(configs), "--out", str(made), *options]) == 0
+    folders = ["--configs", str(configs), "--results", str(tmp_path / "results"), "--docs", str(tmp_path)]
+    assert main(["results", "--made", str(made), *folders]) == 0
+    said = "1 split, with fixed settings. At most 2 epochs, stopped after 4"
+    assert said in (made / "digits" / "report.md").read_text()
+    assert said in (tmp_path / "results.md").read_text()
+    assert main(["results", *folders]) == 0  # from the file in results alone
+    assert said in (tmp_path / "results.md").read_text()
+    path = tmp_path / "results" / "digits.jsonl"
+    path.write_text(path.read_text().replace('"epochs": 2, "patience": 4', '"epochs": 0, "patience": 4'))
+    assert main(["results", *folders]) == 2
+    assert "digits.jsonl: epochs must be at least 1; got 0" in capsys.readouterr().err
+
+
 def test_an_error_that_diverged_has_a_place_in_the_table_and_in_the_pictures(tmp_path):
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     write_table(tmp_path / "configs", metric=metric)
@@ -130,7 +148,7 @@ def test_a_model_that_never_had_a_score_has_a_card(table):
 
 
 def test_every_model_is_of_a_kind_that_the_picture_of_all_tables_shows():
-    tables = [load_table(path.parent) for path in Path(CONFIGS).glob("*/table.yaml")]
+    tables = [load_table(path.parent) for path in configs_folder().glob("*/table.yaml")]
     titles = {row.title for table in tables if table.sweep is None for row in table.rows}
     begins = tuple(begin for all_ in figures._KINDS.values() for begin in all_)
     others = {title for title in titles if not f"{title},".startswith(begins)}
@@ -138,7 +156,6 @@ def test_every_model_is_of_a_kind_that_the_picture_of_all_tables_shows():
     assert others == {"constant", "AR ridge"} | forecasts
 
 
-CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")
 ROWS = ["certified", "certified_identity", "difformer_s", "label_propagation_pixels", "logistic_regression"]
 
 
@@ -153,14 +170,14 @@ def test_without_a_subcommand_it_is_the_table_of_the_digits(told, monkeypatch):
 
 @pytest.mark.unwatched
 def test_the_report_has_differences_and_pictures(tmp_path, capsys):
-    options = ["--quick", "--epochs=2", "--jobs=1", "--configs", CONFIGS, "--out", str(tmp_path)]
+    options = ["--quick", "--epochs=2", "--jobs=1", "--out", str(tmp_path)]
     assert main([*options, "--only", *ROWS]) == 0
     folder, said = tmp_path / "digits-quick", capsys.readouterr().out
     report = (folder / "report.md").read_text()
     for text in (said, report):
         assert "| certified, attention |" in text
         assert "ahead of certified, attention | identity | uniform |" in text
-    assert "*attention := identity*: the same networks" in report  # configs/digits/notes.md
+    assert "*attention := identity*: the same networks" in report  # notes.md of that table
     for ending in ("", "-energies", "-search"):
         assert f"](images/results-digits{ending}.png)" in report
         assert (folder / "images" / f"results-digits{ending}.png").read_bytes().startswith(b"\x89PNG")

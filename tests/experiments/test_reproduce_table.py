@@ -1,7 +1,6 @@
 """Tables as files: what is read, what is refused, and that every row of every table can be built and run."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +9,13 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.storages import InMemoryStorage
 from reproduce_tables import ROWS, write_table
 
+from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.harness import Search, distribution, open_storage
 from diffusion_mp_experiments.reproduce.table import digest, load_table
 from diffusion_mp_experiments.reproduce.training import made, made_module
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = configs_folder()
 CONTENT = {path.parent.name: yaml.safe_load(path.read_text()) for path in sorted(CONFIGS.glob("*/table.yaml"))}
 # Tables without rows or axes of their own have nothing more to build.
 OWN = [name for name, content in CONTENT.items() if {"rows", "search"} & content.keys()]
@@ -24,8 +24,8 @@ MLP = "08558fefbcf1"
 COMMON = ["model.dropout", "model.hidden_channels"]
 REFUSED_TABLES = [
     ({"rows": ["gcn"]}, "must list its rows"), ({"epoch": 3}, "says epoch; known are"), ({"splits": 0}, "splits must"),
-    ({"baselines": ["gat"]}, "gat are not"), ({"quick": {"epoch": 3}}, "quick says how much less"),
-    ({"metric": {"name": "acc", "kind": 1}}, "says kind"), ({"metric": {"mode": "up"}}, "mode of metric must be"),
+    ({"baselines": ["gat"]}, "gat are not"), ({"quick": {"epoch": 3}}, "quick says epoch; known are splits"),
+    ({"metric": {"name": "acc", "kind": 1}}, "says kind"), ({"metric": {"mode": "up"}}, "metric: mode must be 'max' or 'min'"),
     ({"like": "digits"}, "like digits, which is no other table"), ({"like": "x"}, "like x, which is no other table"),
     ("title: [\n", r"gcn\.yaml is no YAML: while parsing"),
     ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"), ("- a list\n", "names and values"),
@@ -127,12 +127,13 @@ def test_tables_and_rows_that_are_refused(changes, message, tmp_path):
         (folder / "gcn.yaml").write_text(changes)
     with pytest.raises(ValueError, match=message):
         load_table(folder)
-    with pytest.raises(FileNotFoundError, match=r"no table 'none'.*Tables there are digits"):
+    with pytest.raises(FileNotFoundError, match=r"no table 'none'.*Tables in .* are digits"):
         load_table(tmp_path / "none")
 
 
 WRONG_AXES = [3, {}, {"choice": 3}, {"choice": [[1]]}, {"normal": [0, 1]}]
-WRONG_AXES += [{"uniform": [1, 0]}, {"uniform": [1, 1]}, {"uniform": [0]}]
+WRONG_AXES += [{"choice": []}, {"loguniform": [0, 1]}, {"uniform": ["a", 1]}, {"uniform": 3}, {"uniform": [0, 1, 2]},
+    {"uniform": [1, 0]}, {"uniform": [1, 1]}, {"uniform": [0]}]
 
 
 @pytest.mark.parametrize("axis", WRONG_AXES)

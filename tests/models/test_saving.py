@@ -257,9 +257,9 @@ def test_a_model_of_the_zoo_is_small(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_the_score_of_a_card_is_that_of_its_model(name, data_root):
     from diffusion_mp_experiments.reproduce import training
-    from diffusion_mp_experiments.reproduce.table import load_table
+    from diffusion_mp_experiments.reproduce.table import find_table, load_table
 
-    table = load_table(ROOT / "configs" / f"zoo_{name}", None if ZOO[name] is None else str(data_root / ZOO[name]))
+    table = load_table(find_table(f"zoo_{name}"), None if ZOO[name] is None else str(data_root / ZOO[name]))
     config, metric = table.config(table.row(name), {}), table.metric
     data = training._data(json.dumps(config["data"], sort_keys=True), 0, False, "cpu")
     module = training.made_module(config, data)

@@ -205,7 +205,7 @@ def _uses() -> list[tuple[str, tuple[str, str], set[str]]]:
             for node in ast.parse(path.read_text()).body if path.name != "__init__.py" else []:
                 if not isinstance(node, ast.Import | ast.ImportFrom):
                     found.append((place, (module, getattr(node, "name", "")), _named(node)))
-    for path in (ROOT / "configs").rglob("*.yaml"):
+    for path in (ROOT / "experiments/src/diffusion_mp_experiments/configs").rglob("*.yaml"):
         found.append(("config", ("", ""), set(re.findall(r"\w+", path.read_text()))))
     for page in PAGES:
         code = (block for block in blocks(page) if not block.startswith(" "))  # no fragments

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 import diffusion_mp
+from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.training import made
 from diffusion_mp_experiments.train import DigitsDataModule
 from diffusion_mp_experiments.train.cli import main
@@ -39,7 +40,7 @@ class Ring(Unmeasured):
 
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+CONFIGS = sorted(configs_folder().glob("*.yaml"))
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_loggers_that_the_documentation_names_are_found_with_their_options(packa
     page = (REPOSITORY / "docs/training.md").read_text()
     (options,) = re.findall(rf"`([^`]+Logger[^`]*)` \(`pip install {package}`\)", page)
     with pytest.raises(SystemExit, match="0"):
-        main(["fit", f"--config={REPOSITORY}/configs/digits_certified.yaml", *options.split(), "--print_config"])
+        main(["fit", "--config=digits_certified", *options.split(), "--print_config"])
     logger = yaml.safe_load(capsys.readouterr().out)["trainer"]["logger"]
     assert logger["class_path"] in options
     assert logger["init_args"].get("project", "NAME") == "NAME"
@@ -146,7 +147,7 @@ def test_any_data_module_trains_that_says_how_wide_its_data_are(fit):
 def test_data_without_a_width_or_files_are_a_message_and_code_two(capsys):
     assert main(["fit", "--config", CONFIG, f"--data={__name__}.Unmeasured"]) == 2
     assert "Give the data module the properties num_features and num_classes" in capsys.readouterr().err
-    assert main(["fit", f"--config={REPOSITORY}/configs/cora_gcn.yaml", "--data.root=."]) == 2
+    assert main(["fit", "--config=cora_gcn", "--data.root=."]) == 2
     assert capsys.readouterr().err.startswith("Cora is not at Cora/raw: missing ind.cora.x")
 
 

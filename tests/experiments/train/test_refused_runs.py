@@ -170,7 +170,7 @@ def test_a_table_looks_at_its_folders_first(tmp_path, capsys, option):
 def test_a_command_without_a_configuration_says_what_is_missing(command, capsys):
     assert main([command]) == 2
     said = capsys.readouterr().err
-    assert f"diffusion-mp {command} needs a model and data: --config configs/" in said
+    assert f"diffusion-mp {command} needs a model and data: --config digits_" in said
     assert "The table of the digits, diffusion-mp, needs neither." in said
 
 

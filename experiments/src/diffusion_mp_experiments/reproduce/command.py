@@ -13,7 +13,15 @@ from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
 from diffusion_mp_experiments.reproduce.report import Line, card, chosen, lines, section
-from diffusion_mp_experiments.reproduce.table import Record, Table, load_table, parsed, write_records
+from diffusion_mp_experiments.reproduce.table import (
+    Record,
+    Table,
+    as_made,
+    find_table,
+    load_table,
+    parsed,
+    write_records,
+)
 
 _HEAD = """# Results
 
@@ -41,9 +49,12 @@ computes a table again: `configs` has a folder for each table, with a YAML file 
 """
 
 
+_CONFIGS_HELP = "folder of your own tables, which come before those of this package"
+
+
 def run_reproduce(args: list[str]) -> None:
     parser = argparse.ArgumentParser("diffusion-mp reproduce", description="Makes a table of docs/results.md anew.")
-    parser.add_argument("table", help="a folder below --configs")
+    parser.add_argument("table", help="the name of a table of this package, or of a folder below --configs")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows, not all")
     parser.add_argument("--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says")
     for name in ("splits", "trials", "epochs"):
@@ -51,11 +62,12 @@ def run_reproduce(args: list[str]) -> None:
     parser.add_argument("--jobs", type=count, default=min(4, os.cpu_count() or 1), help="processes of one thread each")
     parser.add_argument("--device", type=_device, default="cpu", help="where networks train, cpu or cuda")
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
-    parser.add_argument("--configs", type=folder, default=Path("configs"), help="folder of all tables")
-    parser.add_argument("--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs")
+    parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
+    parser.add_argument("--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs, %(default)s here")
     parser.add_argument("--save", type=folder, help="folder for the model of the first run of every row, with a card")
     options, start = parser.parse_args(args), time.perf_counter()
-    table = load_table(options.configs / options.table, options.root)
+    source = find_table(options.table, options.configs)
+    table = load_table(source, options.root)
     given = {name: value for name in ("splits", "trials", "epochs") if (value := getattr(options, name)) is not None}
     table = replace(table, **{**(table.quick if options.quick else {}), **given})
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
@@ -68,9 +80,10 @@ def run_reproduce(args: list[str]) -> None:
         if first and record["row"] in saved:
             (options.save / f"{record['row']}.md").write_text(card(table, record, " ".join(flags)), "utf-8")
     report, rows = out / "report.md", lines(table, records)
-    report.write_text(illustrated(table, records, rows, options.configs / table.name / "notes.md", out), "utf-8")
+    report.write_text(illustrated(table, records, rows, source / "notes.md", out), "utf-8")
     text, seconds = section(table, rows), time.perf_counter() - start
     print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}")
+    print(f"These paths begin in the folder {Path.cwd()}; the table is {source}")
     if not options.quick:
         print(f"Take it over into docs/results.md: diffusion-mp results --made {options.out}")
 
@@ -78,8 +91,9 @@ def run_reproduce(args: list[str]) -> None:
 def run_results(args: list[str]) -> None:
     parser = argparse.ArgumentParser("diffusion-mp results", description="Writes docs/results.md and its figures.")
     parser.add_argument("--made", type=folder, help="the --out of `reproduce`: its tables replace those in --results")
-    for name in ("configs", "results", "docs"):
-        parser.add_argument(f"--{name}", type=folder, default=Path(name), help=f"the folder {name} of a clone")
+    parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
+    for name, what in (("results", "results of tables, a file each"), ("docs", "the page and its pictures")):
+        parser.add_argument(f"--{name}", type=folder, default=Path(name), help=f"folder of {what}, ./{name} if not given")
     options = parser.parse_args(args)
     print(write_page(options.configs, options.results, options.docs, options.made))
 
@@ -125,30 +139,44 @@ def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], n
     return "\n".join([*parts, f"{chosen(table, records)}\n"])
 
 
-def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:
+def write_page(configs: Path | None, results: Path, docs: Path, made: Path | None = None) -> Path:
     """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
-    finished = sorted(made.glob("*/results.jsonl")) if made else []
-    if made and not finished:
-        raise FileNotFoundError(f"No folder below {made} has results.jsonl; give the --out of `reproduce`.")
-    for path in finished:
-        if (configs / path.parent.name / "table.yaml").is_file():
-            results.mkdir(exist_ok=True)
-            write_records(parsed(path.read_bytes(), path), results / f"{path.parent.name}.jsonl")
-    if not (found := sorted(results.glob("*.jsonl"))):
+    if made is not None:
+        _take_over(made, results, configs)
+    paths = sorted(results.glob("*.jsonl"))
+    if not paths:
         raise FileNotFoundError(
             f"There are no results in {results}; `diffusion-mp reproduce TABLE` makes some, and "
             "`diffusion-mp results --made runs/reproduce` takes them over."
         )
-    sections, compared = [], []
-    for path in found:
-        records, table = parsed(path.read_bytes(), path, "kind row seconds"), load_table(configs / path.stem)
+    sections = []
+    compared = []
+    for path in paths:
+        source = find_table(path.stem, configs)
+        records = parsed(path.read_bytes(), path, "kind row seconds")
+        table = as_made(load_table(source), records, path)
         rows = lines(table, records)
         if not rows:
             raise ValueError(f"{path} has no run of a row of the table {table.name!r}; delete it.")
-        sections.append(illustrated(table, records, rows, configs / path.stem / "notes.md", docs))
+        sections.append(illustrated(table, records, rows, source / "notes.md", docs))
         if any("gcn" in line.differences for line in rows) and table.sweep is None:
             compared.append((table, rows))
     figures.draw_overview(docs / "images" / "results.png", compared)
     page = docs / "results.md"
     page.write_text("\n".join([_HEAD, *sections]), "utf-8")
     return page
+
+
+def _take_over(made: Path, results: Path, configs: Path | None) -> None:
+    """Copy the results of tables; those of `--quick` and of other folders are none of them."""
+    finished = {path.parent.name: path for path in sorted(made.glob("*/results.jsonl"))}
+    if not finished:
+        raise FileNotFoundError(f"No folder below {made} has results.jsonl; give the --out of `reproduce`.")
+    for name, path in finished.items():
+        try:
+            find_table(name, configs)
+        except FileNotFoundError:
+            print(f"Left out: {path}, for {name} is no table. What --quick makes is not taken over.")
+            continue
+        results.mkdir(parents=True, exist_ok=True)
+        write_records(parsed(path.read_bytes(), path), results / f"{name}.jsonl")

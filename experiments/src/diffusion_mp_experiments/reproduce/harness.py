@@ -16,7 +16,16 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 from tqdm import tqdm
 
-from diffusion_mp_experiments.reproduce.table import Record, Records, Row, Table, complete_lines, digest, write_records
+from diffusion_mp_experiments.reproduce.table import (
+    Record,
+    Records,
+    Row,
+    Table,
+    budget,
+    complete_lines,
+    digest,
+    write_records,
+)
 from diffusion_mp_experiments.reproduce.training import train
 from diffusion_mp_experiments.train.checkpoints import check_writable
 from diffusion_mp_experiments.train.many_runs import each
@@ -43,11 +52,17 @@ def distribution(path: str, axis: Any) -> BaseDistribution:
     if kind == "choice":
         if not isinstance(values, list) or not all(isinstance(v, bool | int | float | str | None) for v in values):
             raise ValueError(f"the choices of {path} must be a list of numbers, names or null; got {values!r}.")
+        if not values:
+            raise ValueError(f"the choices of {path} must be a value or more; got none.")
         return CategoricalDistribution(values)
-    numbers = [float(value) for value in values] if isinstance(values, list) else []
-    if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or not numbers[0] < numbers[1]:
-        raise ValueError(f"{kind} of {path} must be [low, high]; got {values!r}.")
-    low, high = numbers
+    try:
+        low, high = map(float, values)  # YAML reads 1e-4, without a point, as text
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not isinstance(values, list) or not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"{kind} of {path} must be [low, high], two numbers in order; got {values!r}.")
+    if kind == "loguniform" and low <= 0:
+        raise ValueError(f"loguniform of {path} must be [low, high] with low above 0; got {values!r}.")
     return FloatDistribution(low, high, log=kind == "loguniform")
 
 
@@ -147,6 +162,8 @@ class _Harness:
                     search.tell(self.values(search))
             self.run([planned for row in rows for planned in self.reported(row)], jobs, bar)
         results = [record for row in self.table.rows for record in self.results(row)]
+        if results:
+            results.insert(0, budget(self.table))
         write_records(results, self.out / "results.jsonl")
         return results
 

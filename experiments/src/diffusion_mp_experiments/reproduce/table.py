@@ -1,4 +1,4 @@
-"""A table of results as files: `configs/<table>/table.yaml`, a YAML file for every row, lines of JSON for its runs."""
+"""A table of results as files: `<table>/table.yaml`, a YAML file for every row, lines of JSON for its runs."""
 
 import errno
 import hashlib
@@ -8,14 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, get_type_hints
 
 import yaml
 
 from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp_experiments.packaged import configs_folder
+from diffusion_mp_experiments.reproduce.fields import check_complete, check_fields
 from diffusion_mp_experiments.train.checkpoints import replace_file
 
 Config = dict[str, Any]
+#: How much of everything a table takes: what `--quick` changes, and what its results record.
+BUDGET = ("splits", "seeds", "tuning", "trials", "epochs", "patience")
+
+
+class ClassConfig(TypedDict, total=False):
+    """A class and its arguments, as a YAML file gives them."""
+
+    class_path: str
+    init_args: Config
+    dict_kwargs: Config
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class Row:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.predictor is None):
             raise ValueError(f"row {self.name!r} must have either a model or a predictor.")
+        _check_class_path(self.model if self.model is not None else self.predictor, "model or predictor")
         check_choice(self.attention, "attention", [None, "identity", "uniform"])
 
 
@@ -72,8 +85,12 @@ class Sweep:
     """An axis, by its path in a search, along which every row of a table is trained: rows become curves."""
 
     path: str
-    values: list[float | str | None]
+    values: list[float | bool | str | None]
     title: str
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values of sweep must be a list with a value or more; got none.")
 
     def points(self, row: Row) -> Iterator[Row]:
         for value in self.values:
@@ -94,7 +111,7 @@ class Table:
         epochs, patience: most epochs, and most without a better validation score.
         search: the axes that all models share; predictors share those of the data module (`data.k`).
         baselines: rows that the others are compared with, split by split.
-        quick: values of other attributes for `--quick`.
+        quick: values of the attributes in `BUDGET` for `--quick`.
         sweep, curves: the axis that makes every row a curve, and then the titles of the curves.
     """
 
@@ -122,8 +139,8 @@ class Table:
         check_choice(self.metric.mode, "mode of metric", ["max", "min"])
         if self.tuning != "nested":
             check_counts(tuning=self.tuning)
-        if not self.quick.keys() <= self.__dataclass_fields__.keys():
-            raise ValueError(f"quick says how much less there is of what a table has; got {self.quick}.")
+        _check_class_path(self.data, "data")
+        check_fields(self.quick, {name: kind for name, kind in get_type_hints(Table).items() if name in BUDGET}, "quick")
         if unknown := sorted(set(self.baselines) - {row.name for row in self.rows}):
             raise ValueError(f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not.")
 
@@ -161,8 +178,10 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
     *above, last = path
     for name in above:
         config = config.setdefault(name, {})
-        if "class_path" in config:
+        if isinstance(config, dict) and "class_path" in config:
             config = config.setdefault("init_args", {})
+        if not isinstance(config, dict):
+            raise ValueError(f"row {row!r} has no {'.'.join(path)}: {name} is {config!r}, which has no parts.")
     if last in config:
         name, way_out = ".".join(path), "or do not give it"
         raise ValueError(f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, {way_out}.")
@@ -176,47 +195,73 @@ def digest(config: Any) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def find_table(name: str, folder: Path | None = None) -> Path:
+    """Return the folder of a table: the one below `folder`, or else the one that this package brings.
+
+    Raises:
+        FileNotFoundError: there is neither.
+    """
+    for tables in (folder, configs_folder()):
+        if tables is not None and (tables / name / "table.yaml").is_file():
+            return tables / name
+    raise FileNotFoundError(_no_table(name, folder))
+
+
+def _no_table(name: str, folder: Path | None) -> str:
+    parts = [f"There is no table {name!r}."]
+    for tables, where in ((folder, f"in {folder}"), (configs_folder(), "of this package")):
+        if tables is not None:
+            names = sorted(path.parent.name for path in tables.glob("*/table.yaml"))
+            parts.append(f"Tables {where} are {', '.join(names)}." if names else f"There are no tables {where}.")
+    parts.append("A table of your own is a folder with table.yaml; give the folder that holds it as --configs.")
+    return " ".join(parts)
+
+
 def load_table(folder: Path, root: str | None = None) -> Table:
     """Load the table of a folder, its rows in the order of `rows` in table.yaml; `root` replaces that of its data.
 
-    With `like: TABLE` it may name rows of that table, whose other values it inherits, axis by axis in `search`. With
-    `like: ROW` a row inherits from that row all but its title, arguments and axes. A null axis is not searched.
+    With `like: TABLE` it may name rows of that table, which is beside it or one of this package, and inherits its other
+    values, axis by axis in `search`. With `like: ROW` a row inherits from that row all but its title, arguments and
+    axes. A null axis is not searched.
     """
     path = folder / "table.yaml"
     if not path.is_file():
-        found = sorted(other.parent.name for other in folder.parent.glob("*/table.yaml"))
-        raise FileNotFoundError(
-            f"There is no table {folder.name!r}: {path} does not exist. "
-            + (f"Tables there are {', '.join(found)}." if found else "Run this in a clone, or give its --configs.")
-        )
+        raise FileNotFoundError(_no_table(folder.name, folder.parent))
     content, files = _gathered(folder)
-    names, own = content.pop("rows", []), {name for name, file in files.items() if file.parent == folder}
-    if not isinstance(names, list) or not own <= set(names) <= set(files):
+    names = content.pop("rows", [])
+    own = {name for name, file in files.items() if file.parent == folder}
+    if not own <= set(names) <= set(files):
         raise ValueError(
             f"{path} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
             f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
         )
-    rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, files[name]) for name in names)
-    content["metric"] = _made(Metric, content.get("metric", {}), path)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{path}: rows must be a list with a row or more, each of them once; got {names}.")
+    rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, str(files[name])) for name in names)
+    content["metric"] = _made(Metric, content.get("metric", {}), f"{path}: metric")
     content["baselines"] = tuple(content.get("baselines", ()))
     if (sweep := content.get("sweep")) is not None:
-        content["sweep"] = sweep = _made(Sweep, sweep, path)
+        content["sweep"] = sweep = _made(Sweep, sweep, f"{path}: sweep")
         content["curves"] = {row.name: row.title for row in rows}
         rows = tuple(point for row in rows for point in sweep.points(row))
-    table = _made(Table, {"name": folder.name, "rows": rows, **content}, path)
+    table = _made(Table, {"name": folder.name, "rows": rows, **content}, str(path))
     return table if root is None else replace(table, data=_with(table.data, root=root))
 
 
 def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     """The content of table.yaml and the files of rows by name, merged into those of the table that it is like."""
     path = folder / "table.yaml"
-    content = _read(path)
+    content = _read(path, _TABLE_FILE)
     own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
     if "like" not in content:
         return content, own
-    like = folder.parent / content.pop("like")
-    if like in (folder, *below) or not (like / "table.yaml").is_file():
-        raise ValueError(f"{path} is like {like.name}, which is no other table beside it.")
+    name = content.pop("like")
+    try:
+        like = find_table(name, folder.parent)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is like {name}, which is no other table. {error}") from error
+    if like in (folder, *below):
+        raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
     search = content.get("search", {})
     axes = {**search, **other.get("search", {}), **search}  # its own first, since axes are drawn in this order
@@ -227,18 +272,17 @@ def _with(config: Config, **arguments: Any) -> Config:
     return {**config, "init_args": {**config.get("init_args", {}), **arguments}}
 
 
-def _read(path: Path) -> Config:
+def _read(path: Path, kinds: Mapping[str, Any]) -> Config:
     try:
         content = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no YAML: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold names and values; got {type(content).__name__}.")
+    check_fields(content, kinds, str(path))
     return content
 
 
 def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
-    own = _read(files[name])
+    own = _read(files[name], _ROW_FILE)
     if "like" not in own:
         return own
     if (like := own.pop("like")) not in files or like in (name, *below):
@@ -253,17 +297,58 @@ def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
     return row
 
 
-def _made(kind: Any, content: Config, path: Path) -> Any:
-    fields = kind.__dataclass_fields__
-    if unknown := sorted(set(content) - set(fields)):
-        raise ValueError(f"{path} says {', '.join(unknown)}; known are {', '.join(fields)}.")
+def _made(kind: Any, content: Config, name: str) -> Any:
+    check_complete(content, kind, name)
     try:
         return kind(**content)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _check_class_path(config: Config | None, name: str) -> None:
+    if config is None or "class_path" not in config:
+        raise ValueError(f"{name} must give the class_path of a class; got {config}.")
+
+
+def _without(kind: Any, *names: str) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(kind).items() if name not in names}
+
+
+#: The fields of table.yaml, and of the file of a row.
+_TABLE_FILE = {
+    **_without(Table, "name", "curves"),
+    "data": ClassConfig,
+    "rows": list[str],
+    "baselines": list[str],
+    "like": str,
+}
+_ROW_FILE = {
+    **_without(Row, "name", "curve"),
+    "model": ClassConfig,
+    "predictor": ClassConfig,
+    "like": str,
+}
 
 
 Record = dict[str, Any]
+
+
+def budget(table: Table) -> Record:
+    """The line of results.jsonl that says with how much of everything the results of a table were made."""
+    values = {name: getattr(table, name) for name in BUDGET}
+    return {"kind": "budget", "table": table.name, "row": None, "seconds": 0.0, **values}
+
+
+def as_made(table: Table, records: Iterable[Record], path: Path) -> Table:
+    """Return the table with the budget of its results: options of `reproduce` may have replaced that of table.yaml."""
+    for record in records:
+        if record["kind"] == "budget":
+            values = {name: record[name] for name in BUDGET if name in record}
+            try:
+                return replace(table, **values)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}: {error} Make the results again, or delete the file.") from error
+    return table
 
 
 class Records:

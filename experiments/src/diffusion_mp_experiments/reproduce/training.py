@@ -1,6 +1,7 @@
 """One run of a table: a fresh model on one split, its epoch chosen on validation, as a record of numbers."""
 
 import hashlib
+import inspect
 import json
 import math
 import resource
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +95,32 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
     model = options.pop("model", None) or options.pop("predictor")
     if "model" in config["module"]:
         arguments = model.setdefault("init_args", {})
-        arguments.update(in_channels=data.num_features, out_channels=data.num_classes)
+        widths = {"in_channels": data.num_features, "out_channels": data.num_classes}
+        taken = _arguments(model["class_path"])
+        arguments.update({name: width for name, width in widths.items() if taken is None or name in taken})
         if arguments.get("edge_dim") == "data":
             arguments["edge_dim"] = data.num_edge_features
     network = made(nn.Module, model)
     if "attention" in config and not without_attention(network, config["attention"]):
         raise ValueError(f"{model['class_path']} has no attention over pairs that could be the {config['attention']}.")
-    return type(data).trains(network, **options)
+    if not hasattr(data, "trains"):
+        raise ValueError(f"{type(data).__name__} must have the attribute trains, a LightningModule such as NodeClassifier.")
+    try:
+        return type(data).trains(network, **options)
+    except TypeError as error:
+        raise ValueError(f"{type(data).trains.__name__} cannot be made with {options}: {error}") from error
+
+
+def _arguments(class_path: str) -> set[str] | None:
+    """Names that the constructor of a class takes; None if that is not known, or it takes any."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        parameters = inspect.signature(getattr(import_module(module), name)).parameters
+    except (ImportError, ValueError, TypeError, AttributeError):
+        return None  # the parser says what is wrong
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return None
+    return set(parameters)
 
 
 def made(kind: type, config: dict[str, Any]) -> Any:
@@ -108,7 +129,7 @@ def made(kind: type, config: dict[str, Any]) -> Any:
     parser.add_argument("--it", type=kind)
     try:
         return parser.instantiate(parser.parse_object({"it": config})).it
-    except ArgumentError as error:
+    except (ArgumentError, TypeError) as error:
         raise ValueError(f"{config} makes no {kind.__name__}: {error}") from error
 
 
@@ -136,6 +157,9 @@ class LastLogged:
         self.values[name] = value
 
     def take(self, name: str) -> float:
+        if name not in self.values:
+            names = ", ".join(sorted(self.values))
+            raise ValueError(f"The module does not log {name}, but {names}; change the name of metric in table.yaml.")
         value = self.values[name]
         number = float(value.compute() if isinstance(value, Metric) else value)
         for each in self.values.values():

@@ -1,5 +1,7 @@
 """Classification of nodes, graphs and sequences, and forecasts, as LightningModules."""
 
+import inspect
+from copy import copy
 from typing import Any, Literal, cast
 
 import pytorch_lightning as pl
@@ -12,7 +14,7 @@ from torch_geometric.data import Data
 from torchmetrics import Metric
 
 from diffusion_mp.diffusivities import auxiliary_loss
-from diffusion_mp.errors import check_choice, check_counts, check_kind, check_number, check_positive
+from diffusion_mp.errors import check_choice, check_counts, check_kind, check_number, check_positive, describe
 from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
 from diffusion_mp_experiments.train.metrics import TaskMetric
 from diffusion_mp_experiments.train.resume import FiniteLoss, Resumable
@@ -45,8 +47,19 @@ class Supervised(pl.LightningModule):
         # Without the module a checkpoint holds plain types only and loads with weights_only=True.
         self.save_hyperparameters(ignore=["model"])
 
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Convert a `Data` to the dtype of the parameters: Lightning's `precision` converts plain tensors only."""
+        dtype = next((each.dtype for each in self.model.parameters()), None)
+        if dtype is None or not isinstance(batch, Data):
+            return batch
+        if not any(_is_floating(each) and each.dtype != dtype for each in batch.to_dict().values()):
+            return batch  # the same object, with which layers have cached what they compute from a graph
+        return copy(batch).apply(lambda each: each.to(dtype) if _is_floating(each) else each)
+
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
         outputs = self(batch)
+        if not isinstance(outputs, Tensor):
+            raise ValueError(f"The model must return a tensor of outputs; got {describe(outputs)}.")
         check_kind(batch.y, "data.y", Tensor, "a tensor of labels, a row for every node, or for every graph of a batch")
         return outputs, batch.y
 
@@ -103,8 +116,9 @@ class Supervised(pl.LightningModule):
 class NodeClassifier(Supervised):
     """Train `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
 
-    A step sees all nodes; train_mask, val_mask and test_mask select the logits. A model of the library with `edge_dim`
-    also gets `edge_attr`. What is logged: `Supervised`.
+    A step sees all nodes; train_mask, val_mask and test_mask, bool [N] or indices of nodes, select the logits. A model
+    gets weights only of data that have them, and one of the library with `edge_dim` also `edge_attr`. What is logged:
+    `Supervised`.
 
     Args:
         model: any module with PyG's forward, returning logits [N, C].
@@ -122,13 +136,22 @@ class NodeClassifier(Supervised):
 
     def forward(self, data: Data) -> Tensor:
         check_kind(data, "data", Data, "a torch_geometric Data")
-        return self.model(data.x, data.edge_index, data.edge_weight, **_edge_features(self.model, data))
+        if data.x is None:
+            raise ValueError("data must have x, the features [N, channels] of its nodes; got None.")
+        inputs = [data.x, data.edge_index]
+        if data.edge_weight is not None:
+            inputs.append(data.edge_weight)
+        return _called(self.model, *inputs, **_edge_features(self.model, data))
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
-        mask, (logits, labels) = batch[f"{stage}_mask"], super().compared(batch, stage)
-        if logits.shape[:1] != mask.shape:
+        check_kind(batch, "data", Data, "a torch_geometric Data")
+        mask = _selection(batch, f"{stage}_mask")
+        logits, labels = super().compared(batch, stage)
+        if logits.shape[:1] != (batch.num_nodes,):
             must = "it must return one row of logits per node"
-            raise ValueError(f"The model returned {list(logits.shape)} for {mask.numel()} nodes; {must}.")
+            raise ValueError(f"The model returned {list(logits.shape)} for {batch.num_nodes} nodes; {must}.")
+        if len(labels) != len(logits):
+            raise ValueError(f"data.y must have a row for each of {len(logits)} nodes; got {describe(labels)}.")
         return logits[mask], labels[mask]
 
     def predict_step(self, batch: Data, batch_idx: int) -> Tensor:
@@ -146,7 +169,7 @@ class GraphClassifier(Supervised):
 
     def forward(self, batch: Data) -> Tensor:
         _check_batch(batch, "graph")
-        return self.model(batch.x, batch.graph, **_edge_features(self.model, batch))
+        return _called(self.model, batch.x, batch.graph, **_edge_features(self.model, batch))
 
 
 class Forecaster(Supervised):
@@ -166,7 +189,7 @@ class Forecaster(Supervised):
 
     def forward(self, batch: Data) -> Tensor:
         _check_batch(batch, "graph", "base")
-        correction: Tensor = self.model(batch.x, batch.graph)
+        correction = _called(self.model, batch.x, batch.graph)
         if correction.shape != (len(batch.base), 1):
             raise ValueError(
                 f"The model returned {list(correction.shape)} for {len(batch.base)} nodes; it must return one number "
@@ -176,6 +199,37 @@ class Forecaster(Supervised):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mean_squared_error(outputs, targets)
+
+
+def _called(model: nn.Module, *inputs: Any, **features: Any) -> Tensor:
+    try:
+        inspect.signature(model.forward).bind(*inputs, **features)
+    except TypeError as error:
+        given = [*(describe(each) for each in inputs), *features]
+        raise ValueError(
+            f"{type(model).__name__} cannot be called with {', '.join(given)}: {error}. Its forward must take what PyG's "
+            "models take, (x, edge_index, edge_weight) for nodes; write a module that calls it so."
+        ) from error
+    return cast("Tensor", model(*inputs, **features))
+
+
+def _selection(data: Data, name: str) -> Tensor:
+    """The mask of that name, bool [N] or integers."""
+    mask = data[name] if name in data else None
+    if mask is None:
+        raise ValueError(
+            f"data has no {name}, which says which nodes to use. Split.apply_to of diffusion_mp.data gives it the three "
+            "masks, from random_split_per_class(data.y, 20) for instance."
+        )
+    selects = isinstance(mask, Tensor) and mask.dim() == 1 and not _is_floating(mask)
+    if not selects or (mask.dtype == torch.bool and len(mask) != data.num_nodes):
+        what = f"True or False for each of {data.num_nodes} nodes, or indices of nodes"
+        raise ValueError(f"data.{name} must be a tensor with {what}; got {describe(mask)}.")
+    return mask
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
@@ -214,7 +268,7 @@ class SequenceClassifier(Supervised):
         self.warmup = warmup
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return self.model(*inputs)
+        return _called(self.model, *inputs)
 
     def compared(self, batch: tuple[Tensor, ...], stage: str) -> tuple[Tensor, Tensor]:
         *inputs, labels = batch

@@ -1,9 +1,11 @@
 """The console script `diffusion-mp`, and how a command ends."""
 
+import linecache
 import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,16 +17,16 @@ _USAGE = """diffusion-mp trains energy-constrained diffusion models.
 
   diffusion-mp                                the table `digits`: certified networks beside others, report in runs/
   diffusion-mp --splits 3                     the same with an option of reproduce
-  diffusion-mp reproduce TABLE --jobs 2       another table of configs/; --quick takes minutes
-  diffusion-mp results                        docs/results.md and its figures, from results/
-  diffusion-mp fit --config configs/X.yaml    train one model; any field can be overridden: --model.lr 0.01
+  diffusion-mp reproduce TABLE --jobs 2       another table, or your own with --configs FOLDER; --quick takes minutes
+  diffusion-mp results                        docs/results.md and its figures, from results/, in the current folder
+  diffusion-mp fit --config NAME_OR_FILE      train one model; any field can be overridden: --model.lr 0.01
                    --ckpt_path PATH           ... going on from runs/X/version_0/checkpoints/last.ckpt, say
   diffusion-mp predict --config ... --ckpt_path ...    writes predictions.csv, a row per prediction
   diffusion-mp validate | test                the other subcommands of Lightning's command line (each has --help)
   diffusion-mp --version                      the version of the library
 """
 _UNCONFIGURED = (
-    "diffusion-mp {command} needs a model and data: --config configs/digits_difformer_s.yaml names both, say, and any "
+    "diffusion-mp {command} needs a model and data: --config digits_difformer_s names both, say, and any "
     "field can be overridden (--model.lr 0.005); without a file they are --data=DigitsDataModule "
     "--model.model=diffusion_mp.models.DIFFormer --model.model.hidden_channels=64. The table of the digits, "
     "diffusion-mp, needs neither."
@@ -77,8 +79,8 @@ def exit_code(command: Callable[[], int], if_stopped: str) -> int:
     """Run a command, and turn what stops it into a sentence on stderr and an exit code.
 
     SIGINT and SIGTERM give 130 and 143, with how to go on: the notes of the exception (PEP 678), or else `if_stopped`.
-    OSError, ValueError and FloatingPointError give 2, with their notes; other exceptions are faults of the program, and
-    pass.
+    OSError, ValueError, FloatingPointError and the TypeErrors of this library's checks give 2, with their notes; other
+    exceptions are faults of the program, and pass.
 
     Examples:
         >>> exit_code(lambda: 0, if_stopped="Nothing is lost; start it again.")
@@ -90,10 +92,22 @@ def exit_code(command: Callable[[], int], if_stopped: str) -> int:
     except Stopped as stopped:
         code, message = int(str(stopped.code)), f"\nStopped by {stopped.signal}."
         notes = getattr(stopped, "__notes__", [if_stopped])
-    except (OSError, ValueError, FloatingPointError) as error:
+    except (OSError, ValueError, FloatingPointError, TypeError) as error:
+        if isinstance(error, TypeError) and not _is_refusal(error):
+            raise
         code, message, notes = 2, str(error), getattr(error, "__notes__", [])
     print("\n".join([message, *notes]), file=sys.stderr)
     return code
+
+
+def _is_refusal(error: TypeError) -> bool:
+    """Whether one of our own checks has raised it: then its message is a sentence for users.
+
+    Python raises the same error for faults of a program, such as a model of a user's own, which need their traceback.
+    """
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    ours = str(frame.f_globals.get("__name__")).startswith("diffusion_mp")
+    return ours and linecache.getline(frame.f_code.co_filename, line).strip().startswith("raise TypeError")
 
 
 @contextmanager

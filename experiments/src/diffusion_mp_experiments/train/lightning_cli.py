@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from jsonargparse import set_parsing_settings
+import yaml
+from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -23,6 +24,7 @@ from tqdm import tqdm
 
 from diffusion_mp.errors import describe
 from diffusion_mp_experiments.files.reading import as_path
+from diffusion_mp_experiments.packaged import configuration
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 from diffusion_mp_experiments.train.datamodules import DigitsDataModule, PlanetoidDataModule
@@ -30,6 +32,8 @@ from diffusion_mp_experiments.train.resume import CheckpointFiles
 
 __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_lightning"]
 
+_UNWRITTEN = "Unable to serialize instance "
+_CONFIG_OPTIONS = ("--config", "-c")
 _SETTINGS = ("lr", "weight_decay", "optimizer")  # what a checkpoint may decide; never which class is made
 _PARTS = {"state_dict": dict, "hyper_parameters": dict, "epoch": int, "loops": dict, "pytorch-lightning_version": str}
 
@@ -62,6 +66,30 @@ def run_lightning(args: list[str]) -> None:
                 logger.setLevel(level)
 
 
+class _Parser(LightningArgumentParser):
+    """Writes configurations that it can read, config.yaml of a run and --print_config.
+
+    jsonargparse puts words in the place of values that it cannot write: of text where a function is allowed too, and of
+    objects that are defaults, such as the device of StochasticWeightAveraging.
+    """
+
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        text = super().dump(*args, **kwargs)
+        if _UNWRITTEN not in text:
+            return text
+        header = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("#"))
+        return header + yaml.safe_dump(_readable(yaml.safe_load(text)), sort_keys=False, allow_unicode=True)
+
+
+def _readable(value: Any) -> Any:
+    """Restore text, and leave out defaults that have no text."""
+    if isinstance(value, dict):
+        return {name: _readable(each) for name, each in value.items() if not str(each).startswith(f"{_UNWRITTEN}<")}
+    if isinstance(value, list):
+        return [_readable(each) for each in value]
+    return value.removeprefix(_UNWRITTEN) if isinstance(value, str) else value
+
+
 class DiffusionCLI(LightningCLI):
     """Logs to `<out>/<name>/version_k`, keeps the best and the last checkpoint there, tests the best one after fit.
 
@@ -69,8 +97,8 @@ class DiffusionCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str]) -> None:
+        args = _with_files(args)
         self._args = args
-        _check_local(args)
         set_parsing_settings(config_read_mode_fsspec_enabled=False)  # Lightning lets any option be read from anywhere
         super().__init__(
             NodeClassifier,
@@ -80,6 +108,7 @@ class DiffusionCLI(LightningCLI):
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={"max_epochs": 500, "log_every_n_steps": 1, "enable_model_summary": False},
+            parser_class=_Parser,
             parser_kwargs={"prog": "diffusion-mp"} | {k: {"prog": f"diffusion-mp {k}"} for k in self.subcommands()},
             args=args,
         )
@@ -141,6 +170,8 @@ class DiffusionCLI(LightningCLI):
         """Let a resumed run keep its checkpoints in one folder, so that the best is that of all its parts."""
         config = self.config[self.subcommand]
         config.out = str(as_path(config.out, "--out"))
+        if "init_args" not in config.model.model:  # a class without arguments; the widths of the data are linked to it
+            config.model.model.init_args = Namespace()
         check_writable(Path(config.out, config.name))
         if name := config.checkpoint.filename:  # Lightning would write 0.0000 for a metric that is not logged
             config.checkpoint.filename = name.replace("{val_acc", f"{{val_{config.model.metric}")
@@ -173,7 +204,10 @@ class DiffusionCLI(LightningCLI):
             kwargs["default_root_dir"] = self._loggers()[0].log_dir  # Lightning would write to the working directory
         if options.get("enable_progress_bar") is not False:
             kwargs["callbacks"] = [*_listed(options.get("callbacks")), EpochProgress()]
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except ModuleNotFoundError as error:  # of a logger or a precision whose package is not installed
+            raise ValueError(f"The trainer needs a package that is not installed: {error}") from error
 
     def _loggers(self) -> list[Logger]:
         """Both write to the first free folder version_k, which several processes may look for at once."""
@@ -239,25 +273,43 @@ class EpochProgress(ProgressBar):
 
 
 def _width(data: pl.LightningDataModule, name: str) -> int:
+    way_out = "Give the data module the properties num_features and num_classes."
     try:
-        return int(getattr(data, name))
+        width = getattr(data, name)
     except AttributeError as error:
-        raise ValueError(
-            f"The model takes its width from {type(data).__name__}.{name}, which there is not: {error}. Give the data "
-            "module the properties num_features and num_classes."
-        ) from error
+        what = f"The model takes its width from {type(data).__name__}.{name}, which there is not: {error}."
+        raise ValueError(f"{what} {way_out}") from error
+    if not hasattr(width, "__index__"):
+        what = f"{type(data).__name__}.{name} must be a whole number, the width of the model; got {describe(width)}."
+        raise ValueError(f"{what} {way_out}")
+    return int(width)
 
 
-def _check_local(args: Sequence[str]) -> None:
-    """Raise ``FileNotFoundError`` where `--config` is an address; a configuration names classes: it is a program."""
-    for option, value in zip(args, [*args[1:], ""], strict=True):
-        name, _, joined = option.partition("=")
-        source = joined or value
-        if name in ("--config", "-c") and "://" in source:
-            raise FileNotFoundError(
-                f"--config must be a file of this machine; got the address {source}. A configuration names classes to "
-                "import and run: download it, read it, and give its path."
-            )
+def _with_files(args: Sequence[str]) -> list[str]:
+    """Replace the names of this package's configurations after `--config` by the paths of their files.
+
+    Raises:
+        FileNotFoundError: the value is an address, which would be a program from elsewhere, or no such file exists.
+    """
+    words: list[str] = []
+    for word in args:
+        option, equals, value = word.partition("=")
+        if equals and option in _CONFIG_OPTIONS:
+            words.append(f"{option}={_local_configuration(value)}")
+        elif words and words[-1] in _CONFIG_OPTIONS:
+            words.append(_local_configuration(word))
+        else:
+            words.append(word)
+    return words
+
+
+def _local_configuration(value: str) -> str:
+    if "://" in value:
+        raise FileNotFoundError(
+            f"--config must be a file of this machine; got the address {value}. A configuration names classes to "
+            "import and run: download it, read it, and give its path."
+        )
+    return configuration(value)
 
 
 def _resuming(args: Sequence[str], checkpoint: str) -> str:

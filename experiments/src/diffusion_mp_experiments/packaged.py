@@ -1,0 +1,27 @@
+"""The tables and configurations that this package brings: the same files in a clone and in an installed wheel."""
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def configs_folder() -> Path:
+    """Return the folder that has a folder for every table, and a YAML file for every configuration of `fit`."""
+    return Path(str(files("diffusion_mp_experiments"))) / "configs"
+
+
+def configuration(path: str) -> str:
+    """Return the path of a configuration for `diffusion-mp fit`: of a file, or of one of this package by its name.
+
+    Raises:
+        FileNotFoundError: there is neither.
+    """
+    # A value with a colon is the content of a configuration, which the parser accepts in the place of a path.
+    if ":" in path or Path(path).expanduser().is_file():
+        return path
+    packaged = configs_folder() / f"{path}.yaml"
+    if "/" not in path and packaged.is_file():
+        return str(packaged)
+    names = sorted(file.stem for file in configs_folder().glob("*.yaml"))
+    stem = Path(path).stem
+    way_out = f"Give --config {stem}" if stem in names else f"Give the path of a file, or one of {', '.join(names)}"
+    raise FileNotFoundError(f"--config must be a YAML file, or the name of a configuration; got {path}. {way_out}.")

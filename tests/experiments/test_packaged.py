@@ -1,0 +1,63 @@
+"""Tables and configurations are found by their names from any folder; a user's own come first."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from reproduce_tables import write_table
+
+from diffusion_mp_experiments.packaged import configs_folder
+from diffusion_mp_experiments.reproduce.table import find_table, load_table
+from diffusion_mp_experiments.train.cli import main
+
+
+def test_the_command_runs_in_an_empty_folder_and_writes_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--quick", "--only", "label_propagation", "--jobs=1"]) == 0
+    said = capsys.readouterr().out
+    assert "runs/reproduce/digits-quick/report.md" in said
+    assert f"in the folder {tmp_path}" in said
+    assert str(configs_folder() / "digits") in said
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_clone_has_the_same_files_at_its_top():
+    clone = Path(__file__).resolve().parents[2] / "configs"
+    assert clone.resolve() == configs_folder().resolve()
+
+
+def test_own_tables_come_first_and_may_be_like_those_of_the_package(tmp_path):
+    write_table(tmp_path, title="Mine")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "table.yaml").write_text("like: zoo_digits\ntitle: More\nsplits: 3\n")
+    assert load_table(find_table("digits", tmp_path)).title == "Mine"
+    assert find_table("cora", tmp_path) == configs_folder() / "cora"
+    more = load_table(find_table("more", tmp_path))
+    assert (more.title, more.splits, [row.name for row in more.rows]) == ("More", 3, ["digits"])
+
+
+@pytest.mark.parametrize("options", [[], ["--configs=none"], ["--configs=."]])
+def test_a_table_that_is_nowhere_is_a_sentence_with_those_that_are(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path, "mine")
+    assert main(["reproduce", "letters", *options]) == 2
+    said = capsys.readouterr().err
+    assert "There is no table 'letters'." in said
+    assert "Tables of this package are actor, " in said
+    assert ("Tables in . are mine." in said) == (options == ["--configs=."])
+    assert ("There are no tables in none." in said) == (options == ["--configs=none"])
+
+
+@pytest.mark.parametrize("given", ["digits_certified", "configs/digits_certified.yaml", "nothing", "own.yaml"])
+def test_a_configuration_is_a_file_or_a_name(given, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text((configs_folder() / "digits_certified.yaml").read_text())
+    if given in ("digits_certified", "own.yaml"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["fit", "--config", given, "--print_config"])
+        assert yaml.safe_load(capsys.readouterr().out)["name"] == "digits_certified"
+        return
+    assert main(["fit", "--config", given]) == 2
+    said = capsys.readouterr().err
+    assert f"--config must be a YAML file, or the name of a configuration; got {given}. Give " in said
+    assert "Give --config digits_certified." in said or "or one of citeseer_certified, " in said

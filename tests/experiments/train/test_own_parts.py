@@ -1,0 +1,164 @@
+"""Models, data, callbacks and loggers that users bring to `diffusion-mp fit`: they work, or are refused in a sentence."""
+
+import re
+
+import own_parts
+import pytest
+import torch
+import yaml
+
+from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, load_checkpoint
+from diffusion_mp_experiments.train.cli import main
+from training_runs import CONFIG, TINY
+
+QUIET = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
+MODELS = {
+    "own_parts.FeaturesOnly": "FeaturesOnly cannot be called with a float32 tensor .* too many positional arguments",
+    "own_parts.TwoResults": r"The model must return a tensor of outputs; got \(a float32 tensor",
+    "own_parts.OneNumber": r"The model returned \[\] for 8 nodes; it must return one row of logits per node",
+    "torch.nn.Identity": "optimizer got an empty parameter list",
+}
+MASK = r"must be a tensor with True or False for each of 8 nodes, or indices of nodes; got"
+DATA = {
+    "NoTrainMask": "data has no train_mask, which says which nodes to use. Split.apply_to",
+    "NoValMask": "data has no val_mask",
+    "NoTestMask": "data has no test_mask",
+    "ListMask": rf"data.train_mask {MASK} \[True",
+    "FloatMask": f"data.train_mask {MASK} a float32 tensor",
+    "WideMask": f"data.train_mask {MASK} a bool tensor",
+    "ShortMask": f"data.train_mask {MASK} a bool tensor",
+    "NoLabels": "data.y must be a tensor of labels, .* got None",
+    "FloatLabels": "target must hold class numbers",
+    "ColumnOfLabels": r"Class numbers must be \[N\]: use target.squeeze\(1\)",
+    "FewLabels": "data.y must have a row for each of 8 nodes; got an int64 tensor",
+    "NoFeatures": "data must have x, the features",
+    "Pairs": "data must be a torch_geometric Data; got",
+    "TextWidth": r"TextWidth\.num_features must be a whole number, .* got '3'",
+    "NoWidth": r"NoWidth\.num_features must be a whole number, .* got None",
+}
+
+
+@pytest.fixture
+def fit(tmp_path, capsys):
+    """Fits a model of this module on data of this module; returns the exit code and what was said on stderr."""
+
+    def run(model="own_parts.Linear", data="own_parts.Ring", *options):
+        words = [f"--data={data}", f"--model.model={model}", f"--out={tmp_path}", *QUIET, *options]
+        code = main(["fit", *words])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(("model", "sentence"), MODELS.items())
+def test_models_that_do_not_fit_are_refused(model, sentence, fit):
+    code, said = fit(model)
+    assert code == 2
+    assert re.search(sentence, said)
+
+
+@pytest.mark.parametrize(("data", "sentence"), DATA.items())
+def test_data_that_do_not_fit_are_refused(data, sentence, fit):
+    code, said = fit(data=f"own_parts.{data}")
+    assert code == 2
+    assert re.search(sentence, said)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("own_parts.WithoutWeights", []),
+        ("own_parts.WithoutArguments", []),
+        ("own_parts.OtherNames", ["--model.model.features=3", "--model.model.classes=2"]),
+        ("torch_geometric.nn.GCN", ["--model.model.hidden_channels=4", "--model.model.num_layers=2"]),
+    ],
+)
+def test_models_with_other_arguments_train(model, options, fit):
+    assert fit(model, "own_parts.Ring", *options)[0] == 0
+
+
+def test_masks_may_be_indices(fit):
+    assert fit(data="own_parts.Indices")[0] == 0
+    (data,) = own_parts.Indices().train_dataloader()
+    module = NodeClassifier(own_parts.Linear(3, 2))
+    logits, labels = module.compared(data, "train")
+    assert torch.equal(logits, module(data)[:3])
+    assert labels.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("64-true", torch.float64),
+        ("32-true", torch.float32),
+        ("bf16-true", torch.bfloat16),
+        ("16-true", torch.float16),
+        ("16-mixed", torch.float32),
+        ("bf16-mixed", torch.float32),
+    ],
+)
+def test_every_precision_of_the_trainer_trains(precision, dtype, tmp_path):
+    options = ["--config", CONFIG, *TINY, *QUIET, f"--out={tmp_path}", f"--trainer.precision={precision}"]
+    assert main(["fit", *options]) == 0
+    (last,) = tmp_path.rglob("last.ckpt")
+    state = load_checkpoint(last)["state_dict"]
+    assert {value.dtype for value in state.values() if value.is_floating_point()} == {dtype}
+
+
+def test_data_that_have_the_dtype_of_the_model_stay_the_same_object():
+    data = DigitsDataModule().data
+    module = NodeClassifier(own_parts.Linear(64, 10))
+    assert module.on_after_batch_transfer(data, 0) is data
+    double = module.double().on_after_batch_transfer(data, 0)
+    assert (double.x.dtype, data.x.dtype, double.train_mask.dtype) == (torch.float64, torch.float32, torch.bool)
+    assert double.edge_index is data.edge_index
+
+
+CALLBACKS = {
+    "StochasticWeightAveraging": ["swa_lrs=0.01"],
+    "ModelPruning": ["pruning_fn=l1_unstructured", "amount=0.1"],
+    "LearningRateMonitor": [],
+    "EarlyStopping": ["monitor=val_loss"],
+    "ModelCheckpoint": ["monitor=val_loss"],
+    "DeviceStatsMonitor": [],
+    "ModelSummary": [],
+    "LambdaCallback": [],
+    "EMAWeightAveraging": [],
+    "GradientAccumulationScheduler": ['scheduling={"0": 2}'],
+    "TQDMProgressBar": [],
+    "Timer": ["duration={minutes: 10}"],
+}
+LOGGERS = {"CSVLogger": ["save_dir=here"], "TensorBoardLogger": ["save_dir=here"]}
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "options"),
+    [
+        *(("callbacks", *each) for each in CALLBACKS.items()),
+        *(("logger", *each) for each in LOGGERS.items()),
+    ],
+)
+def test_the_configuration_of_a_run_can_be_read_back(part, name, options, tmp_path, monkeypatch, capsys):
+    """Callbacks whose defaults are objects have no text of their own for them."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", CONFIG, *TINY, "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+    words.append(f"--trainer.{part}={name}")
+    words += [f"--trainer.{part}.{each}" for each in options]
+    assert main(["fit", *words]) == 0
+    (written,) = tmp_path.rglob("config.yaml")
+    text = written.read_text()
+    assert "Unable to serialize" not in text
+    assert text.startswith("# pytorch_lightning==")
+    assert name in text
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config", str(written), "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(text)
+    assert main(["fit", "--config", str(written), "--out", "again"]) == 0
+
+
+def test_a_logger_whose_package_is_missing_is_a_sentence(fit, monkeypatch):
+    monkeypatch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False)
+    code, said = fit("own_parts.Linear", "own_parts.Ring", "--trainer.logger=WandbLogger")
+    assert code == 2
+    assert "The trainer needs a package that is not installed: " in said
