@@ -22,7 +22,7 @@ import diffusion_mp as dm
 from diffusion_mp import layers, models
 from diffusion_mp.layers import CertifiedBlock, GPSBlock, LaplacianEncoder, RowAttention, TiedMLP, WeightedGraph
 from helpers import built
-from model_cases import MODELS, SIZES
+from model_cases import MODELS, SEQUENCES, SIZES
 
 PAGE = Path(__file__).parents[1] / "docs" / "which-model.md"
 NODES = 7
@@ -299,10 +299,7 @@ def check_compile(subject: Subject) -> None:
 
 
 def check_export(subject: Subject) -> None:
-    sizes: Any = {name: SIZES[name] for name in subject.row.names if name in SIZES}
-    if "mask" in subject.row.names or subject.row.names == ("x",):
-        length = torch.export.Dim("length")
-        sizes = {name: {1: length} if "mask" in subject.row.names else {0: length} for name in subject.row.names}
+    sizes = {name: SEQUENCES if "mask" in subject.row.names else SIZES[name] for name in subject.row.names}
     program = export(subject.module, (), subject.draw(12), dynamic_shapes=sizes, strict=False)
     for nodes in (12, NODES, 2):
         inputs = subject.draw(nodes)

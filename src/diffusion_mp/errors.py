@@ -401,11 +401,6 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
         raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
 
 
-def values_to_check() -> bool:
-    """Return whether tensors have values, which they have not while torch compiles or records."""
-    return not torch.compiler.is_compiling() and not dispatch_mode_active()
-
-
 def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> None:
     """Raise unless every index lies in 0 … ``size`` − 1."""
     if not pairs.numel():
