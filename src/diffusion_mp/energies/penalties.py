@@ -96,7 +96,8 @@ class Penalty(Described, ABC):
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": self.covers(diameter)}
         score = self.score
-        errors.check_kind(score, f"the score of {self!r}", SCORES, f"a Score. {WITHOUT_SCORE}")
+        if not isinstance(score, SCORES):  # torch.compile does not trace the name of a penalty
+            errors.check_kind(score, f"the score of {self!r}", SCORES, f"a Score. {WITHOUT_SCORE}")
         if isinstance(self, nn.Module):
             self._check_place(x)
         if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":
