@@ -77,8 +77,15 @@ def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Log
 def pool(senders: Senders) -> Pooled:
     exponents = senders.log_k.unsqueeze(2) + senders.col_shift.unsqueeze(3)
     shift = pad(exponents.detach(), (0, 0, 0, 0, 0, 0, 0, 1), value=-torch.inf).amax(0)  # padded, for no sender
-    sums = torch.einsum("jhsr,jhd->hsrd", (exponents - shift).exp(), pad(senders.v, (0, 1), value=1.0))
-    return Pooled(sums, shift.double().unsqueeze(3))
+    shift = shift.double().unsqueeze(3)
+    return Pooled(sums(senders, shift), shift)
+
+
+def sums(senders: Senders, shift: Tensor) -> Tensor:
+    """Return the sums with a given shift."""
+    exponents = senders.log_k.unsqueeze(2) + senders.col_shift.unsqueeze(3)
+    share = (exponents - shift.squeeze(3).to(exponents.dtype)).exp()
+    return torch.einsum("jhsr,jhd->hsrd", share, pad(senders.v, (0, 1), value=1.0))
 
 
 def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
@@ -104,8 +111,8 @@ def attention_backward(
     return _pulled(rows, receivers, tuple(senders), grad)
 
 
-def pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
-    _, pull = torch.func.vjp(lambda *of: pool(Senders(*of)).sums, *senders)
+def pool_backward(grad_sums: Tensor, senders: Senders, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    _, pull = torch.func.vjp(lambda *of: sums(Senders(*of), shift), *senders)
     return pull(grad_sums)
 
 

@@ -90,7 +90,15 @@ def attention_by_logarithms(
     """Return the rows and their sums, graph by graph."""
     logs = [(log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))]
     out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs]) if v.size(2) else v
-    return PairwiseRows(out, torch.cat([s.logsumexp(2).t() for s, _ in logs]))
+    return PairwiseRows(out, torch.cat([_log_sums(s, loops).t() for s, _ in logs]))
+
+
+def _log_sums(s: Tensor, loops: bool) -> Tensor:
+    """Return the logarithms of the sums of rows, −∞ with a derivative of zero for a node that is alone."""
+    if loops:
+        return s.logsumexp(2)
+    alone = (s == -torch.inf).all(2)
+    return s.masked_fill(alone.unsqueeze(2), 0.0).logsumexp(2).masked_fill(alone, -torch.inf)
 
 
 def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> PairwiseRows:
