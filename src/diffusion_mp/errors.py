@@ -356,6 +356,15 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
         raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
 
 
+def refuse_torchscript() -> None:
+    """Raise where ``torch.jit.trace`` would fix in its program what values decide, such as iterations of a solver."""
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise RuntimeError(
+            "torch.jit.trace fixes the sizes, and the number of iterations of every solver, that it sees once; use "
+            "torch.export.export(model, (x, edge_index)) instead, which refuses what it cannot export."
+        )
+
+
 def values_to_check() -> bool:
     """Return whether tensors have values, which they have not while torch compiles or records."""
     return not torch.compiler.is_compiling() and not dispatch_mode_active()
@@ -391,6 +400,7 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
 
 def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Module | None) -> None:
     """Raise unless ``x`` is a state [B, L, C] that fits ``module``, and ``mask`` is [B, L] of bool, or None."""
+    refuse_torchscript()
     check_tensor(x, "x", f"[batch, length, {channels}]")
     if x.dim() != 3 or x.size(2) != channels:
         raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")

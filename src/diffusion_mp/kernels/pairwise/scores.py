@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first
+from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first, pulled_back
 from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
 
@@ -150,8 +150,10 @@ def softmax_gradients(
     of_q: Tensor, of_k: Tensor, of_v: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of softmax attention by this module; the first three are those that torch's kernel found."""
-    _, pull = torch.func.vjp(lambda q, k, v: _attention_of_one_graph(q, k, v, "exp").out, q, k, v)
-    return pull(grad)
+    gradients: tuple[Tensor, Tensor, Tensor] = pulled_back(
+        lambda q, k, v: _attention_of_one_graph(q, k, v, "exp").out, (q, k, v), grad
+    )
+    return gradients
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:

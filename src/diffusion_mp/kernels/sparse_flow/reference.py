@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.errors import values_to_check
-from diffusion_mp.kernels.operation import operation
+from diffusion_mp.kernels.operation import operation, pulled_back
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import rows as problem
@@ -212,8 +212,9 @@ def potentials_backward(
         rows = sparse_flow_potentials(Features(*features), lam, leak, ptr)
         return rows.a, rows.w, rows.rho, rows.nu, rows.log_mu
 
-    _, pull = torch.func.vjp(potentials, *features, lam, leak)
-    return pull((grad_a, grad_w, grad_rho, grad_nu, grad_log_mu))
+    grads = (grad_a, grad_w, grad_rho, grad_nu, grad_log_mu)
+    gradients: tuple[Tensor, ...] = pulled_back(potentials, (*features, lam, leak), grads)
+    return gradients
 
 
 def product_backward(
@@ -222,10 +223,12 @@ def product_backward(
     """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν."""
 
     def product(*inputs: Tensor) -> Tensor:
-        return sparse_flow_product(Features(*inputs[:4]), inputs[4], RowTerms(*inputs[5:], *terms[4:]), ptr, transpose)
+        *features, v, a, w, rho, nu = inputs
+        of_rows = RowTerms(a, w, rho, nu, terms.lift, terms.reach, terms.best)
+        return sparse_flow_product(Features(*features), v, of_rows, ptr, transpose)
 
-    _, pull = torch.func.vjp(product, *features, v, *terms[:4])
-    return pull(grad)
+    gradients: tuple[Tensor, ...] = pulled_back(product, (*features, v, *terms[:4]), grad)
+    return gradients
 
 
 class EdgeFlow(NamedTuple):
