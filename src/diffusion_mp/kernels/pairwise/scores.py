@@ -123,7 +123,8 @@ def few_pairs(q: Tensor) -> bool:
 def few_in_attention(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> bool:
-    return ptr is None and loops and not log_sums and few_pairs(q) and few_numbers(q, k, v)
+    # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
+    return ptr is None and loops and not log_sums and few_numbers(q, k, v) and few_pairs(q)
 
 
 def pairwise_backward(

@@ -24,9 +24,15 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
     log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
     theta = log_threshold.gather(-1, order)
-    through = torch.logaddexp(log_conductance.gather(-1, order).logcumsumexp(-1), log_leak)[..., :-1]
-    rises = theta[..., 1:] + (-(theta[..., :-1] - theta[..., 1:]).expm1()).log()
-    below = torch.cat([log_leak + theta[..., :1], rises + through], -1).logcumsumexp(-1) < 0
+    place = torch.arange(theta.size(-1), device=theta.device)
+
+    def before(x: Tensor) -> Tensor:
+        """Return what stands before every entry; a row that is shorter by one would fix its size in an export."""
+        return x.index_select(-1, (place - 1).clamp(min=0)).masked_fill(place == 0, -math.inf)
+
+    through = torch.logaddexp(before(log_conductance.gather(-1, order)).logcumsumexp(-1), log_leak)
+    rises = theta + (-(before(theta) - theta).expm1()).log()
+    below = (rises + through).logcumsumexp(-1) < 0
     return torch.zeros_like(closed).scatter(-1, order, below) & ~closed
 
 
