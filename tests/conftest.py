@@ -98,9 +98,9 @@ def fixed_seed() -> None:
 
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.export import export
-from torch.utils._pytree import tree_map
 from torch_geometric.nn import to_hetero
 
-from model_cases import MODELS
+from model_cases import FEW, MODELS
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -38,7 +36,7 @@ def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
-    for size in (12, 23, 40):
+    for size in (*FEW, 12, 23, 40):
         inputs = case.inputs(size)
         torch.testing.assert_close(loaded(**inputs), model(**inputs))
 
@@ -52,36 +50,6 @@ def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(nam
     for size in (12, 23, 40, 33):
         compiled(**case.inputs(size))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
-
-
-class ByPlace(nn.Module):
-    """A model that takes its inputs by place, as torch.jit.trace wants them."""
-
-    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *inputs: Any) -> Tensor:
-        return self.model(**dict(zip(self.names, inputs, strict=True)))
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the sizes, which are fixed
-@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
-@pytest.mark.parametrize("name", [marked(name, otherwise=pytest.mark.slow) for name in MODELS])
-def test_a_traced_model_is_the_model_on_graphs_of_its_size(name: str) -> None:
-    case = MODELS[name]
-    model = case.model().double().eval()
-    inputs = tree_map(lambda t: t.double() if t.is_floating_point() else t, case.inputs(12))
-    program = torch.jit.trace(ByPlace(model, case.names).eval(), tuple(inputs.values()))
-    file = io.BytesIO()
-    torch.jit.save(program, file)
-    file.seek(0)
-    loaded = torch.jit.load(file)
-    other = {key: value.flip(0) if key in ("x", "y", "edge_attr") else value for key, value in inputs.items()}
-    if "batch" not in inputs and "edge_index" in inputs:
-        other["edge_index"] = inputs["edge_index"].roll(1, 1)[[1, 0]]
-    for given in (inputs, other):
-        torch.testing.assert_close(loaded(*given.values()), model(**given), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["gcn", "difformer", "gps"])

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from diffusion_mp.export import in_plain_torch
-from model_cases import MODELS
+from model_cases import FEW, MODELS
 
 # Batches, sums over edges, and linear, pairwise and sparse attention over all pairs; the other operations are compared
 # one by one in export/test_formulas.py.
@@ -36,7 +36,7 @@ def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(name: str)
     case, written = MODELS[name], written_out(name)
     assert not any("diffusion_mp" in str(node.target) for node in every_node(written))
     model = case.model().eval()
-    for size in SIZES:
+    for size in (*FEW, *SIZES):
         inputs = case.inputs(size)
         torch.testing.assert_close(written.module()(**inputs), model(**inputs))
 

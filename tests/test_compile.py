@@ -1,4 +1,4 @@
-"""Capture, export and tracing, in processes of their own, and second derivatives."""
+"""Capture and export, in processes of their own, and second derivatives."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from subrun import RUNS, run_tests
 
 @pytest.mark.parametrize("select", RUNS)
 @pytest.mark.parametrize("file", ["compile_cases.py", "export_cases.py"])
-def test_programs_are_captured_exported_and_traced(file: str, select: str) -> None:
+def test_programs_are_captured_and_exported(file: str, select: str) -> None:
     run_tests(file, select, typecheck=False)
 
 

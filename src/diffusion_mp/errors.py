@@ -386,11 +386,6 @@ def check_pairs(
     return listed.long()
 
 
-def values_to_check() -> bool:
-    """Return whether tensors have values, which they have not while torch compiles or records."""
-    return not torch.compiler.is_compiling() and not dispatch_mode_active()
-
-
 def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]") -> None:
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
@@ -399,6 +394,20 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
         raise ValueError(f"{name} must be {shape}; got {describe(pairs)}.{hint}")
     if pairs.dtype not in INTEGERS:
         raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
+
+
+def refuse_torchscript() -> None:
+    """Raise where ``torch.jit.trace`` would fix in its program what values decide, such as iterations of a solver."""
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise RuntimeError(
+            "torch.jit.trace fixes the sizes, and the number of iterations of every solver, that it sees once; use "
+            "torch.export.export(model, (x, edge_index)) instead, which refuses what it cannot export."
+        )
+
+
+def values_to_check() -> bool:
+    """Return whether tensors have values, which they have not while torch compiles or records."""
+    return not torch.compiler.is_compiling() and not dispatch_mode_active()
 
 
 def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> None:
@@ -433,6 +442,7 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
 
 def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Module | None) -> None:
     """Raise unless ``x`` is a state [B, L, C] that fits ``module``, and ``mask`` is [B, L] of bool, or None."""
+    refuse_torchscript()
     check_tensor(x, "x", f"[batch, length, {channels}]")
     if x.dim() != 3 or x.size(2) != channels:
         raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")

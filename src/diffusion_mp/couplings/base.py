@@ -106,7 +106,7 @@ class Coupling(ABC):
         if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
             plain = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
             if not (plain and 0 <= num_nodes <= MOST_NODES and heads > 0):
-                num_nodes, heads = as_num_nodes(num_nodes), errors.as_size(heads)  # tensors under torch.jit.trace
+                num_nodes = as_num_nodes(num_nodes)
                 errors.check_counts(heads=heads)
                 errors.check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
         origin = like if isinstance(like, Coupling) else None

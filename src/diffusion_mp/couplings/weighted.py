@@ -44,7 +44,6 @@ class ReweightedCoupling(Coupling):
                 continue
             check_tensor(weight, name, "[num_nodes, heads]", coupling.device, "the coupling")
             fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
-            # Not the size of a set: sizes are tensors under torch.jit.trace.
             if not fits or (heads != 1 and weight.size(1) not in (1, heads)):
                 sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
                 raise ValueError(f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}.")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
@@ -119,7 +120,9 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
     x = x.detach()
     size = x.abs().amax(1).nan_to_num(nan=math.inf)
     if graph.is_single:
-        return x[size.argmin(0, keepdim=True)] if x.size(0) else x
+        # Padded and cut, not branched: an exported program keeps one branch, also for graphs without a node.
+        least = pad(size, (0, 1), value=math.inf).argmin(0, keepdim=True)
+        return x[least[: x.size(0)]]
     batch, number = graph.batch.to(x.device), torch.arange(x.size(0), device=x.device)
     least = size.new_zeros(graph.num_graphs).scatter_reduce(0, batch, size, "amin", include_self=False)
     others = number.masked_fill(size > least[batch], x.size(0))

@@ -87,6 +87,8 @@ def _repeat_interleave(
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """Return log Σ exp x; torch's own asks whether x is empty, which is unknown where sizes are symbols."""
+    # With one entry more, since an empty row has no largest.
+    x = torch.cat([x, torch.full_like(x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True), -torch.inf)], dim[0])
     top = x.amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
     return (x - top).exp().sum(dim, keepdim).log() + (top if keepdim else top.squeeze(dim))
 
@@ -117,7 +119,8 @@ class Stacked:
         graph = _numbers(ptr.diff(), output_size=num_nodes)
         first = ptr[graph]
         self.place, self.first = (torch.arange(num_nodes, device=device) - first, graph), first.unsqueeze(1)
-        self.graphs, self.size = ptr.size(0) - 1, _number(ptr.diff().max())
+        self.graphs = ptr.size(0) - 1
+        self.size = _number(pad(ptr.diff(), (0, 1), value=1).max())  # one at least, where there is no graph
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
         """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""

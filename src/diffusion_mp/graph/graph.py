@@ -195,6 +195,7 @@ class Graph:
         batch: Tensor | None = None,
     ) -> Graph:  # fmt: skip
         """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
+        errors.refuse_torchscript()
         if not isinstance(x, Tensor):
             errors.check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):

@@ -20,7 +20,7 @@ from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
 from diffusion_mp.runtime.torch_private import forward_mode_active, transforms_active
 
-__all__ = ["Narrow", "Operation", "Wide", "empty_like", "few_numbers", "heads_first", "operation"]
+__all__ = ["Narrow", "Operation", "Wide", "empty_like", "few_numbers", "heads_first", "operation", "pulled_back"]
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 BACKENDS = get_args(Backend)
@@ -166,6 +166,12 @@ def empty_like(*tensors: Tensor) -> Any:
     first, *others = tensors
     found = torch.empty_like(first, memory_format=torch.contiguous_format)
     return (found, *map(empty_like, others)) if others else found
+
+
+def pulled_back(function: Callable[..., Any], inputs: Sequence[Tensor], grads: Any) -> Any:
+    """Return the gradients of ``inputs``, given those of the results: the formula of a backward pass."""
+    pull = torch.func.vjp(function, *inputs)[1]
+    return pull(grads)
 
 
 def heads_first(*features: Tensor) -> list[Tensor]:

@@ -37,6 +37,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
         return_coupling: bool = False, others: Mapping[str, Any] = {}, edge_attr: Tensor | None = None,
     ) -> Graph:  # fmt: skip
         """Check the inputs that all take, refuse ``others``, and return the graph."""
+        errors.refuse_torchscript()
         if others:
             refuse_inputs(self, others)
         if edge_attr is not None:

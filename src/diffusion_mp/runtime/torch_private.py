@@ -9,22 +9,22 @@ from torch.autograd import forward_ad
 
 
 def transforms_active() -> bool:
-    """Return whether a transform of ``torch.func`` runs: ``grad``, ``vjp``, ``vmap``, … (torch 2.6 to 2.15)."""
+    """Return whether a transform of ``torch.func`` runs: ``grad``, ``vjp``, ``vmap``, … (torch 2.6 to 2.14)."""
     return torch._C._are_functorch_transforms_active()
 
 
 def forward_mode_active() -> bool:
-    """Return whether forward-mode derivatives are computed, by ``torch.func`` or dual numbers (torch 2.6 to 2.15)."""
+    """Return whether forward-mode derivatives are computed, by ``torch.func`` or dual numbers (torch 2.6 to 2.14)."""
     return forward_ad._current_level >= 0
 
 
 def dispatch_mode_active() -> bool:
-    """Return whether a ``TorchDispatchMode`` sees every operation, as fake tensors do (torch 2.6 to 2.15)."""
+    """Return whether a ``TorchDispatchMode`` sees every operation, as fake tensors do (torch 2.6 to 2.14)."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def batched_gradients_active() -> bool:
-    """Return whether ``autograd.grad(is_grads_batched=True)`` pulls back many gradients at once (torch 2.6 to 2.15).
+    """Return whether ``autograd.grad(is_grads_batched=True)`` pulls back many gradients at once (torch 2.6 to 2.14).
 
     ``torch.autograd.functional.hessian(vectorize=True)`` does; it maps by other means than ``torch.func.vmap``.
     """
@@ -32,10 +32,10 @@ def batched_gradients_active() -> bool:
 
 
 def in_backward_pass() -> bool:
-    """Return whether this thread runs a backward pass of autograd (torch 2.6 to 2.15)."""
+    """Return whether this thread runs a backward pass of autograd (torch 2.6 to 2.14)."""
     return torch._C._current_graph_task_id() != -1
 
 
 def check_size(size: int | SymInt) -> None:
-    """Tell ``torch.export`` that a size read from a tensor is not negative (``torch._check``, torch 2.6 to 2.15)."""
+    """Tell ``torch.export`` that a size read from a tensor is not negative (``torch._check``, torch 2.6 to 2.14)."""
     torch._check(size >= 0)

@@ -311,7 +311,7 @@ def _compile(case: ModuleCase[M]) -> None:
     def step(x: Tensor, edge_index: Tensor | None) -> Tensor:
         return case.response(module, Instance(x, edge_index))
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
     for size in (7, 11):
         instance = case.instance(size).to(torch.float32)

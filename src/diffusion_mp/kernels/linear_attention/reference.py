@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import heads_first
+from diffusion_mp.kernels.operation import heads_first, pulled_back
 from diffusion_mp.kernels.precision import LEAST, lies_in, quotient, unit_vectors
 from diffusion_mp.kernels.segments import slices
 
@@ -53,7 +53,8 @@ def attention(
     """Return the rows through the sums over the nodes of every graph, in as few calls as possible."""
     if terms.ptr is not None:
         of_one = terms._replace(ptr=None)
-        parts = [attention(*_rows((q, k, v), rows), of_one).values for rows in slices(terms.ptr, q.size(0))]
+        graphs = [_rows(q, k, v, rows) for rows in slices(terms.ptr, q.size(0))]
+        parts = [attention(q, k, v, of_one).values for q, k, v in graphs]
         values = torch.cat(parts) if parts else torch.zeros_like(v)
         return LinearRows(values, values, values)
     # No cosine is below −1, and that of a vector with itself is 1.
@@ -72,16 +73,16 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
     if k is None or v is None:
-        _, pull = torch.func.vjp(lambda x: attention(x, x, x, terms).values, q)
-        return pull(grad_values)[0], q.new_empty(0), q.new_empty(0)
-    _, pull = torch.func.vjp(lambda q, k, v: attention(q, k, v, terms).values, q, k, v)
-    return pull(grad_values)
+        (of_all,) = pulled_back(lambda x: attention(x, x, x, terms).values, (q,), grad_values)
+        return of_all, q.new_empty(0), q.new_empty(0)
+    dq, dk, dv = pulled_back(lambda q, k, v: attention(q, k, v, terms).values, (q, k, v), grad_values)
+    return dq, dk, dv
 
 
-def _rows(tensors: tuple[Tensor, ...], rows: slice) -> list[Tensor]:
-    """Return some rows of tensors; one that stands in several places is cut once, so that it stays one."""
-    parts = {id(x): x[rows] for x in tensors}
-    return [parts[id(x)] for x in tensors]
+def _rows(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Return some rows; a tensor in several roles is cut once, so that it stays one."""
+    parts = {id(x): x[rows] for x in (q, k, v)}
+    return parts[id(q)], parts[id(k)], parts[id(v)]
 
 
 def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,7 @@ def log_linear_pool(senders: Senders) -> Pooled:
     formula=reference.pool_backward,
     cpu=blocked.pool_backward,
 )
-def _pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
+def _pool_backward(grad_sums: Tensor, senders: Senders, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(*senders)
 
 

@@ -147,7 +147,8 @@ def pool(senders: Senders) -> Pooled:
     return Pooled(_joined([_pool(of, bound) for bound in bounds]), torch.cat(shifts, 1).unsqueeze(3))
 
 
-def pool_backward(grad: Tensor, senders: Senders) -> tuple[Tensor, ...]:
+def pool_backward(grad: Tensor, senders: Senders, shift: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of the senders; the shift is found again, with what it is made of."""
     by_senders = Senders(*empty_like(*senders))
     if senders.log_k.size(0):
         of = _by_head(senders)

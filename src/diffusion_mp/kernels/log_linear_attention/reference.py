@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.operation import Wide
+from diffusion_mp.kernels.operation import Wide, pulled_back
 from diffusion_mp.kernels.segments import slices
 
 
@@ -77,8 +77,15 @@ def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Log
 def pool(senders: Senders) -> Pooled:
     exponents = senders.log_k.unsqueeze(2) + senders.col_shift.unsqueeze(3)
     shift = pad(exponents.detach(), (0, 0, 0, 0, 0, 0, 0, 1), value=-torch.inf).amax(0)  # padded, for no sender
-    sums = torch.einsum("jhsr,jhd->hsrd", (exponents - shift).exp(), pad(senders.v, (0, 1), value=1.0))
-    return Pooled(sums, shift.double().unsqueeze(3))
+    shift = shift.double().unsqueeze(3)
+    return Pooled(sums(senders, shift), shift)
+
+
+def sums(senders: Senders, shift: Tensor) -> Tensor:
+    """Return the sums with a given shift."""
+    exponents = senders.log_k.unsqueeze(2) + senders.col_shift.unsqueeze(3)
+    share = (exponents - shift.squeeze(3).to(exponents.dtype)).exp()
+    return torch.einsum("jhsr,jhd->hsrd", share, pad(senders.v, (0, 1), value=1.0))
 
 
 def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
@@ -104,9 +111,9 @@ def attention_backward(
     return _pulled(rows, receivers, tuple(senders), grad)
 
 
-def pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
-    _, pull = torch.func.vjp(lambda *of: pool(Senders(*of)).sums, *senders)
-    return pull(grad_sums)
+def pool_backward(grad_sums: Tensor, senders: Senders, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    by_log_k, by_col_shift, by_v = pulled_back(lambda *of: sums(Senders(*of), shift), senders, grad_sums)
+    return by_log_k, by_col_shift, by_v
 
 
 def read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,10 +131,10 @@ def _pulled(
     """Return the gradients of the receivers and of the others."""
     log_q, row_shift = receivers
     if row_shift is not None:
-        _, pull = torch.func.vjp(lambda q, a, *of: tuple(rows(Receivers(q, a), *of)), log_q, row_shift, *others)
-        return pull(tuple(grad))
-    _, pull = torch.func.vjp(lambda q, *of: tuple(rows(Receivers(q, None), *of)), log_q, *others)
-    by_log_q, *by_others = pull(tuple(grad))
+        inputs = (log_q, row_shift, *others)
+        return pulled_back(lambda q, a, *of: tuple(rows(Receivers(q, a), *of)), inputs, tuple(grad))
+    inputs = (log_q, *others)
+    by_log_q, *by_others = pulled_back(lambda q, *of: tuple(rows(Receivers(q, None), *of)), inputs, tuple(grad))
     return (by_log_q, log_q.new_empty(0, *grad.log_sum.shape[1:]), *by_others)
 
 

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.neumann import stencil as sums
 from diffusion_mp.kernels.neumann.stencil import Boundary, Stencil, neighbours, neumann_function
@@ -78,4 +80,5 @@ def neumann_product(
         >>> neumann_product(torch.rand(6, 1, 4), torch.full((1, 1), 0.25), (1,)).shape
         torch.Size([6, 1, 4])
     """
+    check_choice(boundary, "boundary", get_args(Boundary))
     return _product(v, alpha, Stencil(list(strides), boundary, ptr), transpose, backend=backend)

@@ -193,8 +193,7 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
         return spectrum.real - spectrum.imag
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
-    size = torch.full_like(mode, math.sqrt(2 * n))
-    size[0] = math.sqrt(4 * n)
+    size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(mode == 0, math.sqrt(4 * n))
     turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)  # shifts cosines by ½, and norms them
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]

@@ -42,9 +42,9 @@ def attention(
         (q, k, v), _ = accumulating(q, k, v)
     else:
         width = -(-width // 8) * 8
-    inputs = [_by_head(x, width) for x in (q, k, v)]
+    query, key, value = inputs = [_by_head(x, width) for x in (q, k, v)]
     with without_autocast(q):
-        out = scaled_dot_product_attention(*inputs, scale=1.0)
+        out = scaled_dot_product_attention(query, key, value, scale=1.0)
 
     def derived(by_inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
         (grad,) = grads

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first
+from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first, pulled_back
 from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
 
@@ -90,7 +90,15 @@ def attention_by_logarithms(
     """Return the rows and their sums, graph by graph."""
     logs = [(log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))]
     out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs]) if v.size(2) else v
-    return PairwiseRows(out, torch.cat([s.logsumexp(2).t() for s, _ in logs]))
+    return PairwiseRows(out, torch.cat([_log_sums(s, loops).t() for s, _ in logs]))
+
+
+def _log_sums(s: Tensor, loops: bool) -> Tensor:
+    """Return the logarithms of the sums of rows, −∞ with a derivative of zero for a node that is alone."""
+    if loops:
+        return s.logsumexp(2)
+    alone = (s == -torch.inf).all(2)
+    return s.masked_fill(alone.unsqueeze(2), 0.0).logsumexp(2).masked_fill(alone, -torch.inf)
 
 
 def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> PairwiseRows:
@@ -115,7 +123,7 @@ def few_pairs(q: Tensor) -> bool:
 def few_in_attention(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
 ) -> bool:
-    # The number of pairs is not compared where an export leaves it open, for which there are no few numbers.
+    # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
     return ptr is None and loops and not log_sums and few_numbers(q, k, v) and few_pairs(q)
 
 
@@ -143,8 +151,10 @@ def softmax_gradients(
     of_q: Tensor, of_k: Tensor, of_v: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of softmax attention by this module; the first three are those that torch's kernel found."""
-    _, pull = torch.func.vjp(lambda q, k, v: _attention_of_one_graph(q, k, v, "exp").out, q, k, v)
-    return pull(grad)
+    gradients: tuple[Tensor, Tensor, Tensor] = pulled_back(
+        lambda q, k, v: _attention_of_one_graph(q, k, v, "exp").out, (q, k, v), grad
+    )
+    return gradients
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.errors import values_to_check
-from diffusion_mp.kernels.operation import operation
+from diffusion_mp.kernels.operation import operation, pulled_back
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import rows as problem
@@ -24,9 +24,15 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
     log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
     theta = log_threshold.gather(-1, order)
-    through = torch.logaddexp(log_conductance.gather(-1, order).logcumsumexp(-1), log_leak)[..., :-1]
-    rises = theta[..., 1:] + (-(theta[..., :-1] - theta[..., 1:]).expm1()).log()
-    below = torch.cat([log_leak + theta[..., :1], rises + through], -1).logcumsumexp(-1) < 0
+    place = torch.arange(theta.size(-1), device=theta.device)
+
+    def before(x: Tensor) -> Tensor:
+        """Return what stands before every entry; a row that is shorter by one would fix its size in an export."""
+        return x.index_select(-1, (place - 1).clamp(min=0)).masked_fill(place == 0, -math.inf)
+
+    through = torch.logaddexp(before(log_conductance.gather(-1, order)).logcumsumexp(-1), log_leak)
+    rises = theta + (-(before(theta) - theta).expm1()).log()
+    below = (rises + through).logcumsumexp(-1) < 0
     return torch.zeros_like(closed).scatter(-1, order, below) & ~closed
 
 
@@ -212,8 +218,9 @@ def potentials_backward(
         rows = sparse_flow_potentials(Features(*features), lam, leak, ptr)
         return rows.a, rows.w, rows.rho, rows.nu, rows.log_mu
 
-    _, pull = torch.func.vjp(potentials, *features, lam, leak)
-    return pull((grad_a, grad_w, grad_rho, grad_nu, grad_log_mu))
+    grads = (grad_a, grad_w, grad_rho, grad_nu, grad_log_mu)
+    gradients: tuple[Tensor, ...] = pulled_back(potentials, (*features, lam, leak), grads)
+    return gradients
 
 
 def product_backward(
@@ -222,10 +229,12 @@ def product_backward(
     """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν."""
 
     def product(*inputs: Tensor) -> Tensor:
-        return sparse_flow_product(Features(*inputs[:4]), inputs[4], RowTerms(*inputs[5:], *terms[4:]), ptr, transpose)
+        *features, v, a, w, rho, nu = inputs
+        of_rows = RowTerms(a, w, rho, nu, terms.lift, terms.reach, terms.best)
+        return sparse_flow_product(Features(*features), v, of_rows, ptr, transpose)
 
-    _, pull = torch.func.vjp(product, *features, v, *terms[:4])
-    return pull(grad)
+    gradients: tuple[Tensor, ...] = pulled_back(product, (*features, v, *terms[:4]), grad)
+    return gradients
 
 
 class EdgeFlow(NamedTuple):

@@ -1,0 +1,185 @@
+"""Every operation inside the transforms of ``torch.func``, in double precision, against its fast pair.
+
+The formula runs there, and the fast pair was written without it, so that each is a check of the other. One graph of an
+odd size, and a ragged batch with an empty graph and one of a single node, with two heads.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+
+from diffusion_mp.kernels.operation import Operation
+from diffusion_mp.kernels.sparse_flow import RowPotentials
+from diffusion_mp.kernels.sparse_flow.reference import _edge_support
+from operation_cases import BATCHES, OPERATIONS, arguments
+
+DIFFERENTIABLE = [
+    name for name, operation in OPERATIONS.items() if operation._derivatives is not None and "backward" not in name
+]
+CASES = [(name, place) for name in DIFFERENTIABLE for place in range(len(arguments(None)[name]))]
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")  # an operation without a batching rule
+
+
+class Called:
+    """An operation as a function of the arguments that have a derivative, with its results in one vector."""
+
+    def __init__(self, operation: Operation[Any], given: tuple[Any, ...], backend: str = "auto") -> None:
+        self.operation, self.backend = operation, backend
+        self.flat, _, _ = operation._signature.bind(given, narrow=False)
+        places = {place for places, *_ in operation._derivatives or [] for place in places}
+        self.places = [place for place in sorted(places) if self.flat[place] is not None]
+        count = len(operation._signature.results)
+        self.results = [place for place in range(count) if place not in operation._without_grad]
+        if operation.name == "pairwise_attention" and not given[-1]:
+            self.results = [0]  # the logarithms of the sums are right where they are asked for
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [self.flat[place].detach().clone() for place in self.places]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        flat = list(self.flat)
+        for place, x in zip(self.places, inputs, strict=True):
+            flat[place] = x
+        out = self.operation(*self.operation._signature.unflatten(flat), backend=self.backend)
+        results = out if self.operation._signature.several else (out,)
+        if self.operation.name == "log_linear_pool":  # each way subtracts exponents of its own
+            results = (out.sums * out.shift.exp(),)
+        return torch.cat([results[place].flatten() for place in self.results])
+
+
+def of(name: str, place: int, batch: str, backend: str = "auto") -> Called:
+    return Called(OPERATIONS[name], arguments(BATCHES[batch])[name][place], backend)
+
+
+def weights(like: Tensor) -> Tensor:
+    return torch.linspace(-1.0, 1.0, like.numel(), dtype=like.dtype).view_as(like)
+
+
+def loss(run: Called, *inputs: Tensor) -> Tensor:
+    out = run(*inputs)
+    return (out * weights(out)).sum()
+
+
+def gradients(run: Called, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    return torch.autograd.grad(loss(run, *leaves), leaves)
+
+
+def pushed(gradients: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(g * t).sum() for g, t in zip(gradients, tangents, strict=True)]).sum()
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_first_derivatives(name: str, place: int, batch: str) -> None:
+    """``grad``, ``vjp``, ``jvp``, ``linearize``, ``jacrev`` and ``jacfwd`` are those of the fast pair."""
+    run = of(name, place, batch)
+    inputs, every = run.inputs, tuple(range(len(run.places)))
+    fast = of(name, place, batch, "cpu")
+    expected = gradients(fast, inputs)
+    scalar = partial(loss, run)
+    torch.testing.assert_close(grad(scalar, every)(*inputs), expected, **CLOSE)
+    out, pull = vjp(run, *inputs)
+    torch.testing.assert_close(out, fast(*inputs), **CLOSE)
+    torch.testing.assert_close(pull(weights(out)), expected, **CLOSE)
+
+    tangents = [x.flip(0) for x in inputs]
+    by_fast = pushed(expected, tangents)
+    torch.testing.assert_close(jvp(scalar, tuple(inputs), tuple(tangents))[1], by_fast, **CLOSE)
+    torch.testing.assert_close(linearize(scalar, *inputs)[1](*tangents), by_fast, **CLOSE)
+    for jacobian in (jacrev, jacfwd):
+        rows = jacobian(run, every)(*inputs)
+        summed = tuple(torch.tensordot(weights(out), matrix, 1) for matrix in rows)
+        torch.testing.assert_close(summed, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_many_at_once(name: str, place: int, batch: str) -> None:
+    """``vmap`` and ``vmap(grad)`` over all arguments together, and over one of them alone."""
+    run = of(name, place, batch)
+    inputs, every = run.inputs, tuple(range(len(run.places)))
+    fast = of(name, place, batch, "cpu")
+    both = [torch.stack([x, 0.9 * x]) for x in inputs]
+    expected = torch.stack([fast(*(x[k] for x in both)) for k in (0, 1)])
+    torch.testing.assert_close(vmap(run)(*both), expected, **CLOSE)
+    each = [gradients(fast, [x[k] for x in both]) for k in (0, 1)]
+    stacked = tuple(map(torch.stack, zip(*each, strict=True)))
+    torch.testing.assert_close(vmap(grad(partial(loss, run), every))(*both), stacked, **CLOSE)
+    for alone in every:
+        dims = tuple(0 if place == alone else None for place in every)
+        mixed = [stack if place == alone else x for place, (x, stack) in enumerate(zip(inputs, both, strict=True))]
+        pairs = [[x[k] if place == alone else x for place, x in enumerate(mixed)] for k in (0, 1)]
+        torch.testing.assert_close(vmap(run, dims)(*mixed), torch.stack([fast(*pair) for pair in pairs]), **CLOSE)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_second_derivatives(name: str, place: int, batch: str) -> None:
+    """``hessian``, and a second backward pass, are differences of the gradient of the fast pair."""
+    run, fast = of(name, place, batch), of(name, place, batch, "cpu")
+    if name == "sparse_flow_potentials":
+        # Other terms are in units that count as constants; test_kernels.py differentiates the flow of all of them.
+        run.results = fast.results = [RowPotentials._fields.index("log_mu")]
+    inputs, every = run.inputs, tuple(range(len(run.places)))
+    directions = [x.flip(0) for x in inputs]
+    step = 1e-6
+    ends = [gradients(fast, [x + sign * step * t for x, t in zip(inputs, directions, strict=True)]) for sign in (1, -1)]
+    expected = tuple((ahead - behind) / (2 * step) for ahead, behind in zip(*ends, strict=True))
+
+    rows = hessian(partial(loss, run), every)(*inputs)
+    pairs = [list(zip(row, directions, strict=True)) for row in rows]
+    found = tuple(sum(torch.tensordot(block, t, t.dim()) for block, t in row) for row in pairs)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+    leaves = [x.requires_grad_() for x in inputs]
+    first = torch.autograd.grad(loss(fast, *leaves), leaves, create_graph=True)
+    inner = pushed(first, directions)
+    second = torch.autograd.grad(inner, leaves, materialize_grads=True) if inner.requires_grad else expected
+    torch.testing.assert_close(second, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name.endswith("_backward")])
+def test_the_formula_of_a_backward_pass_is_the_kernel(name: str, batch: str) -> None:
+    operation = OPERATIONS[name]
+    for given in arguments(BATCHES[batch])[name]:
+        found = [operation(*given, backend=backend) for backend in ("reference", "cpu")]
+        torch.testing.assert_close(*found, **CLOSE)
+
+
+def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
+    """``is_grads_batched`` maps by other means than ``torch.func.vmap``, over the fast pair."""
+    for name, place in CASES:
+        run = of(name, place, "ragged", "cpu")
+        leaves = [x.requires_grad_() for x in run.inputs]
+        out = run(*leaves)
+        many = torch.randn(3, *out.shape, generator=generator, dtype=out.dtype)
+        found = torch.autograd.grad(out, leaves, many, is_grads_batched=True, retain_graph=True)
+        expected = [torch.autograd.grad(out, leaves, each, retain_graph=True) for each in many]
+        torch.testing.assert_close(found, tuple(map(torch.stack, zip(*expected, strict=True))), **CLOSE)
+
+
+@pytest.mark.parametrize("edges", [40, 1, 0])
+def test_which_edges_flow_by_sorting(edges: int) -> None:
+    """The same edges as by Newton's method, also for several scores at once; some nodes have no edge."""
+    (s, u, resistance, friction, lam, leak, target) = arguments(None)["sparse_flow_support"][0]
+    given = (s[:edges], u[:edges], resistance, friction, lam, leak, target[:edges])
+    operation: Operation[Any] = OPERATIONS["sparse_flow_support"]
+    flows, best = operation(*given, backend="reference")
+    expected, best_of_all = _edge_support(*given)
+    assert torch.equal(flows, expected)
+    some = torch.zeros(len(lam), 2).index_add(0, target[:edges], expected.float()) > 0
+    assert torch.equal(best[some], best_of_all[some])
+    run: Callable[..., Any] = vmap(lambda s: operation(s, *given[1:]))
+    both = run(torch.stack([given[0], given[0] - 1]))
+    for k in (0, 1):
+        assert torch.equal(both[0][k], _edge_support(given[0] - k, *given[1:])[0])
