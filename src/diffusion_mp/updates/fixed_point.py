@@ -254,7 +254,10 @@ class _History:
         rejected = self.mixed & ~(self.size < self.best) & ~self.done
         accepted = ~(rejected | self.done)
         lost = accepted & ~self.size.isfinite()
-        self.arrived, self.lost = torch.stack([self.done.all(), lost.any()]).tolist()
+        # One number, for which a GPU is waited for once; and `tolist` looks into memory, which transforms have not.
+        verdict = int(self.done.all().long() + 2 * lost.any())
+        self.arrived = verdict % 2 == 1
+        self.lost = verdict >= 2
         if self.arrived or self.lost:
             return x
         following = image
