@@ -52,7 +52,7 @@ def jacobian(function: Operator, z: Tensor) -> Tensor:
     units = torch.eye(numbers, dtype=z.dtype, device=z.device).view(numbers, *z.shape)
     if forward_mode_active() and not transforms_active():
         # Levels of dual numbers do not nest, so the matrix is found row by row.
-        _, pull = vjp(function, z)
+        pull = vjp(function, z)[1]
         return vmap(lambda unit: pull(unit)[0], chunk_size=CHUNK)(units).flatten(1)
     # In forward mode, operations of this library are formulas, which `vmap` takes.
     columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=CHUNK)(units)
@@ -95,7 +95,7 @@ def values_needed(what: str) -> Iterator[None]:
 def transposed_product(function: Operator, z: Tensor) -> Operator:
     """Return u ↦ Jᵀu for the matrix J of derivatives at z."""
     if transforms_active():  # which know no ``requires_grad_``
-        _, pull = vjp(function, z)
+        pull = vjp(function, z)[1]
         return lambda u: pull(u)[0].detach()
     with torch.enable_grad():
         variable = z.detach().requires_grad_()

@@ -18,9 +18,17 @@ from diffusion_mp.updates.base import (
     laplacian_diagonal,
     working_precision,
 )
-from diffusion_mp.updates.derivatives import DENSE, Operator, basis_runs, dense_solution, formula_runs, refuse_recorded_tangents
+from diffusion_mp.updates.derivatives import (
+    DENSE,
+    Operator,
+    basis_runs,
+    dense_solution,
+    formula_runs,
+    refuse_recorded_tangents,
+)
 from diffusion_mp.updates.explicit import teleport
 from diffusion_mp.updates.linear_solve import LowRankInverse, solve
+
 
 class SolvedUpdate(LaplacianUpdate):
     """Base of the updates that solve (Δ + shift) x = b, for reversible couplings and for linear attention of any kind.
