@@ -72,7 +72,7 @@ def test_a_graph_takes_the_steps_that_it_takes_alone() -> None:
         count[0] = 0
         together = iterate(step, torch.zeros_like(h), tol=tol, max_iter=500, memory=10, ptr=ptr)
         counts.append(count[0])
-        alone = iterate(lambda z: (1.0 + 0.1 * z.sin()), h[:1] * 0, tol=tol, max_iter=500, memory=10)
+        alone = iterate(lambda z: 1.0 + 0.1 * z.sin(), h[:1] * 0, tol=tol, max_iter=500, memory=10)
         assert torch.equal(together[:1], alone)
     assert counts[0] < counts[1]
 
