@@ -14,7 +14,8 @@ from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import quotient
-from diffusion_mp.updates.implicit import DENSE, dense_factor
+from diffusion_mp.updates.derivatives import DENSE
+from diffusion_mp.updates.implicit import dense_factor
 from diffusion_mp.updates.linear_solve import LowRankInverse
 
 SINGULAR = (

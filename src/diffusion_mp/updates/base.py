@@ -16,7 +16,7 @@ from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.modules import Resettable
 from diffusion_mp.saving import Saved
-from diffusion_mp.updates.derivatives import exporting
+from diffusion_mp.updates.derivatives import formula_runs
 
 #: The state of every head; one head broadcasts against several.
 State = Float[Tensor, " N #H D"]
@@ -106,7 +106,8 @@ class StateUpdate(Resettable, ABC):
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
-        if exporting():  # there are no entries to look at, and the formula that is exported takes any
+        # A formula takes any coupling, and a program that is recorded or exported has no entries to look at.
+        if self.needs_reversible and formula_runs(coupling.heads * coupling.num_nodes**2):
             return
         if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
             raise errors.CouplingMismatchError(

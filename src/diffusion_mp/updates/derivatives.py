@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ def jacobian(function: Operator, z: Tensor) -> Tensor:
     units = torch.eye(numbers, dtype=z.dtype, device=z.device).view(numbers, *z.shape)
     if forward_mode_active() and not transforms_active():
         # Levels of dual numbers do not nest, so the matrix is found row by row.
-        _, pull = vjp(function, z)
+        pull = vjp(function, z)[1]
         return vmap(lambda unit: pull(unit)[0], chunk_size=CHUNK)(units).flatten(1)
     # In forward mode, operations of this library are formulas, which `vmap` takes.
     columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=CHUNK)(units)
@@ -84,7 +84,7 @@ def values_needed(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not str(error).startswith("vmap: It looks like"):
+        if not _asks_a_batch(error):
             raise
         raise NotImplementedError(
             f"{what} takes another number of steps for every entry of a vmap. Take a fixed number of steps, for "
@@ -95,7 +95,7 @@ def values_needed(what: str) -> Iterator[None]:
 def transposed_product(function: Operator, z: Tensor) -> Operator:
     """Return u ↦ Jᵀu for the matrix J of derivatives at z."""
     if transforms_active():  # which know no ``requires_grad_``
-        _, pull = vjp(function, z)
+        pull = vjp(function, z)[1]
         return lambda u: pull(u)[0].detach()
     with torch.enable_grad():
         variable = z.detach().requires_grad_()
@@ -118,9 +118,21 @@ def product(function: Operator, z: Tensor) -> Operator:
     return lambda u: torch.autograd.grad(pulled, direction, u, retain_graph=True)[0].detach()
 
 
+def dense_solution(matrix: Tensor, b: Tensor) -> Tensor:
+    """Return A⁻¹ b for matrices [..., n, n] and [..., n, k], differentiable any number of times.
+
+    Not by ``torch.linalg.solve``, whose forward mode holds the factors of A constant, so that a tangent of it has wrong
+    derivatives, nor by its factors, whose ``vmap`` is wrong (both in torch 2.13). An export, which has no derivatives,
+    is left to it.
+    """
+    if exporting():
+        return torch.linalg.solve(matrix, b)
+    return torch.linalg.inv(matrix) @ b
+
+
 def newton_step(equation: Operator, z: Tensor) -> Tensor:
     """Return z − G′(z)⁻¹ G(z), which is closer to G(z) = 0, and solves it where G is affine."""
-    move = torch.linalg.solve(jacobian(equation, z), equation(z).flatten())
+    move = dense_solution(jacobian(equation, z), equation(z).reshape(-1, 1))
     return z - move.view_as(z)
 
 
@@ -151,16 +163,30 @@ class _OnceDifferentiable(torch.autograd.Function):
     jvp = backward
 
     @staticmethod
-    def vmap(*_: Any) -> None:
+    def vmap(*_: Any) -> NoReturn:
         _refuse_batches()
 
 
-def _refuse_batches() -> None:
+def _asks_a_batch(error: BaseException) -> bool:
+    """Return whether torch refused to tell a value in a ``vmap``."""
+    return "vmap: It looks like" in str(error)
+
+
+def _one_at_a_time(solve: Operator, right: Tensor) -> Tensor:
+    try:
+        return solve(right.detach())
+    except (RuntimeError, NotImplementedError) as error:
+        if _asks_a_batch(error) or (error.__cause__ is not None and _asks_a_batch(error.__cause__)):
+            _refuse_batches(error)
+        raise
+
+
+def _refuse_batches(error: BaseException | None = None) -> NoReturn:
     raise NotImplementedError(
         "the derivatives of a system of more than 4096 unknowns are solved one at a time, and vmap, jacrev, jacfwd, "
         "hessian and linearize ask for a formula, which needs its matrix. Take torch.func.vjp or jvp of one vector, a "
         "fixed num_layers, or fewer nodes."
-    )
+    ) from error
 
 
 class _Correction(torch.autograd.Function):
@@ -178,19 +204,24 @@ class _Correction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        gradient = _one_at_a_time(ctx.adjoint, grad)
         # The result depends on r too, which is not seen where the loss is linear in x.
         guard: Callable[..., Tensor] = _OnceDifferentiable.apply
-        return guard(ctx.adjoint(grad.detach()), grad, *ctx.saved_tensors), None, None
+        return guard(gradient, grad, *ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        if dispatch_mode_active():  # the iteration would be left out of what is recorded
-            _refuse_batches()
         guard: Callable[..., Tensor] = _OnceDifferentiable.apply
-        return guard(ctx.inverse(tangent.detach()), tangent, *ctx.saved_tensors)
+        return guard(_one_at_a_time(ctx.inverse, tangent), tangent, *ctx.saved_tensors)
 
     @staticmethod
-    def vmap(*_: Any) -> None:
+    def vmap(*_: Any) -> NoReturn:
+        _refuse_batches()
+
+
+def refuse_recorded_tangents() -> None:
+    """Raise where ``linearize`` records tangents: an iteration would be left out of what is recorded."""
+    if forward_mode_active() and dispatch_mode_active():
         _refuse_batches()
 
 
@@ -202,6 +233,7 @@ def differentiated(solution: Tensor, equation: Operator, inverse: Operator, adjo
     """
     if not (torch.is_grad_enabled() or forward_mode_active()):
         return solution
+    refuse_recorded_tangents()
     residual = equation(solution)
     if not (residual.requires_grad or forward_mode_active()):
         return solution

@@ -154,9 +154,7 @@ def _limit(
 
 
 @torch.no_grad()
-def _rises(
-    energy: Callable[[Tensor], Tensor], start: Tensor, solution: Tensor, ptr: Tensor | None
-) -> Tensor | None:
+def _rises(energy: Callable[[Tensor], Tensor], start: Tensor, solution: Tensor, ptr: Tensor | None) -> Tensor | None:
     """Return which rows are of graphs whose energy is above that of the start, ``None`` if there are none."""
     columns = Columns(ptr, start.size(0) if start.dim() else 1, start.device)
     values = []
@@ -254,7 +252,10 @@ class _History:
         rejected = self.mixed & ~(self.size < self.best) & ~self.done
         accepted = ~(rejected | self.done)
         lost = accepted & ~self.size.isfinite()
-        self.arrived, self.lost = torch.stack([self.done.all(), lost.any()]).tolist()
+        # One number, for which a GPU is waited for once; and `tolist` looks into memory, which transforms have not.
+        verdict = int(self.done.all().long() + 2 * lost.any())
+        self.arrived = verdict % 2 == 1
+        self.lost = verdict >= 2
         if self.arrived or self.lost:
             return x
         following = image
@@ -309,7 +310,7 @@ class _History:
         """Return T(x) − ΔT γ; where a graph has no differences, T(x)."""
         both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
         gram = torch.where(both, self.gram, 0.0)
-        # Differences may be linearly dependent: scale them to norm one, and add a multiple of the identity near rounding.
+        # Differences may be linearly dependent: scale them to norm one, and add to the diagonal what rounding is.
         limits = torch.finfo(gram.dtype)
         scale = gram.diagonal(dim1=1, dim2=2).clamp(min=limits.tiny).rsqrt()
         scale = torch.where(self.valid, scale, 0.0)

@@ -18,7 +18,14 @@ from diffusion_mp.updates.base import (
     laplacian_diagonal,
     working_precision,
 )
-from diffusion_mp.updates.derivatives import DENSE, Operator, basis_runs, exporting, formula_runs
+from diffusion_mp.updates.derivatives import (
+    DENSE,
+    Operator,
+    basis_runs,
+    dense_solution,
+    formula_runs,
+    refuse_recorded_tangents,
+)
 from diffusion_mp.updates.explicit import teleport
 from diffusion_mp.updates.linear_solve import LowRankInverse, solve
 
@@ -94,7 +101,7 @@ def shifted_inverse(
             return solution
     if formula_runs(entries):
         matrix = dense_laplacian(coupling, form, b.dtype, shift)
-        return torch.linalg.solve(matrix, b.transpose(0, 1)).transpose(0, 1)
+        return dense_solution(matrix, b.transpose(0, 1)).transpose(0, 1)
     return _iterated(coupling, form, shift, b, dtype, tol, max_iter, what)
 
 
@@ -110,6 +117,7 @@ def _iterated(
     what: str,
 ) -> Float[Tensor, "N H D"]:
     """Return (Δ + shift)⁻¹ b without the matrix of S."""
+    refuse_recorded_tangents()
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
     diagonal = laplacian_diagonal(coupling, form, b.dtype) + shift
     dominant = _is_dominant(coupling, form, shift)
@@ -236,13 +244,13 @@ class Equilibrium(SolvedUpdate):
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
             )
-        if not exporting() and not coupling.reversible:
+        if formula_runs(coupling.heads * coupling.num_nodes**2):  # which solves it if it is not singular
+            return
+        if not coupling.reversible:
             raise SingularSystemError(
                 f"Equilibrium(form='residual', leak=0) needs I − S regular, which only reversible couplings are asked; "
                 f"got a {type(coupling).__name__} that is not reversible. Pass leak > 0."
             )
-        if formula_runs(coupling.heads * coupling.num_nodes**2):  # which solves it if it is not singular
-            return
         smallest, _ = laplacian_extremes(coupling, self.form)
         regular = precision(coupling.dtype).regular
         if coupling.num_nodes and not smallest > regular:

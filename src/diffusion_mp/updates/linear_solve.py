@@ -28,30 +28,32 @@ class Columns:
     """
 
     def __init__(self, ptr: Tensor | None, num_rows: int, device: torch.device) -> None:
-        self.graphs = 1 if ptr is None else len(ptr) - 1
+        self.graphs = 1
         self.graph: Tensor | None = None
-        if self.graphs != 1:
+        if ptr is not None and len(ptr) != 2:
+            self.graphs = len(ptr) - 1
             sizes = ptr.diff().to(device)
             graph = torch.arange(self.graphs, device=device)
             self.graph = graph.repeat_interleave(sizes, output_size=num_rows)
 
-    def sum(self, x: Float[Tensor, "N *rest"]) -> Float[Tensor, "B *rest"]:
+    def sum(self, x: Tensor) -> Tensor:
+        """Return [B, …] of rows [N, …]."""
         if self.graph is None:
             return x.sum(0, keepdim=True)
         return x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.graph, x)
 
-    def inner(self, u: Float[Tensor, "N *rest"], v: Float[Tensor, "N *rest"]) -> Float[Tensor, "B *rest"]:
+    def inner(self, u: Tensor, v: Tensor) -> Tensor:
         if self.graph is None and u.numel() == u.size(0):  # without a tensor of their size
             return torch.dot(u.flatten(), v.flatten()).view(1, *u.shape[1:])
         return self.sum(u * v)
 
-    def largest(self, x: Float[Tensor, "N *rest"]) -> Float[Tensor, "B *rest"]:
+    def largest(self, x: Tensor) -> Tensor:
         if self.graph is None:
             return x.amax(0, keepdim=True)
         graph = self.graph.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
         return x.new_zeros(self.graphs, *x.shape[1:]).scatter_reduce(0, graph, x, "amax")
 
-    def rows(self, by_graph: Float[Tensor, "B *rest"]) -> Float[Tensor, "N *rest"]:
+    def rows(self, by_graph: Tensor) -> Tensor:
         """Return the number of its graph for every row; one row where there is one graph."""
         return by_graph if self.graph is None else by_graph.index_select(0, self.graph)
 

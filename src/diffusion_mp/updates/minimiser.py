@@ -14,7 +14,7 @@ from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, affine, damping_and_constant
 from diffusion_mp.graph import Graph
-from diffusion_mp.updates.derivatives import formula_runs, newton_step, refuse_export
+from diffusion_mp.updates.derivatives import formula_runs, newton_step, refuse_export, refuse_recorded_tangents
 from diffusion_mp.updates.implicit import shifted_inverse
 from diffusion_mp.updates.linear_solve import solve
 
@@ -52,6 +52,7 @@ def quadratic_minimiser(
 def _iterated(
     terms: Sequence[EnergyTerm], wide: Float[Tensor, "N H D"], graph: Graph, least: Tensor, dtype: torch.dtype
 ) -> Float[Tensor, "N H D"]:
+    refuse_recorded_tangents()
     means = [term.weighted_mean(wide) or affine(term, wide, graph) for term in terms]
     damping, constant = damping_and_constant(means)
     pulls = [(mean.pull, mean.scale) for mean in means if mean.pull is not None]

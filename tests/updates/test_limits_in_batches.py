@@ -1,0 +1,174 @@
+"""Limits of the graphs of a batch: every graph is accelerated, stopped and compared in energy on its own."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import diffusion_mp as dm
+from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.layers import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.updates import fixed_point
+from diffusion_mp.updates.fixed_point import iterate
+from diffusion_mp.updates.linear_solve import conjugate_gradients
+from helpers import built
+
+DOUBLE = torch.float64
+
+
+def wells(z: Tensor) -> Tensor:
+    """A gradient step on Σ z⁴/4 − 15z² + 3z, row by row."""
+    return z - 0.01 * (z**3 - 30 * z + 3)
+
+
+def depth(z: Tensor) -> Tensor:
+    return (z**4 / 4 - 15 * z**2 + 3 * z).sum(1)
+
+
+PTR = torch.arange(21)
+STARTS = torch.linspace(-8, 8, 20, dtype=DOUBLE).unsqueeze(1)
+
+
+def by_graph(ptr: Tensor, z: Tensor) -> Tensor:
+    return torch.stack([depth(part).sum() for part in z.split(ptr.diff().tolist())])
+
+
+def test_no_graph_ends_above_its_own_start() -> None:
+    """Of twenty starts the acceleration leads some to the hill between the wells, and the total still falls."""
+    unguarded = fixed_point(wells, STARTS, ptr=PTR)
+    assert depth(unguarded).sum() < depth(STARTS).sum()
+    assert (depth(unguarded) > depth(STARTS) + 1e-9).any()
+    guarded_by_total = fixed_point(wells, STARTS, energy=lambda z: depth(z).sum(), ptr=PTR)
+    assert torch.equal(guarded_by_total, unguarded)
+    apart = fixed_point(wells, STARTS, energy=depth, ptr=PTR)
+    assert (depth(apart) <= depth(STARTS) + 1e-9).all()
+    alone = torch.stack([fixed_point(wells, start[None], energy=depth)[0] for start in STARTS])
+    torch.testing.assert_close(apart, alone, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("ptr", [[0, 3, 3, 4, 20], [0, 20], [0, 0, 20]])
+def test_graphs_of_all_sizes(ptr: list[int]) -> None:
+    bounds = torch.tensor(ptr)
+    limit = fixed_point(wells, STARTS, energy=lambda z: by_graph(bounds, z), ptr=bounds)
+    parts = []
+    for start in STARTS.split(bounds.diff().tolist()):
+        parts.append(fixed_point(wells, start, energy=lambda z: depth(z).sum()))
+    torch.testing.assert_close(limit, torch.cat(parts), rtol=1e-10, atol=1e-10)
+
+
+def test_a_graph_takes_the_steps_that_it_takes_alone() -> None:
+    """A slow graph beside a fast one does not move it once it has arrived, and is as fast as alone."""
+    rate = torch.tensor([[0.1], [0.97], [0.97]], dtype=DOUBLE)
+    h = torch.tensor([[1.0], [1.0], [-2.0]], dtype=DOUBLE)
+    turn = torch.tensor([[1.0, 0, 0], [0, 0.6, 0.8], [0, -0.8, 0.6]], dtype=DOUBLE)
+    count = [0]
+
+    def step(z: Tensor) -> Tensor:
+        count[0] += 1
+        return h + rate * (turn @ z).sin()
+
+    ptr = torch.tensor([0, 1, 3])
+    counts = []
+    for tol in (1e-3, 1e-12):
+        count[0] = 0
+        together = iterate(step, torch.zeros_like(h), tol=tol, max_iter=500, memory=10, ptr=ptr)
+        counts.append(count[0])
+        alone = iterate(lambda z: 1.0 + 0.1 * z.sin(), h[:1] * 0, tol=tol, max_iter=500, memory=10)
+        assert torch.equal(together[:1], alone)
+    assert counts[0] < counts[1]
+
+
+def test_gradients_of_a_graph_do_not_depend_on_others() -> None:
+    h = torch.randn(7, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    ptr = torch.tensor([0, 2, 7])
+
+    def limit(h: Tensor, ptr: Tensor | None) -> Tensor:
+        return fixed_point(lambda z: (h + 0.5 * z.flip(1)).tanh(), torch.zeros_like(h), ptr=ptr)
+
+    (together,) = torch.autograd.grad(limit(h, ptr)[:2].square().sum(), h)
+    (alone,) = torch.autograd.grad(limit(h[:2], None).square().sum(), h)
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-12)
+
+
+def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
+    with pytest.raises(TypeError, match="one number, or 20, one for every graph"):
+        fixed_point(wells, STARTS, energy=lambda z: z.flatten()[:3], ptr=PTR)
+    with pytest.raises(ValueError, match="ptr must rise from 0 to num_nodes = 20"):
+        fixed_point(wells, STARTS, ptr=torch.tensor([0, 7]))
+
+
+def block() -> CertifiedBlock:
+    """Attention and an MLP on one channel, in a ball: two nodes alone end at its surface."""
+    made = CertifiedBlock(1, [RowAttention(1), TiedMLP(1, 4)], None, constraint="ball", radius=3.0).double()
+    numbers = {
+        "terms.0.query": [[[0.4]]],
+        "terms.0.key": [[[-0.3]]],
+        "terms.0.weight.raw": 0.1,
+        "terms.0.gamma.raw": -0.3,
+        "terms.1.weight.raw": 0.5,
+        "terms.1.linear.weight": [[-1.0], [0.8], [0.7], [-0.5]],
+        "terms.1.linear.bias": [0.0, 0.5, 0.8, -0.4],
+        "update.source_weight.raw": -4.6,
+    }
+    made.load_state_dict({name: torch.tensor(value, dtype=DOUBLE) for name, value in numbers.items()})
+    return made.requires_grad_(False)
+
+
+def test_a_certified_limit_of_a_batch_is_that_of_every_graph() -> None:
+    certified = block()
+    first, second = torch.tensor([[-0.1], [0.1]], dtype=DOUBLE), torch.tensor([[2.0]], dtype=DOUBLE)
+    batch = torch.tensor([0, 0, 1])
+    together = certified(torch.cat([first, second]), None, None, batch)
+    torch.testing.assert_close(together[:2], certified(first), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(together[2:], certified(second), rtol=1e-9, atol=1e-9)
+    energy = certified.energy(first, dm.Graph(2))
+    assert energy(together[:2, None]) < energy(first[:, None])
+
+
+@pytest.mark.parametrize("constraint", ["ball", "sphere", "nonnegative", None])
+def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
+    terms = [WeightedGraph(4)] if constraint is None else [WeightedGraph(4), RowAttention(4), TiedMLP(4, 5, 0.1)]
+    certified = built(lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=2.0)).double()
+    sizes = [1, 3, 2, 5, 1, 4]
+    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    x = torch.randn(16, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    x = x * torch.logspace(-6, 3, 6, dtype=DOUBLE)[batch].unsqueeze(1)  # of very different sizes, too
+    node = torch.arange(15)
+    inside = batch[:-1] == batch[1:]
+    edges = torch.stack([node, node + 1])[:, inside]
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    together = certified(x, edges, None, batch)
+    for graph in range(len(sizes)):
+        rows = (batch == graph).nonzero().flatten()
+        first = int(rows[0])
+        own = edges[:, batch[edges[0]] == graph] - first
+        alone = certified(x[rows], own)
+        torch.testing.assert_close(together[rows], alone, rtol=1e-7, atol=1e-9 * float(alone.detach().abs().max()))
+
+
+def test_a_small_column_of_a_batch_is_solved_as_well_as_a_large_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(2, 6, 6, dtype=DOUBLE, generator=generator)
+    blocks = root @ root.mT + torch.eye(6, dtype=DOUBLE)
+    matrix = torch.block_diag(*blocks)
+    b = torch.randn(12, 1, 2, dtype=DOUBLE, generator=generator)
+    b[6:] *= 1e-9
+
+    def operator(v: Tensor) -> Tensor:
+        return (matrix @ v.flatten(1)).view_as(v)
+
+    got = conjugate_gradients(operator, b, ptr=torch.tensor([0, 6, 12]), least=1.0, tol=1e-6)
+    for rows in (slice(0, 6), slice(6, 12)):
+        alone = conjugate_gradients(
+            lambda v, rows=rows: (matrix[rows, rows] @ v.flatten(1)).view_as(v), b[rows], least=1.0, tol=1e-6
+        )
+        torch.testing.assert_close(got[rows], alone, rtol=1e-10, atol=0)
+        exact = torch.linalg.solve(matrix[rows, rows], b[rows].flatten(1)).view_as(alone)
+        assert (alone - exact).norm() <= 1e-6 * exact.norm()
+
+
+def test_a_graph_that_does_not_arrive_is_an_error() -> None:
+    def step(z: Tensor) -> Tensor:
+        return torch.where(torch.tensor([[True], [False]]), 0.5 * z, z + 1)
+
+    with pytest.raises(ConvergenceError, match="the last one moved the state by 1"):
+        fixed_point(step, torch.ones(2, 1), ptr=torch.tensor([0, 1, 2]), max_iter=30)
