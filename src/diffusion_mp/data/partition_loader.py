@@ -29,8 +29,9 @@ class RandomPartitionLoader(DataLoader[Data]):
     Every pass draws a uniform partition into parts whose sizes differ by at most one, in O(E). Of p parts about 1/p of
     the edges are kept, which the paper does not mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with the node and edge attributes of `data`, dense or sparse, and those of :class:`PartOf`. `n_id` [n] and `e_id`
-    [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`, are in ascending order.
+    A batch is a `Data` with the node and edge attributes of `data`, dense or sparse, and those of :class:`PartOf`.
+    `n_id` [n] and `e_id` [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`,
+    are in ascending order.
 
     The partition depends on `seed` and epoch only; `set_epoch(epoch)`, which Lightning calls, sets the next one.
     Processes of `torch.distributed` yield shares of the same partition. Tensors may be memory-mapped.
