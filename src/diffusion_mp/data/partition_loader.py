@@ -19,8 +19,7 @@ from torch_geometric.utils import select
 from diffusion_mp.data.partition import Cut, Part, PartOf, random_partition
 from diffusion_mp.errors import UNSIGNED, as_whole, check_counts, check_flags, describe, index_vector
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.sparse_rows import select_rows
-from diffusion_mp.layers.features import SPARSE
+from diffusion_mp.graph.sparse_rows import SPARSE, select_rows
 
 
 class RandomPartitionLoader(DataLoader[Data]):
