@@ -171,7 +171,7 @@ TYPES: list[tuple[Callable[[], Any], str]] = [
     (lambda: conv(X.cfloat()), r"x must be floating point; got a complex64.*real part"),
     (lambda: conv(X.to_sparse()), r"x must be a dense tensor.*sparse_coo.*x\.to_dense"),
     (lambda: conv(X, "edges"), r"edge_index must be a tensor.*got 'edges' \(str\)"),
-    (lambda: conv(X, EDGES, None, ["a"] * 4), r"batch must be a tensor.*which is none"),
+    (lambda: conv(X, EDGES, None, ["a"] * 4), r"batch must be a tensor.*np\.unique\(batch, return_inverse=True\)"),
     (lambda: ring().at(EDGES.float()), r"edge_index must hold integers"),
     (lambda: PairwiseCoupling(V, V, normalize=np.ones(2)), "normalize must be True or False; got a float64"),
     (lambda: LowRankCoupling(V, V.double()), r"must have one dtype"),

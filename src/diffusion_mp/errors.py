@@ -300,9 +300,17 @@ def _one_state(x: object, name: str) -> str:
 
 def _as_a_tensor(value: object, name: str) -> str:
     """Return the way out where something else came instead of a tensor."""
-    if isinstance(value, (list, tuple, np.ndarray)):
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return _part_of_data(value, name)
+    with suppress(Exception):  # each kind of content has an error of its own
+        torch.as_tensor(value)
         return f" Convert it with torch.as_tensor({name})."
-    return _part_of_data(value, name)
+    if isinstance(value, (list, tuple)) and all(isinstance(part, Tensor) for part in value):
+        same = len({part.shape for part in value}) == 1
+        return f" Join its tensors with torch.stack({name})." if same else f" Join its tensors with torch.cat({name})."
+    if np.asarray(value, dtype=object).ndim == 1 and all(isinstance(part, str) for part in value):
+        return f" Number its words with torch.from_numpy(np.unique({name}, return_inverse=True)[1])."
+    return " torch makes no tensor of it: make it numbers, in rows of one length."
 
 
 def _part_of_data(value: object, name: str) -> str:
@@ -436,7 +444,8 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
         try:
             return torch.as_tensor(value if len(value) else [], dtype=None if len(value) else torch.long)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name} must be {what}; got {describe(value)}, which is none: {error}.") from error
+            way_out = _as_a_tensor(value, name)
+            raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}") from error
     raise TypeError(f"{name} must be {what}; got {describe(value)}.")
 
 

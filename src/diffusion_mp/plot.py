@@ -184,7 +184,7 @@ def curves(path: str | os.PathLike[str], *, only: Sequence[str] | None = None, a
         >>> written = open(path, "w").write("epoch,train_loss,val_acc" + chr(10) + "0,1.5," + chr(10) + "0,,0.7")
         >>> axes = curves(path)
     """
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in (rows[0] if rows else ()) if name not in ("epoch", "step")]
     if not names or "epoch" not in rows[0]:

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp import DIFFormer, full_graph_inference
 from diffusion_mp.data import RandomPartitionLoader
-from diffusion_mp.kernels.sparse_rows import select_rows
+from diffusion_mp.graph.sparse_rows import select_rows
 from helpers import built
 
 SPARSE = {

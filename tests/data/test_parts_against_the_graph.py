@@ -193,6 +193,7 @@ def test_the_lightning_module_reads_the_degrees() -> None:
         torch.testing.assert_close(module(batch)[:own], expected[batch.n_id[:own]], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.unwatched  # compiled code has no shape checks
 def test_compiled_models_read_the_degrees() -> None:
     layer = built(OF_EDGES["GCN"]).eval()
     compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)

@@ -87,7 +87,7 @@ SNAP = [
     ([profile(0)], "0\t0\nx\t0\n", "from line 1 on: could not convert string 'x'"),
     ([profile(0)], "0\t0\n0\n", "from line 1 on: .*number of columns changed"),
     ([profile(0)], "0\n0\n", "expected 2 rows of 2 numbers; got 2 of 1"),
-    ([profile(0)], "0\t0\n\n0\t0\n", "expected 3 rows of 2 numbers; got 2 of 2"),
+    ([profile(0)], "0\t0\n\n0\t0\n", "line 2: a line with others after it must not be blank"),
 ]
 LINKX_SAYS = r"pokec\.mat: .*{}.*\. It must be LINKX's pokec\.mat"
 

@@ -165,3 +165,18 @@ def test_every_label_is_on_one_side():
 
     tuned = torch.stack([used(True, seed) for seed in range(5)]).any(0)
     assert not any((used(False, seed) & tuned).any() for seed in range(5))
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64, ">u2", ">i4"]
+)
+def test_numbers_of_any_width(tmp_path, dtype):
+    """torch neither compares nor adds uint16, uint32 and uint64."""
+    right = load_heterophilous(make_heterophilous(tmp_path).parent, "small")
+    with np.load(tmp_path / "small.npz") as file:
+        arrays = {name: file[name].astype(dtype) for name in ("edges", "node_labels")}
+    make_heterophilous(tmp_path, **arrays)
+    data = load_heterophilous(tmp_path, "small")
+    assert all(torch.equal(data[name], value) for name, value in right)
+    with pytest.raises(ValueError, match=r"edges must lie in 0\.\.5, got up to 6"):
+        load_heterophilous(make_heterophilous(tmp_path, edges=arrays["edges"] + np.array(1, dtype)).parent, "small")

@@ -57,7 +57,7 @@ class PartOf(BaseTransform):
             came = f"got {own} of {describe(n_id)}"
             raise ValueError(f"a batch must have batch_size <= n nodes n_id of the {size} of data; {came}.")
         arriving = int(self.arriving[n_id[:own]].sum())
-        kept = int((data.edge_index[1] < own).sum()) if data.edge_index is not None else 0
+        kept = 0 if data.edge_index is None else int((data.edge_index[1].long() < own).sum())
         data.kept_edges = kept / arriving if arriving else 1.0
         for name in data.node_attrs():
             if name.endswith("_mask") and data[name].dtype == torch.bool:

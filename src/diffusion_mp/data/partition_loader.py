@@ -19,8 +19,7 @@ from torch_geometric.utils import select
 from diffusion_mp.data.partition import Cut, Part, PartOf, random_partition
 from diffusion_mp.errors import UNSIGNED, as_whole, check_counts, check_flags, describe, index_vector
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.sparse_rows import select_rows
-from diffusion_mp.layers.features import SPARSE
+from diffusion_mp.graph.sparse_rows import SPARSE, select_rows
 
 
 class RandomPartitionLoader(DataLoader[Data]):
@@ -29,8 +28,9 @@ class RandomPartitionLoader(DataLoader[Data]):
     Every pass draws a uniform partition into parts whose sizes differ by at most one, in O(E). Of p parts about 1/p of
     the edges are kept, which the paper does not mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with the node and edge attributes of `data`, dense or sparse, and those of :class:`PartOf`. `n_id` [n] and `e_id`
-    [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`, are in ascending order.
+    A batch is a `Data` with the node and edge attributes of `data`, dense or sparse, and those of :class:`PartOf`.
+    `n_id` [n] and `e_id` [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`,
+    are in ascending order.
 
     The partition depends on `seed` and epoch only; `set_epoch(epoch)`, which Lightning calls, sets the next one.
     Processes of `torch.distributed` yield shares of the same partition. Tensors may be memory-mapped.

@@ -7,7 +7,7 @@ from copy import copy
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
@@ -61,7 +61,7 @@ class Split(NamedTuple):
         return data
 
 
-Labels = Int[Tensor, " N"] | Int[Tensor, "N 1"]
+Labels = Integer[Tensor, " N"] | Integer[Tensor, "N 1"]
 """Class numbers, also in a column, as node sets of OGB have them."""
 
 

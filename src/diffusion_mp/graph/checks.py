@@ -56,6 +56,12 @@ def _placed(value: object, name: str, what: str, num_nodes: int, num_edges: int 
     if vector.dim() != 1:
         return vector
     # Types first: torch.export may not know yet whether there is an edge.
+    if vector.dtype == torch.bool and name == "edge_weight" and vector.numel() in (0, num_edges):
+        of_nodes = " A mask of nodes goes by name, mask=…, to LabelPropagation." if num_nodes == num_edges else ""
+        raise TypeError(
+            f"edge_weight must be floating point; got {errors.describe(vector)}. For weights of one and zero pass "
+            f"edge_weight.float(); to leave edges out, the others: edge_index[:, mask].{of_nodes}"
+        )
     if vector.dtype == torch.bool and vector.numel():
         raise TypeError(
             f"{name} got {errors.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "

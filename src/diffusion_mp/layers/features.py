@@ -13,10 +13,9 @@ from torch_geometric.nn.dense import Linear
 from diffusion_mp.errors import check_counts, check_mask, check_place, check_state, describe
 from diffusion_mp.graph.cache import cached_by, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern
+from diffusion_mp.graph.sparse_rows import SPARSE
 from diffusion_mp.kernels.spmm import spmm
 from diffusion_mp.modules import Resettable
-
-SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
 def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module | None) -> None:

@@ -61,7 +61,8 @@ OPTIONS: dict[str, str] = {
 
 #: The way out for an input of PyG's that is refused.
 INPUTS: dict[str, str] = {
-    "batch_size": "It is batch that says which graph a node belongs to.",
+    "batch_size": "The number of graphs is that of batch. If the last graphs are empty, which batch does not show, "
+    "pass Graph.from_data(batch) in the place of edge_index: layer(batch.x, Graph.from_data(batch)).",
     "edge_attr": "GATConv, DiffusionGNN(conv='gat'), CertifiedTransformer, GPS and SFiFormer that were built with "
     "edge_dim, and GatedGCN, read features of edges; one number an edge is its edge_weight.",
     "edge_type": "Models built with edge_dim=num_types, such as CertifiedTransformer, take the types as "

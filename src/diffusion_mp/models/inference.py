@@ -20,7 +20,7 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.sparse_rows import select_rows
+from diffusion_mp.graph.sparse_rows import select_rows
 from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.layers.features import check_input
 from diffusion_mp.models.base import Edges

@@ -72,6 +72,9 @@ class LabelPropagation(KnowsPyGNames, Saved):
     ) -> Tensor:  # fmt: skip
         refuse_inputs(self, others)
         y = _soft(y)
+        if isinstance(mask, Tensor) and mask.is_floating_point():
+            order = "The order here is (y, edge_index, edge_weight, mask)."
+            raise TypeError(f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. {order}")
         if mask is not None:
             y = y * errors.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         if self.reads_features != (features is not None):

@@ -5,6 +5,7 @@ memory. Here at most one block of `_BYTES` and one line of `LONGEST` are held.
 """
 
 import gzip
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,18 +22,23 @@ _BLOCK = 1 << 18  # lines
 _BYTES = 1 << 22
 LONGEST = 1 << 24  # bytes of a line
 _NUMBER = 64  # bytes of a number
+MARK = b"\xef\xbb\xbf"  # the byte-order mark with which some editors begin a file in UTF-8
+_BLANK = re.compile(rb"(?:\A|\n)([ \t\r\f\v]*)(?=\n)")
 _WAY_OUT = "Fetch the file again, as it was published: gzipped text where the name ends in .gz, else plain text."
 
 
 def count_lines(path: Path, *, progress: bool = True) -> int:
-    """Count the lines of a text, whose last may end without a line break."""
+    """Count the lines of a text, whose last may end without a line break, or be followed by blank ones."""
     return sum(block.count(b"\n") + 1 for _, block in _whole_lines(path, "counting", progress))
 
 
 def line_blocks(
     path: Path, size: int, *, longest: int = LONGEST, progress: bool = True
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield lists of at most `size` lines without their line breaks, each with the number of its first line, from 0."""
+    """Yield lists of at most `size` lines without their line breaks, each with the number of its first line, from 0.
+
+    Lines may end in \\r\\n, the last one in nothing, and blank lines may follow it; a byte-order mark is left out.
+    """
     for start, block in _whole_lines(path, "reading", progress):
         lines = [line.removesuffix(b"\r") for line in block.split(b"\n")]
         if max(map(len, lines)) > longest:
@@ -70,23 +76,57 @@ def number_blocks(
 
 
 def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield blocks of complete lines, without the last line break, each with the number of its first line."""
+    """Yield blocks of complete lines, without the last line break, each with the number of its first line.
+
+    A byte-order mark is left out, and so are blank lines at the end; others are refused, for lines are numbered.
+    """
     hidden: Any = None if progress else True  # for tqdm, None is: no bar where standard error is not a terminal
-    start, rest, block = 0, b"", b" "
+    start = 0
+    blank = 0  # lines, of which it is not known yet whether others follow
     with (
         path.open("rb") as file,
         tqdm.wrapattr(file, "read", path.stat().st_size, desc=f"{task} {path.name}", disable=hidden) as raw,
         gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as text,
     ):
+        with reading(path, _WAY_OUT):
+            rest = text.read(len(MARK)).removeprefix(MARK)
+        block = b" "
         while block:
             with reading(path, _WAY_OUT):
                 block = text.read(_BYTES)
-            whole, end, rest = (rest + block).rpartition(b"\n") if block else (rest, rest, b"")
-            if end:
-                yield start, whole
-                start += whole.count(b"\n") + 1
+            if block:
+                whole, line_break, rest = (rest + block).rpartition(b"\n")
+            else:
+                whole, line_break, rest = rest, rest, b""
+            if line_break:
+                lines, more = _without_blank_end(whole)
+                if lines:
+                    _check_none_is_blank(path, start, lines, blank)
+                    yield start, lines
+                    start += lines.count(b"\n") + 1
+                blank += more
             if len(rest) > LONGEST:
                 raise _too_long(path, start, LONGEST)
+
+
+def _check_none_is_blank(path: Path, start: int, lines: bytes, blank: int) -> None:
+    """Raise where ``blank`` lines come before these, or one of these is blank."""
+    found = _BLANK.search(lines)
+    if blank or found:
+        before = 0 if blank or found is None else lines.count(b"\n", 0, found.start(1))
+        must = "a line with others after it must not be blank"
+        raise ValueError(f"{path}, line {start + before + 1}: {must}. {_WAY_OUT}")
+
+
+def _without_blank_end(whole: bytes) -> tuple[bytes, int]:
+    """Return lines without the blank ones at their end, and how many these are."""
+    last = len(whole.rstrip())
+    if not last:
+        return b"", whole.count(b"\n") + 1
+    line_break = whole.find(b"\n", last)
+    if line_break < 0:
+        return whole, 0
+    return whole[:line_break], whole.count(b"\n", line_break)
 
 
 def _too_long(path: Path, line: int, longest: int) -> ValueError:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -19,16 +20,19 @@ from torch_geometric.utils import from_smiles
 from diffusion_mp.errors import check_choice, check_counts, check_kind, describe, needed_by
 from diffusion_mp_experiments.files.arrays import read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.files.text_tables import line_blocks
 from diffusion_mp_experiments.graphs.cached import CachedDataset, check_collated
 
+_LINES = 1 << 16  # in memory at a time
 _TU = "from https://chrsmrrs.github.io/datasets."
 
 
 def load_tu(root: str | Path, name: str) -> list[Data]:
     """Load one set of TUDataset (Morris et al. 2020), like MUTAG or PROTEINS.
 
-    Reads `root/<name>/raw/<name>_*.txt` with PyG's `read_tu_data` and writes nothing; PyG's own cache is not opened.
-    Features are the attributes of nodes, which PyG's `TUDataset` leaves out by default, and then their labels, one-hot.
+    Reads `root/<name>/raw/<name>_*.txt` with PyG's `read_tu_data` and writes nothing there; PyG's own cache is not
+    opened. Features are the attributes of nodes, which PyG's `TUDataset` leaves out by default, and then their labels,
+    one-hot. A last line may end without a line break, which PyG's reader drops.
 
     Returns graphs with x [N, C], edge_index [2, E] and y [1]; edge_attr [E, D] where edges have any.
 
@@ -41,8 +45,9 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
     raw = as_path(root, "root") / name / "raw"
     files = [raw / f"{name}_{part}.txt" for part in ("A", "graph_indicator", "graph_labels")]
     check_present(f"{name} of TUDataset", raw, files, f"Unpack its archive there, {_TU}")
-    with reading(raw, f"Fetch it anew, {_TU}"):
-        data, slices, _ = read_tu_data(str(raw), name)
+    with reading(raw, f"Fetch it anew, {_TU}"), TemporaryDirectory() as scratch:
+        _rewrite(raw, name, Path(scratch))
+        data, slices, _ = read_tu_data(scratch, name)
         if data.x is None:
             raise ValueError("its nodes have neither labels nor attributes")
         data.x = data.x.float()
@@ -58,6 +63,22 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
     graphs = InMemoryDataset()
     graphs.data, graphs.slices = data, slices
     return list(graphs)
+
+
+_PARTS = (
+    *("A", "graph_indicator", "graph_labels", "graph_attributes"),
+    *("node_labels", "node_attributes", "edge_labels", "edge_attributes"),
+)
+
+
+def _rewrite(raw: Path, name: str, scratch: Path) -> None:
+    """Write the files anew as PyG reads them: it drops the end of a last line without a line break, silently."""
+    for part in _PARTS:
+        path = raw / f"{name}_{part}.txt"
+        if path.is_file():
+            with (scratch / path.name).open("wb") as file:
+                for _, lines in line_blocks(path, _LINES, progress=False):
+                    file.writelines(line + b"\n" for line in lines)
 
 
 _SYNMOL = "logic8_graphs_plain.npz"
@@ -180,7 +201,7 @@ class PeptidesFunctional(CachedDataset):
                 text = file.read(_LARGEST + 1)
             if len(text) > _LARGEST:
                 raise ValueError(f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million")
-            molecules = list(csv.DictReader(io.StringIO(text.decode(), newline="")))
+            molecules = list(csv.DictReader(io.StringIO(text.decode("utf-8-sig"), newline="")))
             if self._rows and max(self._rows) >= len(molecules):
                 raise ValueError(f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}")
             for row in self._rows:

@@ -13,6 +13,7 @@ from torch_geometric.utils import coalesce, index_to_mask, remove_self_loops
 
 from diffusion_mp_experiments.files.pickles import as_integers, read_pickle
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.files.text_tables import MARK
 
 # Lower-cased here because PyG finds `ind.cora.x` in the folder `Cora`.
 _FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -102,7 +103,7 @@ def _read_graph(files: dict[str, Path]) -> Data:
 
 def _read_part(part: str, content: bytes) -> Any:
     if part == "test.index":
-        return np.array([int(line) for line in content.decode("ascii").split()], np.int64)
+        return np.array([int(line) for line in content.removeprefix(MARK).decode("ascii").split()], np.int64)
     value = read_pickle(content)
     if part.endswith("x") and isinstance(value, csr_matrix):
         return value

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.spmm import matrix
+SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:
@@ -24,4 +24,5 @@ def select_rows(x: Tensor, rows: Tensor) -> Tensor:
     entry = torch.arange(shift.numel(), device=shift.device) + shift
     columns = x.col_indices().index_select(0, entry)
     values = x.values().index_select(0, entry)
-    return matrix(new_bounds.to(bounds.dtype), columns, values, x.size(1))
+    size = (rows.numel(), x.size(1))
+    return torch.sparse_csr_tensor(new_bounds.to(bounds.dtype), columns, values, size=size, check_invariants=False)

@@ -1,0 +1,188 @@
+"""Every reader of text gives the same for any line ends, with and without a last one, a byte-order mark, blank ends."""
+
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from small_sets import (
+    GROUPS,
+    MESSAGES,
+    at_most,
+    make_chickenpox,
+    make_covid,
+    make_newsgroups,
+    make_ogb,
+    make_peptides,
+    make_planetoid,
+    make_pokec,
+    make_tu,
+    tarred,
+    write,
+)
+from torch import Tensor
+from torch_geometric.data import Data
+
+from diffusion_mp import plot
+from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
+from diffusion_mp_experiments.graphs import (
+    PeptidesFunctional,
+    load_newsgroups,
+    load_ogb,
+    load_planetoid,
+    load_pokec,
+    load_snapshots,
+    load_tu,
+)
+
+MARK = b"\xef\xbb\xbf"
+FORMS: dict[str, Callable[[bytes], bytes]] = {
+    "no last line break": lambda text: text.rstrip(b"\n"),
+    "a last line break": lambda text: text.rstrip(b"\n") + b"\n",
+    "a blank last line": lambda text: text.rstrip(b"\n") + b"\n\n",
+    "blank last lines": lambda text: text.rstrip(b"\n") + b"\n \n\t\n\n",
+    "CRLF": lambda text: text.replace(b"\n", b"\r\n"),
+    "CRLF without the last": lambda text: text.rstrip(b"\n").replace(b"\n", b"\r\n"),
+    "CRLF with a blank last line": lambda text: text.rstrip(b"\n").replace(b"\n", b"\r\n") + b"\r\n\r\n",
+    "a mark": lambda text: MARK + text,
+    "a mark and all that": lambda text: MARK + text.rstrip(b"\n").replace(b"\n", b"\r\n") + b"\r\n \r\n",
+}
+
+
+def tu(folder: Path) -> list[Path]:
+    return make_tu(
+        folder, node_attributes="0.5, 1\n1.5, 2\n2, 3\n3, 4\n4, 5\n5, 6\n", edge_attributes="1\n2\n3\n4\n5\n6\n"
+    )
+
+
+def peptides(root: Path) -> list[Data]:
+    pytest.importorskip("rdkit")
+    return [data for split in ("train", "test") for data in PeptidesFunctional(root, root / "c", split, log=False)]
+
+
+def metrics(folder: Path) -> list[Path]:
+    return write(folder, {"metrics.csv": "epoch,train_loss,val_acc\n0,1.5,\n0,,0.7\n1,1.0,\n1,,0.8\n"})
+
+
+def drawn(root: Path) -> list[Any]:
+    return [line.get_xydata().tolist() for line in plot.curves(root / "metrics.csv", ax=Figure().subplots()).lines]
+
+
+READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]] = {
+    "TU": (tu, lambda root: load_tu(root, "SMALL")),
+    "Pokec": (make_pokec, load_pokec),
+    "Pokec, zipped": (lambda folder: make_pokec(folder, zipped=True), load_pokec),
+    "arxiv": (make_ogb("ogbn-arxiv"), lambda root: load_ogb(root, "ogbn-arxiv", progress=False)),
+    "proteins": (make_ogb("ogbn-proteins"), lambda root: load_ogb(root, "ogbn-proteins", progress=False)),
+    "Planetoid": (make_planetoid, lambda root: load_planetoid(root, "Cora")),
+    "Peptides": (make_peptides, peptides),
+    "chickenpox": (make_chickenpox, lambda root: load_snapshots(root, "chickenpox")),
+    "covid": (make_covid, lambda root: load_snapshots(root, "england_covid")),
+    "metrics": (metrics, drawn),
+}
+TEXTS = (".txt", ".csv", ".json", ".txt.gz", ".csv.gz", "test.index")
+
+
+def contents(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+
+def texts(paths: list[Path]) -> list[Path]:
+    return [path for path in paths if path.name.endswith(TEXTS)]
+
+
+def plain(value: Any) -> Any:
+    """What two results of a reader are compared by."""
+    if isinstance(value, Data):
+        return {name: plain(part) for name, part in value}
+    if isinstance(value, Tensor):
+        return [str(value.dtype), value.tolist()]
+    return [plain(part) for part in value] if isinstance(value, list) else value
+
+
+@pytest.mark.filterwarnings("ignore:.*tight_layout")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_gives_the_same_for_every_form(reader: str, form: str, tmp_path: Path) -> None:
+    make, load = READERS[reader]
+    (tmp_path / "right").mkdir()
+    paths = make(tmp_path / "right")
+    right = plain(load(tmp_path / "right"))
+    files = texts(paths)
+    assert files
+    for number, changed in enumerate([[path] for path in files] + [files]):
+        root = tmp_path / str(number)
+        root.mkdir()
+        for path in make(root):
+            where = path.relative_to(root)
+            if any(where == each.relative_to(tmp_path / "right") for each in changed):
+                write(root, {str(where): FORMS[form](contents(path))})
+        assert plain(load(root)) == right, [path.name for path in changed]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_messages_of_any_form_have_the_same_words(form: str, tmp_path: Path) -> None:
+    make_newsgroups(tmp_path)
+    right = load_newsgroups(tmp_path, groups=GROUPS, num_words=5)
+    messages = {name: FORMS[form](text.replace(b"\r\n", b"\n")) for name, text in MESSAGES.items()}
+    write(tmp_path, {"20news-bydate.tar.gz": tarred(messages)})
+    assert plain(load_newsgroups(tmp_path, groups=GROUPS, num_words=5)) == plain(right)
+
+
+def tables(text: bytes) -> Iterator[bytes]:
+    for form in FORMS.values():
+        yield form(text)
+
+
+@pytest.mark.parametrize("block", [3, 4, 5, 7, 11, 1 << 22])
+@pytest.mark.parametrize("name", ["table.txt", "table.txt.gz"])
+def test_blocks_of_any_size_end_anywhere(
+    block: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BYTES", block)
+    for text in tables(b"1 2\n30 4\n5 600\n"):
+        (path,) = write(tmp_path, {name: text})
+        assert count_lines(path, progress=False) == 3
+        lines = [line for _, part in line_blocks(path, 2, progress=False) for line in part]
+        assert lines == [b"1 2", b"30 4", b"5 600"]
+        rows = [row for _, part in number_blocks(path, 2, np.int64, progress=False) for row in part.tolist()]
+        assert rows == [[1, 2], [30, 4], [5, 600]]
+    for empty in (b"", b"\n", b"\n\n \r\n", MARK, MARK + b"\r\n"):
+        (path,) = write(tmp_path, {name: empty})
+        assert count_lines(path, progress=False) == 0
+        assert not list(line_blocks(path, 2, progress=False))
+
+
+@pytest.mark.parametrize("block", [3, 5, 1 << 22])
+@pytest.mark.parametrize(
+    ("text", "line"), [(b"\n1\n", 1), (b"1\n\n2\n", 2), (b"1\n2\n \t\n\n3", 3), (b"1\r\n\r\n2", 2), (MARK + b"\n1", 1)]
+)
+def test_a_blank_line_before_others_is_named(
+    text: bytes, line: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are nodes, in their order: it could be a node without a label, or none."""
+    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BYTES", block)
+    (path,) = write(tmp_path, {"table.txt": text})
+    for read in (count_lines, lambda path, progress: list(line_blocks(path, 1, progress=progress))):
+        with pytest.raises(
+            ValueError, match=rf"table\.txt, line {line}: a line with others after it must not be blank"
+        ):
+            read(path, progress=False)
+
+
+def test_blank_lines_take_no_memory(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, {"table.txt.gz": b"1 2\n" + b"\n" * (1 << 25)})
+    with at_most(1 << 25):
+        assert count_lines(path, progress=False) == 1
+
+
+def test_a_set_whose_files_all_lack_the_last_line_break_keeps_its_last_graph(tmp_path: Path) -> None:
+    for path in make_tu(tmp_path):
+        path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    graphs = load_tu(tmp_path, "SMALL")
+    assert [(graph.num_nodes, graph.num_edges) for graph in graphs] == [(3, 4), (1, 0), (2, 2)]
+    assert torch.cat([graph.y for graph in graphs]).tolist() == [1, 0, 1]
