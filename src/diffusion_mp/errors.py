@@ -137,6 +137,18 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
     raise TypeError(f"{name} must be a whole number; got {describe(value)}.{way_out and f' {way_out}'}")
 
 
+def python_number(value: object) -> Any:
+    """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        return value.item()
+    return value
+
+
+def as_size(size: Any) -> Any:
+    """Return a size as an int where ``torch.jit.trace`` made it a tensor; the traced program has it as a constant."""
+    return int(size) if isinstance(size, Tensor) and torch._C._get_tracing_state() is not None else size
+
+
 def check_flags(**flags: bool) -> None:
     """Raise unless every named value is True or False, since Python converts any object to a bool."""
     for name, value in flags.items():

@@ -93,6 +93,16 @@ def test_rows_close_to_each_other_and_far_from_the_others() -> None:
     expect_digits(*gradients(got, query), *gradients(expected, exact))
 
 
+def test_values_in_double_precision_keep_it() -> None:
+    query = rows(57.0, 0.0)
+    v, _ = values()
+    exact = query.double()
+    expected = torch.einsum("hij,jhd->ihd", by_differences(cauchy, exact, exact), v.double())
+    got = DistanceCoupling(cauchy, query, query) @ v.double()
+    assert got.dtype == torch.float64
+    expect_digits(got, expected, 1e-10)
+
+
 def test_tiles_know_which_pairs_are_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffusion_mp.couplings.pairwise.TILE_ENTRIES", 64)
     ptr = torch.tensor([0, 13, 13, 14, NODES])

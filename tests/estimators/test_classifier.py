@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -245,6 +246,43 @@ def test_one_entry_that_dwarfs_all_others(metric: Any) -> None:
         assert torch.equal(others, without.edge_index_)
     assert np.isfinite(found.label_distributions_).all()
     assert np.isfinite(found.predict_proba(1e8 * rows)).all()
+
+
+EXTREME: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "plain": lambda rows: rows,
+    "huge": lambda rows: 1e200 * rows,
+    # Of one sign: scikit-learn itself warns where the sum of all entries is infinity less infinity.
+    "the largest": lambda rows: np.where(rows > 0, np.finfo(float).max, rows),
+    "tiny": lambda rows: 1e-200 * rows,
+    "subnormal": lambda rows: np.sign(rows) * 5e-324,
+    "far from the origin": lambda rows: rows + 1e15,
+    "constant": np.ones_like,
+    "zero": np.zeros_like,
+    "units apart": lambda rows: rows * np.array([1e300, 1e-300, 1.0, 1.0, 0.0]),
+    "copies": lambda rows: rows[np.arange(len(rows)) % 3],
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
+@pytest.mark.parametrize("name", EXTREME)
+def test_rows_of_any_size_have_probabilities_without_a_warning(name: str, kind: Any, metric: Any) -> None:
+    found = fitted(kind(EXTREME[name](X)), metric=metric, max_iter=2, rounds=1)
+    for new in EXTREME.values():
+        probabilities = found.predict_proba(kind(new(X[:5])))
+        assert (probabilities >= 0).all()
+        np.testing.assert_allclose(probabilities.sum(1), 1.0)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_refused(number: float) -> None:
+    rows = X.copy()
+    rows[3, 1] = number
+    with pytest.raises(ValueError, match=r"NaN|infinity"):
+        fitted(rows)
+    with pytest.raises(ValueError, match=r"NaN|infinity"):
+        fitted(X, max_iter=1).predict_proba(rows)
 
 
 def test_copies_of_rows_and_a_row_far_outside() -> None:

@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
+from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating, python_number
 
 
 class LowRankForm(NamedTuple):
@@ -81,18 +82,21 @@ class IdentityCoupling(Coupling):
         return LowRankForm(nothing, nothing, self._ones(dtype))
 
 
-def check_scale(scale: object, heads: int) -> None:
-    """Raise unless ``scale`` is a finite number, or a tensor with a single element or one per head."""
-    if not isinstance(scale, Tensor):
-        if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
-            raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
-        if not torch.compiler.is_compiling() and not math.isfinite(scale):  # symbolic while tracing
-            raise ValueError(f"scale must be a finite number; got {scale}.")
-        return
-    if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
-        raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
-    if scale.dim() > 1 or not scale.numel() or (scale.dim() == 1 and heads != 1 and scale.numel() not in (1, heads)):
-        raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
+def as_scale(scale: object, heads: int) -> float | Tensor:
+    """Return a finite number, or a tensor with a single element or one per head; numbers of NumPy become Python's."""
+    scale = python_number(scale)
+    if isinstance(scale, Tensor):
+        if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
+            raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
+        if scale.dim() > 1 or not scale.numel() or (heads != 1 and scale.numel() not in (1, heads)):
+            raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
+        way_out = " A tensor has one factor per head." if isinstance(scale, np.ndarray) else ""
+        raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.{way_out}")
+    if not torch.compiler.is_compiling() and not math.isfinite(scale):  # symbolic while tracing
+        raise ValueError(f"scale must be a finite number; got {scale}.")
+    return cast("float", scale)
 
 
 class ScaledCoupling(Coupling):
@@ -114,9 +118,9 @@ class ScaledCoupling(Coupling):
             if scale.device != coupling.device:
                 check_device(scale, "scale", coupling.device, "the coupling")
             if scale.dim() or not scale.is_floating_point():
-                check_scale(scale, coupling.heads)
+                as_scale(scale, coupling.heads)
         elif type(scale) is not float or not -math.inf < scale < math.inf:
-            check_scale(scale, coupling.heads)
+            scale = as_scale(scale, coupling.heads)
         if type(nonnegative) is not bool:
             check_flags(nonnegative=nonnegative)
         # bool() also makes a comparison of symbols concrete.

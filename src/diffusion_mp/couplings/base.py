@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
@@ -92,6 +92,9 @@ class Coupling(ABC):
 
     viewed: tuple[Tensor, Tensor] | None = None
     """A state [N, C] and the view [N, 1, C] of it that is query and key, if there is one: kernels share its norms."""
+
+    #: Arrays of NumPy leave the arithmetic to this class; they would make an array of couplings.
+    __array_ufunc__ = None
 
     # The classes of multiples and sums: algebra.py, which imports this module, sets them.
     _multiple: ClassVar[Callable[[float | Tensor, Coupling], Coupling]]
@@ -399,8 +402,19 @@ class Coupling(ABC):
             raise TypeError(f"a coupling can only be added to a coupling; got {errors.describe(other)}.")
         return Coupling._sum([self, other])
 
+    __radd__ = __add__
+
     def __sub__(self, other: Coupling) -> Coupling:
         return self + (-other if isinstance(other, Coupling) else other)
+
+    def __rsub__(self, other: object) -> NoReturn:
+        raise TypeError(f"a coupling can only be subtracted from a coupling; got {errors.describe(other)}.")
+
+    def __rmatmul__(self, other: object) -> NoReturn:
+        raise TypeError(
+            f"a coupling multiplies from the left, S @ v; got {errors.describe(other)} to the left of it. S.T @ v is "
+            f"the product of the transpose."
+        )
 
     def __repr__(self) -> str:
         promises = [f", {name}" for name in PROMISES if vars(self).get(name)]  # promises not accessed yet stay unknown

@@ -196,7 +196,7 @@ class DistanceCoupling(Coupling):
         ptr: Tensor | None = None,
         first: int = 0,
     ) -> Tensor:
-        entries = fill_blocks(self._entries(query, key, first), ptr, 0.0)
+        entries = fill_blocks(self._entries(query, key, values.dtype, first), ptr, 0.0)
         return (entries @ values.transpose(0, 1)).transpose(0, 1)
 
     def _distance_features(self) -> tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]:
@@ -213,11 +213,12 @@ class DistanceCoupling(Coupling):
         self,
         query: Float[Tensor, "r H G"],
         key: Float[Tensor, "c H G"],
+        dtype: torch.dtype,
         first: int = 0,
     ) -> Float[Tensor, "H r c"]:
         """f for all pairs of rows and columns with these features; the first row is column number ``first``."""
         products = query.transpose(0, 1) @ key.permute(1, 2, 0)
-        squares = products.to(torch.promote_types(self.dtype, torch.float32)).clamp(min=0)
+        squares = products.to(dtype).clamp(min=0)
         if self.mutual:
             # No rounding is as small as the gradients of far rows, and f is often steepest at zero.
             squares.diagonal(first, 1, 2).zero_()
@@ -250,7 +251,7 @@ class DistanceCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        entries = self._entries(*self._distance_features())
+        entries = self._entries(*self._distance_features(), torch.promote_types(self.dtype, torch.float32))
         return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
 
 

@@ -195,7 +195,8 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     _, exponent = np.frexp(largest.toarray().ravel() if scipy.sparse.issparse(largest) else largest)
     if metric == "cosine":
         exponent = exponent.repeat(np.diff(rows.indptr)) if sparse else exponent[:, None]
-    values = np.ldexp(rows.data if sparse else rows, _LARGEST - exponent)
+    with np.errstate(over="ignore"):  # infinity is clipped like any other number that is too large
+        values = np.ldexp(rows.data if sparse else rows, _LARGEST - exponent)
     np.clip(values, -(2.0**_CUT), 2.0**_CUT, out=values)
     found = scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape) if sparse else values
     return normalize(found, copy=False) if metric == "cosine" else found

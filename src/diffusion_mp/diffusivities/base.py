@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
-from diffusion_mp.couplings.algebra import check_scale
+from diffusion_mp.couplings.algebra import as_scale
 from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
@@ -53,6 +53,8 @@ class Diffusivity(Resettable, ABC):
     why_no_penalty: str = "this diffusivity declares no penalty, so no theorem names an energy that it descends."
     heads: int = 1
     positional: bool = False
+    #: Arrays of NumPy leave the arithmetic to this class; they would make an array of diffusivities.
+    __array_ufunc__ = None
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None) -> Coupling:
         """Return the coupling at state ``x``; without ``graph`` no edges; only `GATDiffusivity` reads ``edge_attr``."""
@@ -100,6 +102,8 @@ class Diffusivity(Resettable, ABC):
             raise TypeError(f"a diffusivity can only be added to a diffusivity; got {describe(other)}.")
         return SumDiffusivity([self, other])
 
+    __radd__ = __add__
+
 
 def check_heads_divide(channels: int, heads: int, what: str = "channels") -> None:
     if channels % heads:
@@ -125,7 +129,7 @@ class ScaledDiffusivity(Diffusivity):
         super().__init__()
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         if not isinstance(scale, Positive):
-            check_scale(scale, diffusivity.heads)
+            scale = as_scale(scale, diffusivity.heads)
         self._keep("scale", scale)
         self.diffusivity = diffusivity
         self.declare_parts(diffusivity)

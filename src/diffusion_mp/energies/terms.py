@@ -21,7 +21,15 @@ from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
 from diffusion_mp.energies.pairs import check_channels, check_heads, check_metric
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.promises import not_as_declared, not_declared
-from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
+from diffusion_mp.errors import (
+    check_device,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_tensor,
+    describe,
+    python_number,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
 from diffusion_mp.kernels.precision import reciprocal
@@ -89,6 +97,8 @@ class EnergyTerm(ABC):
     """
 
     quadratic = False  #: Whether V is a convex quadratic, whose half gradient is affine.
+    #: Arrays of NumPy leave the arithmetic to this class; they would make an array of terms.
+    __array_ufunc__ = None
 
     @abstractmethod
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -238,6 +248,7 @@ class ScaledTerm(SharedTerm):
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
         if not isinstance(term, EnergyTerm):
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+        weight = python_number(weight)
         if not callable(weight):
             check_weight(weight, "weight")
         self.factor, self.term, self.quadratic = weight, term, term.quadratic

@@ -323,16 +323,19 @@ def _purity(case: CouplingCase) -> None:
     expect(torch.equal(first, second), "two products with the same v differ")
 
 
+def _expect_writable_products(coupling: Coupling, v: Tensor) -> None:
+    expect_writable(lambda: coupling @ v, "S @ v", v)
+    expect_writable(lambda: coupling.T @ v, "S.T @ v", v)
+    expect_writable(lambda: coupling.both(v, v)[0], "S.both(v, v)[0]", v)
+    expect_writable(lambda: coupling.both(v, v)[1], "S.both(v, v)[1]", v)
+    expect_writable(lambda: coupling.laplacian(v), "S.laplacian(v)", v)
+
+
 def _writable(case: CouplingCase) -> None:
     """what S returns can be written to: no entry shares memory with another, with v, or with what S keeps"""
     coupling = case.coupling
     for heads in {1, coupling.heads}:
-        v = case.values(heads)
-        expect_writable(lambda v=v: coupling @ v, "S @ v", v)
-        expect_writable(lambda v=v: coupling.T @ v, "S.T @ v", v)
-        expect_writable(lambda v=v: coupling.both(v, v)[0], "S.both(v, v)[0]", v)
-        expect_writable(lambda v=v: coupling.both(v, v)[1], "S.both(v, v)[1]", v)
-        expect_writable(lambda v=v: coupling.laplacian(v), "S.laplacian(v)", v)
+        _expect_writable_products(coupling, case.values(heads))
     x = case.values(1).squeeze(1)
     expect_writable(lambda: coupling.transformed(x, None), "S.transformed(x, None)", x)
     if coupling.heads == 1:

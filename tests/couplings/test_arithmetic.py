@@ -1,0 +1,109 @@
+"""Couplings, diffusivities and terms of an energy beside numbers, arrays and tensors, on either side."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diffusion_mp import Coupling, Diffusivity, SimpleDiffusivity
+from diffusion_mp.couplings import ScaledCoupling, UniformCoupling
+from diffusion_mp.diffusivities import ScaledDiffusivity
+from diffusion_mp.energies import EnergyTerm, ScaledTerm, SourceTerm
+
+OPERANDS: dict[str, Callable[[], Any]] = {
+    "coupling": lambda: UniformCoupling(6),
+    "diffusivity": SimpleDiffusivity,
+    "term": lambda: SourceTerm(torch.ones(6, 4)),
+}
+NUMBERS = {
+    "int": 2,
+    "float": 2.0,
+    "float64": np.float64(2),
+    "float32": np.float32(2),
+    "float16": np.float16(2),
+    "int64": np.int64(2),
+    "array": np.array(2.0),
+    "array of float32": np.array(2, dtype=np.float32),
+    "tensor": torch.tensor(2.0),
+}
+REFUSED = {
+    "array": np.ones(3),
+    "matrix": np.ones((6, 6)),
+    "objects": np.array([None, None]),
+    "tensor": torch.ones(6, 6),
+    "flag": True,
+    "flag of NumPy": np.bool_(True),
+    "complex": np.complex64(2),
+    "string": "2",
+    "infinite": np.float32("inf"),
+    "NaN": np.array(np.nan),
+}
+
+
+def factor(scaled: Any) -> Any:
+    return scaled.weight if isinstance(scaled, ScaledTerm) else scaled.scale
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("name", OPERANDS)
+def test_numbers_of_any_kind_scale(name: str, number: str) -> None:
+    for scaled in (NUMBERS[number] * OPERANDS[name](), OPERANDS[name]() * NUMBERS[number]):
+        assert isinstance(scaled, (ScaledCoupling, ScaledDiffusivity, ScaledTerm))
+        assert type(factor(scaled)) in (int, float, torch.Tensor)
+        assert factor(scaled) == 2
+
+
+@pytest.mark.parametrize("value", REFUSED)
+@pytest.mark.parametrize("name", OPERANDS)
+def test_what_is_no_number_is_refused_on_either_side(name: str, value: str) -> None:
+    """An array would make an array of couplings, each with another factor."""
+    for product in (lambda a, b: a * b, lambda a, b: b * a):
+        if isinstance(REFUSED[value], torch.Tensor) and name != "term":
+            with pytest.raises(ValueError, match="scale must be"):
+                product(OPERANDS[name](), REFUSED[value])
+            continue
+        with pytest.raises((TypeError, ValueError), match=r"(scale|weight) must be .*; got"):
+            product(OPERANDS[name](), REFUSED[value])
+
+
+@pytest.mark.parametrize("other", [np.ones(3), np.float32(1), np.ones((6, 6)), torch.ones(6, 6), 1.0], ids=str)
+@pytest.mark.parametrize("name", ["coupling", "diffusivity"])
+def test_only_what_is_alike_adds(name: str, other: Any) -> None:
+    subject: Coupling | Diffusivity = OPERANDS[name]()
+    for total in (lambda: subject + other, lambda: other + subject):
+        with pytest.raises(TypeError, match=rf"a {name} can only be added to a {name}; got"):
+            total()
+    if isinstance(subject, Coupling):
+        for difference in (lambda: subject - other, lambda: other - subject):
+            with pytest.raises(TypeError, match=r"a coupling can only be (added to|subtracted from) a coupling; got"):
+                difference()
+
+
+def test_sums_of_python() -> None:
+    """The built-in ``sum`` begins with 0."""
+    with pytest.raises(TypeError, match=r"a coupling can only be added to a coupling; got 0"):
+        sum([UniformCoupling(6), UniformCoupling(6)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("array", [np.ones(6), np.ones((6, 6)), np.float64(2), torch.ones(6, 6)], ids=str)
+def test_products_from_the_left_are_those_of_the_transpose(array: Any) -> None:
+    with pytest.raises(TypeError, match=r"a coupling multiplies from the left.*S\.T @ v"):
+        array @ UniformCoupling(6)
+
+
+def test_an_array_is_no_state() -> None:
+    for array in (np.ones(6), np.ones((6, 1, 4)), np.float64(2)):
+        with pytest.raises(TypeError, match="v must be a tensor"):
+            UniformCoupling(6) @ array  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("other", [np.ones(3), np.float32(1), torch.ones(3), 1.0, None], ids=str)
+@pytest.mark.parametrize("name", OPERANDS)
+def test_comparisons_ask_for_identity(name: str, other: Any) -> None:
+    subject: Coupling | Diffusivity | EnergyTerm = OPERANDS[name]()
+    assert (subject == other) is (other == subject) is False
+    assert (subject != other) is (other != subject) is True
+    with pytest.raises(TypeError, match="not supported between"):
+        other < subject  # noqa: B015
