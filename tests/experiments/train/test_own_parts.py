@@ -1,4 +1,4 @@
-"""Models, data, callbacks and loggers that users bring to `diffusion-mp fit`: they work, or are refused in a sentence."""
+"""Models, data, callbacks and loggers of users in `diffusion-mp fit`: they work, or are refused in a sentence."""
 
 import re
 

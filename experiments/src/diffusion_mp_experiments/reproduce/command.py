@@ -63,7 +63,9 @@ def run_reproduce(args: list[str]) -> None:
     parser.add_argument("--device", type=_device, default="cpu", help="where networks train, cpu or cuda")
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
-    parser.add_argument("--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs, %(default)s here")
+    parser.add_argument(
+        "--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs, %(default)s here"
+    )
     parser.add_argument("--save", type=folder, help="folder for the model of the first run of every row, with a card")
     options, start = parser.parse_args(args), time.perf_counter()
     source = find_table(options.table, options.configs)
@@ -93,7 +95,9 @@ def run_results(args: list[str]) -> None:
     parser.add_argument("--made", type=folder, help="the --out of `reproduce`: its tables replace those in --results")
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
     for name, what in (("results", "results of tables, a file each"), ("docs", "the page and its pictures")):
-        parser.add_argument(f"--{name}", type=folder, default=Path(name), help=f"folder of {what}, ./{name} if not given")
+        parser.add_argument(
+            f"--{name}", type=folder, default=Path(name), help=f"folder of {what}, ./{name} if not given"
+        )
     options = parser.parse_args(args)
     print(write_page(options.configs, options.results, options.docs, options.made))
 

@@ -122,9 +122,9 @@ def reproduce(
     """Make the rows of a table (`only` these), or continue what was stopped; return its lines in `results.jsonl`.
 
     The folder `out` gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in
-    the end `results.jsonl`: the budget, and of every row that is complete its reported runs and its search. `jobs` is the number of
-    processes, of one thread each, which all train on `device`. The folder `save` gets the model of the first reported
-    run of every row. ValueError if another process works in `out`.
+    the end `results.jsonl`: the budget, and of every row that is complete its reported runs and its search. `jobs` is
+    the number of processes, of one thread each, which all train on `device`. The folder `save` gets the model of the
+    first reported run of every row. ValueError if another process works in `out`.
     """
     rows = table.named(only)
     for folder in (out, save) if save else (out,):

@@ -104,7 +104,9 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
     if "attention" in config and not without_attention(network, config["attention"]):
         raise ValueError(f"{model['class_path']} has no attention over pairs that could be the {config['attention']}.")
     if not hasattr(data, "trains"):
-        raise ValueError(f"{type(data).__name__} must have the attribute trains, a LightningModule such as NodeClassifier.")
+        raise ValueError(
+            f"{type(data).__name__} must have the attribute trains, a LightningModule such as NodeClassifier."
+        )
     try:
         return type(data).trains(network, **options)
     except TypeError as error:

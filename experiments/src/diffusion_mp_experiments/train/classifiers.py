@@ -209,8 +209,8 @@ def _called(model: nn.Module, *inputs: Any, **features: Any) -> Tensor:
     if (misfit := _misfit(model, inputs, features)) is not None:
         passed = [*(describe(each) for each in inputs), *features]
         raise ValueError(
-            f"{type(model).__name__} cannot be called with {', '.join(passed)}: {misfit}. Its forward must take what PyG's "
-            "models take, (x, edge_index, edge_weight) for nodes; write a module that calls it so."
+            f"{type(model).__name__} cannot be called with {', '.join(passed)}: {misfit}. Its forward must take what "
+            "PyG's models take, (x, edge_index, edge_weight) for nodes; write a module that calls it so."
         )
     return cast("Tensor", model(*inputs, **features))
 
@@ -226,11 +226,11 @@ def _misfit(model: nn.Module, inputs: Sequence[Any], features: Mapping[str, Any]
 
 def _selection(data: Data, name: str) -> Tensor:
     """The mask of that name, bool [N] or integers."""
-    mask = data[name] if name in data else None
+    mask = data.get(name)
     if mask is None:
         raise ValueError(
-            f"data has no {name}, which says which nodes to use. Split.apply_to of diffusion_mp.data gives it the three "
-            "masks, from random_split_per_class(data.y, 20) for instance."
+            f"data has no {name}, which says which nodes to use. Split.apply_to of diffusion_mp.data gives it the "
+            "three masks, from random_split_per_class(data.y, 20) for instance."
         )
     selects = isinstance(mask, Tensor) and mask.dim() == 1 and not _is_floating(mask)
     if not selects or (mask.dtype == torch.bool and len(mask) != data.num_nodes):
