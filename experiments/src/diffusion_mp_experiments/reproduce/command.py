@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,7 +88,10 @@ def run_reproduce(args: list[str]) -> None:
     print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}")
     print(f"These paths begin in the folder {Path.cwd()}; the table is {source}")
     if not options.quick:
-        print(f"Take it over into docs/results.md: diffusion-mp results --made {options.out}")
+        words = ["diffusion-mp", "results", "--made", str(options.out)]
+        if options.configs is not None:
+            words += ["--configs", str(options.configs)]
+        print(f"Take it over into docs/results.md: {shlex.join(words)}")
 
 
 def run_results(args: list[str]) -> None:

@@ -28,6 +28,7 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.errors import ConvergenceError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
+from diffusion_mp.saving import Saved
 from diffusion_mp_experiments.reproduce.networks import ABLATIONS, without_attention
 from diffusion_mp_experiments.train.many_runs import versions
 
@@ -75,6 +76,11 @@ def train(
         module = made_module(config, data).to(device)
         logged, result = LastLogged(module), {}
         network: Any = module.model
+        if save is not None and not isinstance(network, Saved):
+            raise ValueError(
+                f"--save writes models of diffusion_mp; got {type(network).__name__}. Leave it out, or make the class "
+                "a subclass of GraphModel."
+            )
         if "predictor" in config["module"]:
             network.fit(data)
         else:
