@@ -2,16 +2,19 @@
 
 import re
 import tomllib
+from importlib.metadata import distributions
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import diffusion_mp
 
 ROOT = Path(__file__).parents[1]
+OLDEST_PYTHON = Version("3.11.2")  # of Debian 12
 # Not tried by .ci/floors: each GPU build of PyTorch asks for one version of Triton, and the tools only read the source.
 TOOLS = {"ruff", "mypy", "pre-commit", "mkdocs-material", "mkdocstrings", "playwright"}
 UNTRIED = {"diffusion-mp", "torch", "torch-scatter", "triton", *TOOLS}
@@ -44,6 +47,16 @@ def test_the_floor_is_the_version_that_is_tried(package):
     floor, tried = floors()[package], pinned("constraints-floor.txt")[package]
     assert tried >= floor
     assert tried.release[:2] == (*floor.release, 0)[:2]
+
+
+def test_what_is_installed_is_for_the_oldest_python_too():
+    """Of pinned packages; .ci/run repeats it with the tools and those of the site, which the tests do not need."""
+    pins = pinned("constraints.txt").keys() | pinned("constraints-floor.txt").keys()
+    needed = {each.metadata["Name"]: each.metadata["Requires-Python"] or "" for each in distributions()}
+    needed = {name: python for name, python in needed.items() if name.lower().replace("_", "-") in pins}
+    assert len(needed) > 20
+    refused = [f"{name} wants {python}" for name, python in needed.items() if OLDEST_PYTHON not in SpecifierSet(python)]
+    assert not refused
 
 
 def test_conda_asks_for_the_same_version_and_floors():

@@ -144,11 +144,6 @@ def python_number(value: object) -> Any:
     return value
 
 
-def as_size(size: Any) -> Any:
-    """Return a size as an int where ``torch.jit.trace`` made it a tensor; the traced program has it as a constant."""
-    return int(size) if isinstance(size, Tensor) and torch._C._get_tracing_state() is not None else size
-
-
 def check_flags(**flags: bool) -> None:
     """Raise unless every named value is True or False, since Python converts any object to a bool."""
     for name, value in flags.items():

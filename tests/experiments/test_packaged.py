@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reproduce_tables import write_table
+from reproduce_tables import ROWS, write_table
 
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.table import find_table, load_table
@@ -61,3 +61,21 @@ def test_a_configuration_is_a_file_or_a_name(given, tmp_path, monkeypatch, capsy
     said = capsys.readouterr().err
     assert f"--config must be a YAML file, or the name of a configuration; got {given}. Give " in said
     assert "Give --config digits_certified." in said or "or one of citeseer_certified, " in said
+
+
+def test_a_table_of_users_own_models_is_made_and_taken_over(tmp_path, monkeypatch, capsys):
+    """Models without in_channels, and of (x, edge_index); --save refuses what is no model of the library."""
+    monkeypatch.chdir(tmp_path)
+    folder = write_table(
+        tmp_path / "own", "mine", rows=list(ROWS), splits=1, trials=1, epochs=1, search={}, baselines=[]
+    )
+    own = {"class_path": "own_models.Features", "init_args": {"features": 64, "classes": 10}}
+    (folder / "gcn.yaml").write_text(yaml.safe_dump({"title": "Own", "model": own}))
+    words = ["reproduce", "mine", "--configs", "own", "--jobs=1", "--only", "gcn"]
+    assert main([*words, "--save", "saved"]) == 2
+    assert "--save writes models of diffusion_mp; got Features." in capsys.readouterr().err
+    assert main(words) == 0
+    command = capsys.readouterr().out.splitlines()[-1].rpartition(": diffusion-mp ")[2]
+    assert command == "results --made runs/reproduce --configs own"
+    assert main(command.split()) == 0
+    assert "| Own |" in (tmp_path / "docs" / "results.md").read_text()

@@ -25,7 +25,8 @@ COMMON = ["model.dropout", "model.hidden_channels"]
 REFUSED_TABLES = [
     ({"rows": ["gcn"]}, "must list its rows"), ({"epoch": 3}, "says epoch; known are"), ({"splits": 0}, "splits must"),
     ({"baselines": ["gat"]}, "gat are not"), ({"quick": {"epoch": 3}}, "quick says epoch; known are splits"),
-    ({"metric": {"name": "acc", "kind": 1}}, "says kind"), ({"metric": {"mode": "up"}}, "metric: mode must be 'max' or 'min'"),
+    ({"metric": {"name": "acc", "kind": 1}}, "says kind"),
+    ({"metric": {"mode": "up"}}, "metric: mode must be 'max' or 'min'"),
     ({"like": "digits"}, "like digits, which is no other table"), ({"like": "x"}, "like x, which is no other table"),
     ("title: [\n", r"gcn\.yaml is no YAML: while parsing"),
     ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"), ("- a list\n", "names and values"),
@@ -132,8 +133,16 @@ def test_tables_and_rows_that_are_refused(changes, message, tmp_path):
 
 
 WRONG_AXES = [3, {}, {"choice": 3}, {"choice": [[1]]}, {"normal": [0, 1]}]
-WRONG_AXES += [{"choice": []}, {"loguniform": [0, 1]}, {"uniform": ["a", 1]}, {"uniform": 3}, {"uniform": [0, 1, 2]},
-    {"uniform": [1, 0]}, {"uniform": [1, 1]}, {"uniform": [0]}]
+WRONG_AXES += [
+    {"choice": []},
+    {"loguniform": [0, 1]},
+    {"uniform": ["a", 1]},
+    {"uniform": 3},
+    {"uniform": [0, 1, 2]},
+    {"uniform": [1, 0]},
+    {"uniform": [1, 1]},
+    {"uniform": [0]},
+]
 
 
 @pytest.mark.parametrize("axis", WRONG_AXES)

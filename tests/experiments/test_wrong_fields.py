@@ -1,4 +1,4 @@
-"""Every field of table.yaml and of a row, with values of every wrong kind: a sentence that names the file and the field."""
+"""Every field of table.yaml and of a row, with values of wrong kinds: a sentence that names file and field."""
 
 import re
 
@@ -18,7 +18,7 @@ TAKEN = {
     "baselines": [[]], "quick": [{}], "metric": [{}], "sweep": [None], "attention": [None],
 }  # fmt: skip
 CONFIGS = ["search", "optimizer", "fixed"]
-TAKEN |= {name: TAKEN["module"] for name in CONFIGS}
+TAKEN |= dict.fromkeys(CONFIGS, TAKEN["module"])
 
 
 @pytest.mark.parametrize("field", _TABLE_FILE)

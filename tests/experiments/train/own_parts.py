@@ -1,6 +1,7 @@
 """Models and data of users' own, on a ring of eight nodes, some with a flaw."""
 
 import operator
+from typing import ClassVar
 
 import pytorch_lightning as pl
 import torch
@@ -58,7 +59,7 @@ class WithoutArguments(OtherNames):
 
 class Ring(pl.LightningDataModule):
     num_features, num_classes = 3, 2
-    changes: dict[str, object] = {}
+    changes: ClassVar[dict[str, object]] = {}
 
     def train_dataloader(self):
         parts = {"y": NODES % 2, "x": torch.ones(8, 3), **MASKS, **self.changes}

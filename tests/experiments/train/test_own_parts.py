@@ -1,4 +1,4 @@
-"""Models, data, callbacks and loggers that users bring to `diffusion-mp fit`: they work, or are refused in a sentence."""
+"""Models, data, callbacks and loggers of users in `diffusion-mp fit`: they work, or are refused in a sentence."""
 
 import re
 
@@ -108,8 +108,8 @@ def test_every_precision_of_the_trainer_trains(precision, dtype, tmp_path):
 def test_data_that_have_the_dtype_of_the_model_stay_the_same_object():
     data = DigitsDataModule().data
     module = NodeClassifier(own_parts.Linear(64, 10))
-    assert module.on_after_batch_transfer(data, 0) is data
-    double = module.double().on_after_batch_transfer(data, 0)
+    assert module.in_dtype(data) is data
+    double = module.double().in_dtype(data)
     assert (double.x.dtype, data.x.dtype, double.train_mask.dtype) == (torch.float64, torch.float32, torch.bool)
     assert double.edge_index is data.edge_index
 
@@ -125,8 +125,8 @@ CALLBACKS = {
     "LambdaCallback": [],
     "EMAWeightAveraging": [],
     "GradientAccumulationScheduler": ['scheduling={"0": 2}'],
-    "TQDMProgressBar": [],
-    "Timer": ["duration={minutes: 10}"],
+    "OnExceptionCheckpoint": ["dirpath=here"],
+    "LearningRateFinder": [],
 }
 LOGGERS = {"CSVLogger": ["save_dir=here"], "TensorBoardLogger": ["save_dir=here"]}
 
@@ -157,8 +157,8 @@ def test_the_configuration_of_a_run_can_be_read_back(part, name, options, tmp_pa
     assert main(["fit", "--config", str(written), "--out", "again"]) == 0
 
 
-def test_a_logger_whose_package_is_missing_is_a_sentence(fit, monkeypatch):
-    monkeypatch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False)
-    code, said = fit("own_parts.Linear", "own_parts.Ring", "--trainer.logger=WandbLogger")
+def test_a_precision_whose_package_is_missing_is_a_sentence(fit, monkeypatch):
+    monkeypatch.setattr("lightning_fabric.plugins.precision.transformer_engine._TRANSFORMER_ENGINE_AVAILABLE", False)
+    code, said = fit("own_parts.Linear", "own_parts.Ring", "--trainer.precision=transformer-engine")
     assert code == 2
     assert "The trainer needs a package that is not installed: " in said

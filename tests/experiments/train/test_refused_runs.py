@@ -141,11 +141,10 @@ def test_settings_that_cannot_be(refused, options, sentence):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--config=none.yaml"], "File does not exist"),
         (["--config=bad.yaml"], "did not find expected ',' or ']'"),
         (["--config", CONFIG, "--data=Nothing"], "Nothing"),
     ],
-    ids=["missing", "bad", "unknown data"],
+    ids=["bad", "unknown data"],
 )
 def test_configurations_that_cannot_be(arguments, sentence, capsys):
     """These jsonargparse refuses, and ends the process itself."""

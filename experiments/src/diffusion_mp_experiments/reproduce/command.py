@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,7 +64,9 @@ def run_reproduce(args: list[str]) -> None:
     parser.add_argument("--device", type=_device, default="cpu", help="where networks train, cpu or cuda")
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
-    parser.add_argument("--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs, %(default)s here")
+    parser.add_argument(
+        "--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs, %(default)s here"
+    )
     parser.add_argument("--save", type=folder, help="folder for the model of the first run of every row, with a card")
     options, start = parser.parse_args(args), time.perf_counter()
     source = find_table(options.table, options.configs)
@@ -85,7 +88,10 @@ def run_reproduce(args: list[str]) -> None:
     print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}")
     print(f"These paths begin in the folder {Path.cwd()}; the table is {source}")
     if not options.quick:
-        print(f"Take it over into docs/results.md: diffusion-mp results --made {options.out}")
+        words = ["diffusion-mp", "results", "--made", str(options.out)]
+        if options.configs is not None:
+            words += ["--configs", str(options.configs)]
+        print(f"Take it over into docs/results.md: {shlex.join(words)}")
 
 
 def run_results(args: list[str]) -> None:
@@ -93,7 +99,9 @@ def run_results(args: list[str]) -> None:
     parser.add_argument("--made", type=folder, help="the --out of `reproduce`: its tables replace those in --results")
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
     for name, what in (("results", "results of tables, a file each"), ("docs", "the page and its pictures")):
-        parser.add_argument(f"--{name}", type=folder, default=Path(name), help=f"folder of {what}, ./{name} if not given")
+        parser.add_argument(
+            f"--{name}", type=folder, default=Path(name), help=f"folder of {what}, ./{name} if not given"
+        )
     options = parser.parse_args(args)
     print(write_page(options.configs, options.results, options.docs, options.made))
 

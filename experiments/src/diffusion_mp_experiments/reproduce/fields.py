@@ -32,10 +32,9 @@ def check_complete(content: Mapping[str, Any], kind: Any, name: str) -> None:
 def _check_field(value: Any, kind: Any, name: str) -> None:
     kinds = _alternatives(kind)
     for each in kinds:
-        if is_dataclass(each) or is_typeddict(each):
-            if isinstance(value, dict):
-                check_fields(value, get_type_hints(each), name)
-                return
+        if (is_dataclass(each) or is_typeddict(each)) and isinstance(value, dict):
+            check_fields(value, get_type_hints(each), name)
+            return
     if not any(_fits(value, each) for each in kinds):
         raise ValueError(f"{name} must be {' or '.join(map(_in_words, kinds))}; got {describe(value)}.")
 

@@ -119,12 +119,12 @@ def key(record: Record) -> tuple[str, str, int, int, bool]:
 def reproduce(
     table: Table, out: Path, jobs: int = 1, only: Sequence[str] = (), save: Path | None = None, device: str = "cpu"
 ) -> list[Record]:
-    """Make the rows of a table (`only` these), or continue what was stopped; return the lines of `results.jsonl`.
+    """Make the rows of a table (`only` these), or continue what was stopped; return its lines in `results.jsonl`.
 
     The folder `out` gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in
-    the end `results.jsonl`: of every row that is complete its reported runs and its search. `jobs` is the number of
-    processes, of one thread each, which all train on `device`. The folder `save` gets the model of the first reported
-    run of every row. ValueError if another process works in `out`.
+    the end `results.jsonl`: the budget, and of every row that is complete its reported runs and its search. `jobs` is
+    the number of processes, of one thread each, which all train on `device`. The folder `save` gets the model of the
+    first reported run of every row. ValueError if another process works in `out`.
     """
     rows = table.named(only)
     for folder in (out, save) if save else (out,):
@@ -162,9 +162,7 @@ class _Harness:
                     search.tell(self.values(search))
             self.run([planned for row in rows for planned in self.reported(row)], jobs, bar)
         results = [record for row in self.table.rows for record in self.results(row)]
-        if results:
-            results.insert(0, budget(self.table))
-        write_records(results, self.out / "results.jsonl")
+        write_records([budget(self.table), *results] if results else [], self.out / "results.jsonl")
         return results
 
     def trials(self, search: Search) -> Iterator[tuple[int, Planned]]:

@@ -140,7 +140,9 @@ class Table:
         if self.tuning != "nested":
             check_counts(tuning=self.tuning)
         _check_class_path(self.data, "data")
-        check_fields(self.quick, {name: kind for name, kind in get_type_hints(Table).items() if name in BUDGET}, "quick")
+        check_fields(
+            self.quick, {name: kind for name, kind in get_type_hints(Table).items() if name in BUDGET}, "quick"
+        )
         if unknown := sorted(set(self.baselines) - {row.name for row in self.rows}):
             raise ValueError(f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not.")
 

@@ -28,6 +28,7 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.errors import ConvergenceError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
+from diffusion_mp.saving import Saved
 from diffusion_mp_experiments.reproduce.networks import ABLATIONS, without_attention
 from diffusion_mp_experiments.train.many_runs import versions
 
@@ -75,6 +76,11 @@ def train(
         module = made_module(config, data).to(device)
         logged, result = LastLogged(module), {}
         network: Any = module.model
+        if save is not None and not isinstance(network, Saved):
+            raise ValueError(
+                f"--save writes models of diffusion_mp; got {type(network).__name__}. Leave it out, or make the class "
+                "a subclass of GraphModel."
+            )
         if "predictor" in config["module"]:
             network.fit(data)
         else:
@@ -104,7 +110,9 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
     if "attention" in config and not without_attention(network, config["attention"]):
         raise ValueError(f"{model['class_path']} has no attention over pairs that could be the {config['attention']}.")
     if not hasattr(data, "trains"):
-        raise ValueError(f"{type(data).__name__} must have the attribute trains, a LightningModule such as NodeClassifier.")
+        raise ValueError(
+            f"{type(data).__name__} must have the attribute trains, a LightningModule such as NodeClassifier."
+        )
     try:
         return type(data).trains(network, **options)
     except TypeError as error:

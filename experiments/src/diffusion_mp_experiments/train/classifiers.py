@@ -1,6 +1,7 @@
 """Classification of nodes, graphs and sequences, and forecasts, as LightningModules."""
 
 import inspect
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, cast
 
@@ -47,7 +48,7 @@ class Supervised(pl.LightningModule):
         # Without the module a checkpoint holds plain types only and loads with weights_only=True.
         self.save_hyperparameters(ignore=["model"])
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def in_dtype(self, batch: Any) -> Any:
         """Convert a `Data` to the dtype of the parameters: Lightning's `precision` converts plain tensors only."""
         dtype = next((each.dtype for each in self.model.parameters()), None)
         if dtype is None or not isinstance(batch, Data):
@@ -98,11 +99,14 @@ class Supervised(pl.LightningModule):
         self._evaluate(batch, "test")
 
     def configure_optimizers(self) -> Any:
-        arguments: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        # Adam's 1e-8 is zero in float16, and a first step would divide by zero.
+        dtypes = [each.dtype for each in self.parameters() if each.is_floating_point()]
+        eps = max([1e-8, *(torch.finfo(dtype).smallest_normal for dtype in dtypes)])
+        arguments: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "eps": eps}
         return _OPTIMIZERS[self.optimizer](self.parameters(), **arguments)
 
     def _evaluate(self, batch: Any, stage: str) -> tuple[Tensor, int]:
-        outputs, targets = self.compared(batch, stage)
+        outputs, targets = self.compared(self.in_dtype(batch), stage)
         loss, metric = self.loss(outputs, targets), getattr(self, f"{stage}_metric")
         metric.update(outputs, targets)
         self._log(f"{stage}_loss", loss, len(targets))
@@ -117,8 +121,8 @@ class NodeClassifier(Supervised):
     """Train `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
 
     A step sees all nodes; train_mask, val_mask and test_mask, bool [N] or indices of nodes, select the logits. A model
-    gets weights only of data that have them, and one of the library with `edge_dim` also `edge_attr`. What is logged:
-    `Supervised`.
+    need not take weights if the data have none; one of the library with `edge_dim` also gets `edge_attr`. What is
+    logged: `Supervised`.
 
     Args:
         model: any module with PyG's forward, returning logits [N, C].
@@ -138,10 +142,11 @@ class NodeClassifier(Supervised):
         check_kind(data, "data", Data, "a torch_geometric Data")
         if data.x is None:
             raise ValueError("data must have x, the features [N, channels] of its nodes; got None.")
-        inputs = [data.x, data.edge_index]
-        if data.edge_weight is not None:
-            inputs.append(data.edge_weight)
-        return _called(self.model, *inputs, **_edge_features(self.model, data))
+        inputs = [data.x, data.edge_index, data.edge_weight]
+        features = _edge_features(self.model, data)
+        if data.edge_weight is None and _misfit(self.model, inputs, features):
+            inputs.pop()  # a model of (x, edge_index) does not need to know of weights that there are none of
+        return _called(self.model, *inputs, **features)
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
         check_kind(batch, "data", Data, "a torch_geometric Data")
@@ -155,7 +160,7 @@ class NodeClassifier(Supervised):
         return logits[mask], labels[mask]
 
     def predict_step(self, batch: Data, batch_idx: int) -> Tensor:
-        return self(batch).argmax(dim=-1)
+        return self(self.in_dtype(batch)).argmax(dim=-1)
 
 
 class GraphClassifier(Supervised):
@@ -202,24 +207,31 @@ class Forecaster(Supervised):
 
 
 def _called(model: nn.Module, *inputs: Any, **features: Any) -> Tensor:
+    if (misfit := _misfit(model, inputs, features)) is not None:
+        passed = [*(describe(each) for each in inputs), *features]
+        raise ValueError(
+            f"{type(model).__name__} cannot be called with {', '.join(passed)}: {misfit}. Its forward must take what "
+            "PyG's models take, (x, edge_index, edge_weight) for nodes; write a module that calls it so."
+        )
+    return cast("Tensor", model(*inputs, **features))
+
+
+def _misfit(model: nn.Module, inputs: Sequence[Any], features: Mapping[str, Any]) -> str | None:
+    """What is wrong with these arguments of a model, in the words of Python; None if it takes them."""
     try:
         inspect.signature(model.forward).bind(*inputs, **features)
     except TypeError as error:
-        given = [*(describe(each) for each in inputs), *features]
-        raise ValueError(
-            f"{type(model).__name__} cannot be called with {', '.join(given)}: {error}. Its forward must take what PyG's "
-            "models take, (x, edge_index, edge_weight) for nodes; write a module that calls it so."
-        ) from error
-    return cast("Tensor", model(*inputs, **features))
+        return str(error)
+    return None
 
 
 def _selection(data: Data, name: str) -> Tensor:
     """The mask of that name, bool [N] or integers."""
-    mask = data[name] if name in data else None
+    mask = data.get(name)
     if mask is None:
         raise ValueError(
-            f"data has no {name}, which says which nodes to use. Split.apply_to of diffusion_mp.data gives it the three "
-            "masks, from random_split_per_class(data.y, 20) for instance."
+            f"data has no {name}, which says which nodes to use. Split.apply_to of diffusion_mp.data gives it the "
+            "three masks, from random_split_per_class(data.y, 20) for instance."
         )
     selects = isinstance(mask, Tensor) and mask.dim() == 1 and not _is_floating(mask)
     if not selects or (mask.dtype == torch.bool and len(mask) != data.num_nodes):

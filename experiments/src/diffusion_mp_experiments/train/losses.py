@@ -79,7 +79,9 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     if logits.dim() != 2 or logits.shape != target.shape or not target.numel():
         found = f"{list(logits.shape)} and {list(target.shape)}"
         way_out = " Class numbers must be [N]: use target.squeeze(1)." if target.shape[1:] == (1,) else ""
-        raise ValueError(f"Expected logits and target [N, T] of one shape, with an entry or more; got {found}.{way_out}")
+        raise ValueError(
+            f"Expected logits and target [N, T] of one shape, with an entry or more; got {found}.{way_out}"
+        )
     check_has_values(target, "target")
     if not ((target == 0) | (target == 1)).all():
         raise ValueError("target must hold 0 and 1 only, whether a task's answer is yes; leave out what is not known.")
