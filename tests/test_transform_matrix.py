@@ -1,6 +1,6 @@
 """Every public layer and model under every transform of torch: it equals the plain call, or refuses in a sentence.
 
-The sentences of `REFUSED` stand on docs/which-model.md, section "Transforms of torch"; no other cell may fail.
+The sentences of `REFUSED` stand on docs/which-model.md, "With other tools"; no other cell may fail.
 """
 
 import copy
@@ -335,8 +335,16 @@ TRANSFORMS: dict[str, Callable[[Subject], None]] = {
     "functional_call": check_functional_call,
 }
 
+NO_VALUES = "takes as many steps as its values need, and torch.export has no values"
+OTHER_STEPS = "takes another number of steps for every entry of a vmap"
+ITERATED = ("layer-certified-block-limit", "layer-certified-conv-limit", "model-certified-limit")
+
 #: What mathematics or torch forbids: the sentence that says so, by row and transform.
-REFUSED: dict[tuple[str, str], str] = {}
+REFUSED: dict[tuple[str, str], str] = {
+    ("layer-certified-block-linear-limit", "export"): NO_VALUES,
+    **{(row, "export"): NO_VALUES for row in ITERATED},
+    **{(row, transform): OTHER_STEPS for row in ITERATED for transform in ("vmap", "vmap(grad)")},
+}
 
 LONG = ("compile", "export", "hessian")
 CELLS = [

@@ -102,8 +102,10 @@ test_inputs_of_pyg_are_refused_with_the_way_out = refuses(
     # the third place
     (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.zeros(N).long()), r"looks like a batch. Pass it by name, batch="),
     (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(N).bool()), r"looks like a mask of nodes.*out\[mask\]"),
-    (lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(EDGES.size(1)).bool()),
-     r"edge_weight must be floating point; got a bool .*edge_weight\.float\(\).*edge_index\[:, mask\]\.$"),
+    (
+        lambda: mp.GCNConv(C, 4)(X, EDGES, torch.ones(EDGES.size(1)).bool()),
+        r"edge_weight must be floating point; got a bool .*edge_weight\.float\(\).*edge_index\[:, mask\]\.$",
+    ),
     (lambda: mp.GCNConv(C, 4)(X, EDGES[:, :N], torch.ones(N).bool()), r"edge_index\[:, mask\]\. A mask of nodes goes"),
     (lambda: mp.GCNConv(C, 4)(X, EDGES[:, :0], torch.ones(0).bool()), r"edge_weight must be floating point"),
     (lambda: mp.DIFFormer(C, 4, 3)(X, EDGES, None, torch.ones(N).bool()), r"batch got .*looks like a mask"),
