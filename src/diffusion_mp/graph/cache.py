@@ -11,12 +11,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from diffusion_mp.errors import plain
-from diffusion_mp.runtime.torch_private import (
-    batched_gradients_active,
-    dispatch_mode_active,
-    forward_mode_active,
-    transforms_active,
-)
+from diffusion_mp.runtime.torch_private import observed
 
 T = TypeVar("T")
 
@@ -28,10 +23,7 @@ def values_only(*, captured: bool = False) -> bool:
     """
     return not (
         torch.compiler.is_compiling()
-        or transforms_active()
-        or forward_mode_active()
-        or dispatch_mode_active()
-        or batched_gradients_active()
+        or observed()
         or (not captured and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
 

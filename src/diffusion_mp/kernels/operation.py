@@ -18,7 +18,7 @@ from torch import Tensor
 from diffusion_mp.errors import BackendError, check_choice
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
-from diffusion_mp.runtime.torch_private import forward_mode_active, transforms_active
+from diffusion_mp.runtime.torch_private import differentiated_inside
 
 __all__ = ["Narrow", "Operation", "Wide", "empty_like", "few_numbers", "heads_first", "operation", "pulled_back"]
 
@@ -304,7 +304,7 @@ class Operation(Generic[T]):
         signature = self._signature
         if backend != "auto" or VARIABLE in os.environ:
             backend = requested(self.family, backend)
-        if self._only_formula or transforms_active() or forward_mode_active():
+        if self._only_formula or differentiated_inside():
             backend = "reference"
         flat, args, dtype = signature.bind(args, narrow=backend != "reference")
         if backend == "auto" and self._small is not None and self._small(*args):

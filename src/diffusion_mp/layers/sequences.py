@@ -130,7 +130,9 @@ class PDEDiffusion1d(Resettable):
                 raise ValueError(f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N].")
             return None
         errors.check_sequences(x, None, self.in_channels, self.norm)
-        if self.batch_first and isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]:
+        # The right shape first: asked for the other one, an export refuses as many sequences as positions.
+        misfit = isinstance(mask, Tensor) and mask.shape != x.shape[:2]
+        if self.batch_first and misfit and mask is not None and mask.shape == x.shape[1::-1]:
             raise ValueError(
                 f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {errors.describe(mask)}. If x "
                 f"is [length, batch, channels], build the layer with batch_first=False."

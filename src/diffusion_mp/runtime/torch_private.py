@@ -23,12 +23,23 @@ def dispatch_mode_active() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def batched_gradients_active() -> bool:
-    """Return whether ``autograd.grad(is_grads_batched=True)`` pulls back many gradients at once (torch 2.6 to 2.14).
+def differentiated_inside() -> bool:
+    """Return whether one of the first two is active, in a single call (torch 2.6 to 2.14)."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
-    ``torch.autograd.functional.hessian(vectorize=True)`` does; it maps by other means than ``torch.func.vmap``.
+
+def observed() -> bool:
+    """Return whether any of the first three is active, or many gradients are pulled back at once (torch 2.6 to 2.14).
+
+    The last is what ``autograd.grad(is_grads_batched=True)`` does, and with it
+    ``torch.autograd.functional.hessian(vectorize=True)``: it maps by other means than ``torch.func.vmap``.
     """
-    return torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+    )
 
 
 def in_backward_pass() -> bool:
