@@ -288,6 +288,7 @@ def fixed_point(d: Draw) -> None:
         x0=_refusing(x0, "NaN", "infinite") if size else x0,
         energy=lambda d: options(d, "lambda x: -x.sum()", wrong=NOT_A_FUNCTION + NOT_A_NUMBER_OF).without("None"),
         total=lambda d: options(d, "lambda x: x", wrong=NOT_A_FUNCTION).without("None"),
+        ptr=lambda d: options(d, "None", f"torch.tensor([0, {size}])", f"torch.tensor([0, {size // 2}, {size}])"),
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def fixed_point(
     errors.check_counts(0, memory=memory)
     if ptr is not None:
         ptr = as_ptr(ptr)
-        check_ptr(x0.size(0), ptr)
+        check_ptr(x0.size(0) if x0.dim() else 1, ptr)
     with values_needed(what):
         with on_values():
             errors.check_finite(x0, "x0")

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.algebra import LowRankForm
@@ -77,8 +77,7 @@ class SolvedUpdate(LaplacianUpdate):
         """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
         if not formula_runs(coupling.heads * coupling.num_nodes**2):
             self.warn_if_rounded(coupling, shift)
-        what = f"the system of {self}"
-        return shifted_inverse(coupling, self.form, shift, b, dtype, tol=self.tol, max_iter=self.max_iter, what=what)
+        return shifted_inverse(coupling, self.form, shift, b, dtype, tol=self.tol, max_iter=self.max_iter, what=self)
 
 
 def shifted_inverse(
@@ -90,9 +89,12 @@ def shifted_inverse(
     *,
     tol: float | None = None,
     max_iter: int = 1000,
-    what: str = "the linear system",
+    what: str | nn.Module = "the linear system",
 ) -> Float[Tensor, "N H D"]:
-    """Return (Δ + shift)⁻¹ b for a b in double, as exact as a state of ``dtype`` needs it; see `SolvedUpdate`."""
+    """Return (Δ + shift)⁻¹ b for a b in double, as exact as a state of ``dtype`` needs it; see `SolvedUpdate`.
+
+    ``what`` is the name of the system in messages, or the module that it is of.
+    """
     entries = coupling.heads * coupling.num_nodes**2
     # Otherwise it may be indefinite, which conjugate gradients detect.
     if basis_runs(entries) and form == "conservative" and coupling.nonnegative and shift > 0.0:
@@ -114,7 +116,7 @@ def _iterated(
     dtype: torch.dtype,
     tol: float | None,
     max_iter: int,
-    what: str,
+    what: str | nn.Module,
 ) -> Float[Tensor, "N H D"]:
     """Return (Δ + shift)⁻¹ b without the matrix of S."""
     refuse_recorded_tangents()
@@ -138,7 +140,7 @@ def _iterated(
         least=least,
         tol=tol,
         max_iter=max_iter,
-        what=what,
+        what=what if isinstance(what, str) else f"the system of {what}",  # here, since torch.compile traces no repr
     )
 
 
