@@ -8,6 +8,10 @@ from torch import SymInt
 from torch.autograd import forward_ad
 
 
+# Parsed once, which takes twenty times as long as the question.
+_MANY_GRADIENTS = torch._C._parse_dispatch_key("VmapMode")
+
+
 def transforms_active() -> bool:
     """Return whether a transform of ``torch.func`` runs: ``grad``, ``vjp``, ``vmap``, … (torch 2.6 to 2.14)."""
     return torch._C._are_functorch_transforms_active()
@@ -38,7 +42,7 @@ def observed() -> bool:
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+        or torch._C._dispatch_tls_is_dispatch_key_included(_MANY_GRADIENTS)
     )
 
 
