@@ -3,13 +3,14 @@
 No other module uses a name of torch that begins with an underscore, so that a new version of torch is checked here.
 """
 
+from typing import Any
+
 import torch
 from torch import SymInt
 from torch.autograd import forward_ad
 
-
 # Parsed once, which takes twenty times as long as the question.
-_MANY_GRADIENTS = torch._C._parse_dispatch_key("VmapMode")
+_MANY_GRADIENTS: Any = torch._C._parse_dispatch_key("VmapMode")
 
 
 def transforms_active() -> bool:
