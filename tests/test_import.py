@@ -65,8 +65,8 @@ def test_no_module_warns_when_it_is_imported() -> None:
 
 #: Packages of the library from the bottom up: each imports those before it alone.
 FLOORS = [
-    "errors", "progress", "saving", "modules", "graph", "kernels", "couplings", "energies", "updates", "diffusivities",
-    "layers", "models",
+    "runtime", "errors", "progress", "saving", "modules", "graph", "kernels", "couplings", "energies", "updates",
+    "diffusivities", "layers", "models",
 ]  # fmt: skip
 #: What stands beside them, and the highest floor that it may import.
 BESIDE = {

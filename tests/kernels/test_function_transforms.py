@@ -11,10 +11,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
-from diffusion_mp import NodeFormerConv
+from diffusion_mp import (
+    CrankNicolson,
+    GCNConv,
+    HeatKernel,
+    ImplicitEuler,
+    NodeFormerConv,
+    PDEDiffusion1d,
+    SFiConv,
+    StateUpdate,
+)
+from diffusion_mp.couplings import DistanceCoupling
 from diffusion_mp.kernels.operation import Operation
+from diffusion_mp.kernels.pairwise import pairwise_attention
 from diffusion_mp.kernels.sparse_flow import RowPotentials
 from diffusion_mp.kernels.sparse_flow.reference import _edge_support
 from helpers import built
@@ -205,3 +217,58 @@ def test_second_derivatives_of_a_layer_with_noise(samples: int) -> None:
     (found,) = torch.autograd.grad((first(leaf, again=True) * t).sum(), leaf)
     expected = (first(x + 1e-5 * t) - first(x - 1e-5 * t)) / 2e-5
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("boundary", ["symmetric", "periodic"])
+@pytest.mark.parametrize("update", [HeatKernel(2.0), ImplicitEuler(2.0), CrankNicolson(1.0)], ids=type)
+def test_functions_of_a_sequence_keep_the_tangent(update: StateUpdate, boundary: str) -> None:
+    """They are linear in the state, so that the tangent is the function of the tangent."""
+    layer = built(lambda: PDEDiffusion1d(4, update=update, boundary=boundary, norm=False)).double()
+    x, t = (torch.randn(9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    for batch in (None, torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 3])):
+        run = partial(layer, batch=batch)
+        expected = run(t)
+        with dual_level():
+            by_dual = unpack_dual(run(make_dual(x, t))).tangent
+        many = vmap(lambda z, run=run: jvp(run, (z,), (t,))[1])(torch.stack([x, t]))
+        for tangent in (jvp(run, (x,), (t,))[1], by_dual, linearize(run, x)[1](t), *many):
+            torch.testing.assert_close(tangent, expected, **CLOSE)
+
+
+def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> None:
+    """Dual numbers go neither to torch's fused kernel nor through checkpoints of tiles, which have no tangent."""
+    q, k, v, t, g = (torch.randn(1100, 1, 3, dtype=torch.double, generator=generator) for _ in range(5))
+    runs = (
+        lambda q: pairwise_attention(q, k, v),
+        lambda q: DistanceCoupling(lambda squares: 1 / (1 + squares), q, k).matmul(v),
+    )
+    for run in runs:
+        with dual_level():
+            tangent = unpack_dual(run(make_dual(q, t))).tangent
+        leaf = q.clone().requires_grad_()
+        (pulled,) = torch.autograd.grad(run(leaf), leaf, g)
+        torch.testing.assert_close((tangent * g).sum(), (pulled * t).sum(), **CLOSE)
+
+
+def test_a_compiled_transform(generator: torch.Generator) -> None:
+    """``torch.compile`` sees the transform, and takes the formula."""
+    x, edges = torch.randn(6, 4, generator=generator), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
+    for layer in (built(lambda: GCNConv(4, 4)), built(lambda: SFiConv(4, 4))):
+
+        def gradients(states: Tensor, layer: Any = layer) -> Tensor:
+            return vmap(grad(lambda x: layer(x, edges).square().sum()))(states)
+
+        states = torch.stack([x, -x])
+        compiled = torch.compile(gradients, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(states), gradients(states))
+
+
+def test_weights_of_edges_for_every_element(generator: torch.Generator) -> None:
+    """Values of a batch are not checked, for there is no single one; those of one graph are, also in ``grad``."""
+    layer = built(lambda: GCNConv(4, 4)).double()
+    x, edges = torch.randn(6, 4, dtype=torch.double), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
+    weights_of_edges = torch.rand(3, 5, dtype=torch.double, generator=generator) + 0.5
+    found = vmap(lambda weight: layer(x, edges, weight))(weights_of_edges)
+    torch.testing.assert_close(found, torch.stack([layer(x, edges, weight) for weight in weights_of_edges]))
+    with pytest.raises(ValueError, match=r"edge_index must lie in \[0, 5\]"):
+        grad(lambda x: layer(x, edges + 3).sum())(x)

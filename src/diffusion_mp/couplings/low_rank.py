@@ -64,7 +64,7 @@ class PooledCoupling(Coupling):
     r"""Base of couplings whose product has two steps: `pool` sums over the senders, and receivers `read` these sums.
 
     The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
-    be processed block by block or be distributed over processes. Both steps are differentiable once and refuse a ragged
+    be processed block by block or be distributed over processes. Both steps are differentiable and refuse a ragged
     batch. A subclass implements ``_pool``, ``_read`` and ``block``.
 
     Examples:

@@ -140,8 +140,11 @@ class Stacked:
         return self(x - self.first if name == "best" else x, -torch.inf if name == "col_shift" else 0.0)
 
     def result(self, name: str, x: Tensor) -> Tensor:
-        """Return the rows of a result, unless the reference leaves it empty."""
-        rows = self.back(x) if x.dim() > 1 else x
+        """Return the rows of a result, unless the formula leaves it empty."""
+        size = x.size(0)
+        if x.dim() < 2 or (isinstance(size, int) and size == 0):  # a symbol is the size of the stack
+            return x
+        rows = self.back(x)
         return rows + self.first if name == "best" else rows
 
 

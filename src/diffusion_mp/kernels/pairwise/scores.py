@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first, pulled_back
 from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
@@ -105,7 +106,7 @@ def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> Pair
     """Return the rows in as few calls as possible."""
     q, k, v = heads_first(q, k, v)
     scores = q @ k.mT
-    if score == "sigmoid" and not scores.requires_grad and lies_in(scores, -20.0, math.inf):
+    if score == "sigmoid" and not scores.requires_grad and _rows_are_present(scores, mutual=q is k):
         # Half the time of the other way, by which no row vanishes and no slope loses its digits.
         weight = scores.sigmoid_()
         out = (weight @ v) / weight.sum(-1, keepdim=True)
@@ -113,6 +114,12 @@ def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> Pair
         out = log_score(scores, score).softmax(-1) @ v
     out = (out.unsqueeze(1) if out.dim() == 2 else out.transpose(0, 1)).contiguous()
     return PairwiseRows(out, out)
+
+
+def _rows_are_present(scores: Tensor, mutual: bool) -> bool:
+    """Return whether it is known that no row of sigmoids vanishes."""
+    # The score of a vector with itself is its square.
+    return (mutual and values_only()) or lies_in(scores, -20.0, math.inf)
 
 
 def few_pairs(q: Tensor) -> bool:
