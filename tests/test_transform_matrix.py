@@ -367,6 +367,32 @@ def test_a_transformed_call_is_the_plain_call(row: str, transform: str) -> None:
         TRANSFORMS[transform](subject)
 
 
+KEPT = ("gcn", "gat", "difformer-a", "sfi", "certified-block", "appnp-limit")
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("row", KEPT)
+@pytest.mark.parametrize("transform", ["grad", "vmap", "hessian"])
+def test_a_graph_keeps_nothing_of_a_transform(row: str, transform: str) -> None:
+    """What a graph computes on first use may be used by later calls, in and outside of transforms."""
+    subject = Subject(LAYERS[row])
+    x = subject.inputs["x"]
+    batch = torch.arange(NODES) * 2 // NODES
+    graph = dm.Graph(NODES, subject.inputs["edge_index"], batch=batch)
+
+    def loss(state: Tensor) -> Tensor:
+        return subject.module(state, graph).square().sum()
+
+    transforms = {
+        "grad": grad(loss),
+        "vmap": lambda state: vmap(loss)(torch.stack([state, state])),
+        "hessian": hessian(loss),
+    }
+    first = transforms[transform](x)
+    loss(x.clone().requires_grad_()).backward()
+    same(transforms[transform](x), first)
+
+
 def test_every_refusal_is_on_the_page() -> None:
     page = " ".join(PAGE.read_text().split())
     for sentence in set(REFUSED.values()):

@@ -28,6 +28,11 @@ def values_only(*, captured: bool = False) -> bool:
     )
 
 
+def may_keep() -> bool:
+    """Return whether tensors computed now may be kept: those made inside a transform of torch do not outlive it."""
+    return torch.compiler.is_compiling() or not observed()
+
+
 class cached_property(Generic[T]):
     """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
@@ -45,7 +50,8 @@ class cached_property(Generic[T]):
         if owner is None:
             return self
         found = self.find(owner)
-        setattr(owner, self.name, found)
+        if may_keep():
+            setattr(owner, self.name, found)
         return found
 
 
@@ -94,7 +100,7 @@ _CACHED: dict[int, tuple[list[weakref.ref[Tensor]], list[int], dict[Hashable, An
 
 def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T]) -> T:
     """Return ``make()``, cached by ``key`` until one of the tensors is written to or the first is freed."""
-    if any(tensor.is_inference() for tensor in tensors):  # these do not count writes
+    if not may_keep() or any(tensor.is_inference() for tensor in tensors):  # these do not count writes
         return make()
     place, versions = id(tensors[0]), [tensor._version for tensor in tensors]
     known = _CACHED.get(place)
@@ -112,6 +118,8 @@ _OF_BATCHES: dict[int, tuple[weakref.ref[Tensor], Tensor, dict[Hashable, Any]]] 
 
 def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
     """Return the cache of values computed from row boundaries, valid while this tensor exists and holds the same."""
+    if not may_keep():
+        return {}
     key, known = id(ptr), _OF_BATCHES.get(id(ptr))
     if known is None or known[0]() is not ptr or not torch.equal(known[1], ptr):
         known = _OF_BATCHES[key] = weakref.ref(ptr, lambda _: _OF_BATCHES.pop(key, None)), ptr.clone(), {}

@@ -14,7 +14,7 @@ from torch_geometric.data import HeteroData
 
 from diffusion_mp import errors
 from diffusion_mp.graph import checks
-from diffusion_mp.graph.cache import TensorCache, TensorState, persistent, values_only
+from diffusion_mp.graph.cache import TensorCache, TensorState, may_keep, persistent, values_only
 from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 
@@ -268,9 +268,12 @@ class Graph:
         if self._batch is None:
             return self._ptr
         self._refresh()
-        if self._segments is None:
-            self._segments = cast("Tensor", batch_pointers(self._batch))
-        return self._segments
+        if self._segments is not None:
+            return self._segments
+        segments = cast("Tensor", batch_pointers(self._batch))
+        if may_keep():
+            self._segments = segments
+        return segments
 
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
@@ -329,12 +332,15 @@ class Graph:
     def pattern(self) -> Pattern:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         self._refresh()
-        if self._pattern is None:
-            source, target = self.edges
-            by_target = Compressed(target, source, self.num_nodes)
-            by_source = Compressed(source, target, self.num_nodes)
-            self._pattern = Pattern(by_target, by_source)
-        return self._pattern
+        if self._pattern is not None:
+            return self._pattern
+        source, target = self.edges
+        by_target = Compressed(target, source, self.num_nodes)
+        by_source = Compressed(source, target, self.num_nodes)
+        pattern = Pattern(by_target, by_source)
+        if may_keep():
+            self._pattern = pattern
+        return pattern
 
     @property
     def csr(self) -> Compressed:
@@ -463,9 +469,12 @@ class Graph:
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         self._refresh()
-        if name not in self._derived:
-            self._derived[name] = persistent(make)
-        return self._derived[name]
+        if name in self._derived:
+            return self._derived[name]
+        graph = persistent(make)
+        if may_keep():
+            self._derived[name] = graph
+        return graph
 
     def reverse(self) -> Graph:
         degree = None if self.full_degree is None else self.full_degree.flip(1)

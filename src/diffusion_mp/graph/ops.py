@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.errors import check_range
-from diffusion_mp.graph.cache import batch_cache, cached_property, persistent, values_only
+from diffusion_mp.graph.cache import batch_cache, cached_property, may_keep, persistent, values_only
 
 #: A number of rows, a symbol while torch traces.
 Size = int | torch.SymInt
@@ -260,8 +260,10 @@ class Pattern:
 
     def both_ways(self) -> Entries:
         """Return the entries by row and by column, and keep them."""
-        self.entries = self._entries(True)
-        return self.entries
+        entries = self._entries(True)
+        if may_keep():
+            self.entries = entries
+        return entries
 
     def _entries(self, by_col: bool) -> Entries:
         rows, cols = self.by_row, self.by_col

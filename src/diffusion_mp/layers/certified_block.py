@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -342,8 +341,7 @@ class CertifiedBlock(GraphLayer):
         one_minimiser = constraint.convex and all(term.quadratic for term in terms)
         energy = None
         if not one_minimiser:
-            joint = JointEnergy(terms=terms, graph=graph, constraint=constraint)
-            energy = getattr(joint, "by_graph", None) or partial(_by_graph, joint, state, graph)
+            energy = JointEnergy(terms=terms, graph=graph, constraint=constraint).by_graph
         what = "the state at rest"
         with values_needed(what):
             with on_values():
@@ -437,14 +435,3 @@ class CertifiedBlock(GraphLayer):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, num_layers={self.num_layers}"
-
-
-def _by_graph(energy: JointEnergy, first: Tensor, graph: Graph, state: Tensor) -> Float[Tensor, " B"]:
-    """Return F of every graph up to constants, which are those of all others at their first state; B evaluations."""
-    if graph.segments is None:
-        return energy(state).unsqueeze(0)
-    values = []
-    for start, stop in pairwise(graph.segments.tolist()):
-        alone = torch.cat([first[:start], state[start:stop], first[stop:]])
-        values.append(energy(alone))
-    return torch.stack(values) if values else first.new_zeros(0, dtype=torch.float64)
