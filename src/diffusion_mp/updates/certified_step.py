@@ -136,6 +136,6 @@ def _gradient_step(
 ) -> Float[Tensor, "N H D"]:
     """Return Proj_C(z − Σ g / Σ p)."""
     majorants = [term.majorant(z, graph, constraint.convex) for term in terms]
-    half = reduce(add, [majorant.half_gradient for majorant in majorants])
-    damping = reduce(add, [majorant.damping for majorant in majorants])
-    return constraint.project((z - half * reciprocal(damping)).to(z.dtype), z)
+    halves, dampings = zip(*majorants, strict=True)
+    move = reduce(add, halves) * reciprocal(reduce(add, dampings))
+    return constraint.project((z - move).to(z.dtype), z)
