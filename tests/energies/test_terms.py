@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from diffusion_mp import Graph
-from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings import Coupling, ProjectedCoupling, SparseCoupling
 from diffusion_mp.energies import JointEnergy, certify, certify_step
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
@@ -17,6 +17,7 @@ from diffusion_mp.energies.penalties import get_penalty
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Mean, PairTerm, ScaledTerm, SourceTerm, term_flaw
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
+from diffusion_mp.updates.certified_step import _gradient_step
 from helpers import agree, largest_rise, refuses
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
@@ -265,6 +266,15 @@ def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> No
         first = term.forward
 
 
+def test_projected_heads_have_the_weighted_mean_of_their_laplacian() -> None:
+    """Their matrix D − S is not p − S: a block with such a term took another step than that of its energy."""
+    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    term = CouplingTerm(ProjectedCoupling(symmetric(graph), random(1, 2, CHANNELS)))
+    mean = term.weighted_mean(z)
+    assert mean is not None
+    torch.testing.assert_close(mean.damping * z - mean.pull(z), term.half_gradient(z, graph))
+
+
 def test_the_batch_of_graphs_has_the_sum_of_their_values() -> None:
     sizes, query, key = (4, 0, 5), random(HEADS, 4, CHANNELS), random(HEADS, 4, CHANNELS)
     z, term = random(NODES, 1, CHANNELS), AttentionTerm(query, key, 0.7)
@@ -459,7 +469,7 @@ def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str 
         steps, leaves = block.update.descent(start, terms, graph), [start, source, *block.parameters()]
         shared, single = steps(steps(start)), start
         for _ in range(2):
-            single = block.update.descend(single, terms, graph)
+            single = _gradient_step(single, terms, graph, block.update.constraint)
         agree(shared, single, leaves, (1e-7, 1e-7), (1e-6, 1e-8), unused=True)
 
 
@@ -484,7 +494,7 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
         assert kept[1] <= 3 * kept[0]  # of hundreds of steps
         with torch.no_grad():
             terms = block.energy(source, graph).terms
-            after = block.update.descend(z.unsqueeze(1), terms, graph).squeeze(1)
+            after = _gradient_step(z.unsqueeze(1), terms, graph, block.update.constraint).squeeze(1)
             assert float((after - z).norm()) <= 1e-11 * float(z.norm())
         z.sum().backward()
         assert all(bool(parameter.grad.isfinite().all()) for parameter in block.parameters())

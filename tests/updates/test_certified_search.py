@@ -102,8 +102,8 @@ class Single(Problems):
 
 def certified(
     problems: Problems, penalty: Penalty, constraint: Constraint, graph: bool, taken_for: Constraint | None = None
-) -> tuple[Map, Map, Map]:
-    """Where states lie, the library's step, and T1's F of every problem, with δ from δ(0) on."""
+) -> tuple[Map, Map, Map, Map]:
+    """Where states lie, the library's step, T1's F of every problem, with δ from δ(0) on, and Σ p_i ‖x_i‖²."""
     bounded = penalty.domain[1] < np.inf and constraint.diameter == np.inf
     inside = Ball() if bounded else constraint  # where f ≥ 0, as T1 asks of the state that a step starts from
     pairs_of = problems.graph.edges[0]
@@ -134,10 +134,14 @@ def certified(
             pairs = pairs + edges.double() / 2 * s
         return problems.sums(metric.double() * (x.double() - source.double()).square().sum((1, 2)), pairs)
 
-    return lambda x: constraint.project(inside.project(x)), step, energy
+    def size(x: Tensor) -> Tensor:
+        damping = coupling(x).majorant(True).double() + metric.double().view(len(x), -1)
+        return problems.sums((damping * x.double().square().sum(2)).sum(1))
+
+    return lambda x: constraint.project(inside.project(x)), step, energy, size
 
 
-def printed(problems: Problems, penalty: Penalty, tau: float) -> tuple[Map, Map, Map]:
+def printed(problems: Problems, penalty: Penalty, tau: float) -> tuple[Map, Map, Map, Map]:
     """Eq. 24 of TfD as printed, ½ D̄⁻¹Ω and ½ Ã each normalised by itself, against its Eq. 25."""
     source, target = problems.graph.edges
     degree = torch.zeros_like(problems.free["m"]).index_add(0, target, problems.edges)
@@ -152,18 +156,22 @@ def printed(problems: Problems, penalty: Penalty, tau: float) -> tuple[Map, Map,
         pairs = penalty.delta(s) - penalty.delta(torch.zeros_like(s)) + weight * s
         return problems.sums(of_pairs=pairs / 2)
 
-    return Ball().project if penalty.domain[1] < np.inf else lambda x: x, step, energy
+    return Ball().project if penalty.domain[1] < np.inf else lambda x: x, step, energy, lambda x: problems.sums()
 
 
-def rise(problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map]]) -> tuple[Tensor, Tensor, Tensor]:
-    """(F(x′) − F(x)) / F(x) of every problem, x and x′."""
-    confine, step, energy = attack(problems)
+def rise(problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]]) -> tuple[Tensor, Tensor, Tensor]:
+    """(F(x′) − F(x)) / F(x) of every problem, x and x′; in single precision per F(x) + Σ p_i ‖x_i‖²."""
+    confine, step, energy, size = attack(problems)
     x = confine(problems.rows("x"))
     moved, before = step(x), energy(x)
-    return (energy(moved) - before) / before.clamp(min=1e-300), x, moved
+    scale = before
+    if problems.dtype == torch.float32:
+        with torch.no_grad():
+            scale = before + size(x)
+    return (energy(moved) - before) / scale.clamp(min=1e-300), x, moved
 
 
-def climb(problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map]], iterations: int) -> Tensor:
+def climb(problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]], iterations: int) -> Tensor:
     """The largest (F(x′) − F(x)) / F(x) on the way up, of every problem.
 
     Half of the problems climb on that number, which is zero where nothing moves; the others on it per length moved.
@@ -189,11 +197,12 @@ def named(penalty: str) -> Penalty:
 
 
 ALL = range(2, 9)
+ROUNDING = 64 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize(("kind", "starts", "iterations", "sizes", "rounding"), [
     (Problems, 400, 5, range(3, 9, 5), 1e-12), pytest.param(Problems, 30_000, 40, ALL, 1e-12, marks=pytest.mark.slow),
-    (Single, 480, 6, ALL, 1e-5), pytest.param(Single, 30_000, 40, ALL, 1e-5, marks=pytest.mark.slow),
+    (Single, 480, 6, ALL, ROUNDING), pytest.param(Single, 30_000, 40, ALL, ROUNDING, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_no_rise_is_found(kind: type[Problems], starts: int, iterations: int, sizes: range, rounding: float) -> None:
     found = {}
@@ -212,7 +221,7 @@ def test_no_rise_on_the_way_to_rest() -> None:
     """Twenty steps from random starts; of what may be rounding, the share of pairs that lie together is known."""
     for seed, (name, constraint, graph) in enumerate(CASES):
         problems, penalty = Problems(14, seed, range(2, 9)), named(name)
-        confine, step, energy = certified(problems, penalty, get_constraint(constraint), graph)
+        confine, step, energy, _ = certified(problems, penalty, get_constraint(constraint), graph)
         lowest = penalty.delta(torch.zeros((), dtype=torch.float64)).abs()
         rounding = problems.sums(of_pairs=lowest * problems.weight("lam")[problems.graph.edges[0]])
         x = confine(problems.rows("x"))
@@ -266,7 +275,7 @@ def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(d
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_the_energy_of_the_search_is_the_joint_energy(penalty: str, constraint: str | None) -> None:
     problems = Problems(1, 3, range(6, 7))
-    confine, _, energy = certified(problems, named(penalty), get_constraint(constraint), graph=True)
+    confine, _, energy, _ = certified(problems, named(penalty), get_constraint(constraint), graph=True)
     with torch.no_grad():
         x = confine(problems.rows("x"))
         lam, mu = (float(problems.weight(name)[0]) for name in ("lam", "mu"))

@@ -8,12 +8,10 @@ from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.couplings import LowRankCoupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penalty
-from diffusion_mp.energies.terms import CouplingTerm, SourceTerm
+from diffusion_mp.energies.terms import CouplingTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.certified_block import CertifiedBlock, WeightedGraph
-from diffusion_mp.updates import CertifiedStep, certified_step
-from diffusion_mp.updates.certified_step import _lasting_share, _rounded
+from diffusion_mp.updates import CertifiedStep
 from helpers import randn as random
 from helpers import refuses
 
@@ -176,10 +174,11 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere"])
-def test_a_row_at_rest_stays_where_rounding_has_left_it(constraint: str) -> None:
+def test_a_row_at_rest_stays_up_to_rounding(constraint: str) -> None:
     x = PROJECT["sphere"](random(200, 1, 3).float())
     alone = entries(Graph(200, torch.zeros(2, 0, dtype=torch.long)), torch.ones(0))
-    assert torch.equal(CertifiedStep(1.0, constraint=constraint)(x, alone, source=x), x)
+    moved = CertifiedStep(1.0, constraint=constraint)(x, alone, source=x)
+    torch.testing.assert_close(moved, x, rtol=0, atol=2 * torch.finfo(x.dtype).eps)
 
 
 def of_ones(**promises: bool) -> LowRankCoupling:
@@ -230,56 +229,3 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
     small = get_constraint("sphere", 0.5)
     state = small.project(x)
     torch.testing.assert_close(simple.coupling(state, constraint=small).to_dense(), simple.coupling(state).to_dense())
-
-
-@pytest.mark.parametrize(("best", "rounded"), [(0.03, 0.0), (0.06, 0.0625)])
-def test_a_row_is_not_rounded_farther_past_the_minimum_than_the_step_stops_short(best: float, rounded: float) -> None:
-    """A move of 0.04 where numbers are 1/16 apart."""
-    x = torch.full((1, 1, 1), 1e6)
-    moved = _rounded(get_constraint(None), x, torch.full_like(x, 0.04), torch.full_like(x, best))
-    assert (moved - x).item() == rounded
-    near = torch.tensor([[[1e6]], [[1e6 + 0.0625]]])  # to the nearest, both would change places, and F would double
-    assert torch.equal(CertifiedStep(1.0)(near, 2.0 * PAIR.to(torch.float32), source=near), near)
-
-
-@pytest.mark.parametrize("constraint", [None, "nonnegative", "ball"])
-def test_the_first_state_bounds_how_small_the_energies_of_later_ones_become(constraint: str | None) -> None:
-    """From the projected source on, F keeps a share of Σ p_i‖z_i‖², which decides how much rounding can matter."""
-    shown = 0
-    for number in range(300):
-        torch.manual_seed(number)
-        weight = torch.rand(7, 7, dtype=torch.float64).mul(3).exp()
-        weight = weight + weight.T
-        pulled = weight.sum(1, keepdim=True)
-        laplacian = torch.diag(pulled.squeeze()) - weight
-        mass = torch.randn(7, 1, dtype=torch.float64).add(3).exp()
-        source = 10 ** (2 * torch.rand(())) + torch.randn(7, 4, dtype=torch.float64)
-        z = PROJECT[constraint](source)
-        first = (z * (laplacian @ z)).sum() / ((mass + pulled) * z.square()).sum()
-        least = float(first * 10 ** (-3 * torch.rand(())))
-        if first < _lasting_share(least, pulled, mass):
-            continue
-        shown += 1
-        for _ in range(100):
-            z = PROJECT[constraint](z + (mass * (source - z) - laplacian @ z) / (mass + pulled))
-            energy = (mass * (z - source).square()).sum() + (z * (laplacian @ z)).sum()
-            assert energy >= least * ((mass + pulled) * z.square()).sum()
-    assert shown > 30
-
-
-@pytest.mark.parametrize(("offset", "start", "checks"), [(0.0, None, 1), (1e3, None, 17), (0.0, 0.0, 16)])
-def test_steps_from_a_source_are_checked_for_rounding_once(
-    offset: float, start: float | None, checks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, look = [], certified_step._resolved
-    monkeypatch.setattr(certified_step, "_resolved", lambda *args: asked.append(1) or look(*args))
-    monkeypatch.setattr(CertifiedStep, "descend", lambda self, x, *others, **named: x)  # asks, too
-    block = CertifiedBlock(4, [WeightedGraph(4, normalization="sym", matrix="identity")], 16, constraint=None)
-    source = random(30, 4).float() + offset
-    list(block.states(source, undirected(30), start=None if start is None else source + start))
-    assert len(asked) == checks
-    assert block(source[:0], torch.empty(2, 0, dtype=torch.long)).shape == (0, 4)
-    block.fixed = (SourceTerm(-source),)  # the first state is the projection of one of two sources
-    asked.clear()
-    list(block.states(source, undirected(30)))
-    assert len(asked) == 16

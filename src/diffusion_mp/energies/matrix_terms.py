@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.linalg import vecdot
 from torch.nn import functional
 
 from diffusion_mp import errors
@@ -124,7 +123,7 @@ class MatrixTerm(SharedTerm):
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
-        return majorant_of(half, degree, convex, vecdot(z.detach(), half.detach()))
+        return majorant_of(half, degree, convex)
 
     def flaw(self, convex: bool) -> str | None:
         if self.matrix is None or self.norms is None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.linalg import vecdot
 
 from diffusion_mp.couplings import Coupling, ProjectedCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
@@ -39,28 +38,14 @@ Weight = float | Tensor | Callable[[], Tensor]
 
 
 class Majorant(NamedTuple):
-    """V(z′) ≤ V(z) + 2⟨half_gradient, z′ − z⟩ + Σ curvature ‖z′ − z‖², for a term V at a state z [N, H, D].
-
-    A step divides by the sum of the ``damping`` [N, H, 1] of all terms, the curvature or, where ``halved``, half of it,
-    which is enough for a convex constraint. ``share`` [N, H] adds up to at most V(z), a scale for rounding.
-    """
+    """The half gradient [N, H, D] of a term at a state, and the damping [N, H, 1] by which a step divides it."""
 
     half_gradient: Tensor
     damping: Tensor
-    halved: bool = False
-    share: Tensor | float = 0.0
-
-    @property
-    def curvature(self) -> Tensor:
-        return 2 * self.damping if self.halved else self.damping
 
 
 class Mean(NamedTuple):
-    """A half gradient p z − c − s f(z) whose p, the ``damping`` of a step, c and s are the same at every state.
-
-    Where `EnergyTerm.weighted_mean` of a quadratic V ≥ 0 has a ``pull`` f, it has no constant c. Then V(z) =
-    ⟨p z − s f(z), z⟩, which bounds what rounding may change.
-    """
+    """A half gradient p z − c − s f(z) whose p, the ``damping`` of a step, c and s are the same at every state."""
 
     damping: Tensor
     constant: Tensor | None = None
@@ -130,7 +115,10 @@ class EnergyTerm(ABC):
         """Return p ≥ 0, with the matrix of the majorant ⪯ 2 diag(p)."""
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        """Return the majorant at z; override it where the three functions share work."""
+        """Return the half gradient at z, and the damping: p where the constraint is convex, else 2p.
+
+        Override it where the two share work.
+        """
         half, bound = self.half_gradient(z, graph), self.bound(z, graph)
         if (flaw := misshapen(self, z, half, bound)) is not None:  # it would be broadcast
             raise ValueError(flaw)
@@ -155,8 +143,11 @@ class EnergyTerm(ABC):
         """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
         if self.quadratic:
             return self.value(z, graph)
-        majorant, away = self.majorant(at.double(), graph, True), z.double() - at.double()
-        return self.value(at, graph) + (2 * majorant.half_gradient * away + majorant.curvature * away.square()).sum()
+        start = at.double()
+        away = z.double() - start
+        linear = 2 * self.half_gradient(start, graph) * away
+        quadratic = 2 * self.bound(start, graph) * away.square()
+        return self.value(at, graph) + (linear + quadratic).sum()
 
     def __mul__(self, weight: Weight) -> ScaledTerm:
         return ScaledTerm(weight, self)
@@ -213,8 +204,8 @@ def check_projection(projection: Tensor | None) -> None:
             raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
 
 
-def majorant_of(half: Tensor, bound: Tensor, convex: bool, share: Tensor | float = 0.0) -> Majorant:
-    return Majorant(half, bound if convex else 2 * bound, convex, share)
+def majorant_of(half: Tensor, bound: Tensor, convex: bool) -> Majorant:
+    return Majorant(half, bound if convex else 2 * bound)
 
 
 def affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
@@ -234,7 +225,7 @@ class SharedTerm(EnergyTerm):
         return self.majorant(z, graph, True).half_gradient
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
-        return self.majorant(z, graph, True).curvature / 2
+        return self.majorant(z, graph, True).damping
 
 
 class ScaledTerm(SharedTerm):
@@ -265,9 +256,12 @@ class ScaledTerm(SharedTerm):
         return self.weight * self.term.by_graph(z, graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        weight = self.factor() if callable(self.factor) else self.factor
-        half, damping, halved, share = self.term.majorant(z, graph, convex)
-        return Majorant(weight * half, weight * damping, halved, weight * share)
+        weight = self.weight
+        half, damping = self.term.majorant(z, graph, convex)
+        return Majorant(weight * half, weight * damping)
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        return self.weight * self.term.bound(z, graph)
 
     def flaw(self, convex: bool) -> str | None:
         return weight_flaw(self.weight, f"the weight of {self.term!r}") or self.term.flaw(convex)
@@ -330,7 +324,11 @@ class SourceTerm(SharedTerm):
         away = z - self.source
         weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
-        return Majorant(half, weight, share=vecdot(half.detach(), away.detach()))
+        # V is its own majorant: its matrix is diag(m), and the damping m on every set.
+        return Majorant(half, weight)
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        return self.majorant(z, graph, True).damping / 2
 
     def flaw(self, convex: bool) -> str | None:
         for name, value in (("source", self.source), ("metric", self.metric)):
@@ -381,8 +379,7 @@ class CouplingTerm(SharedTerm):
         if centre is None and self.coupling.whole:
             centre = mean_rows(z, self.coupling.ptr)
         near = z if centre is None else z - centre
-        half, damping = self.coupling.majorized(near, convex)
-        return Majorant(half, damping, convex, vecdot(near.detach(), half.detach()))
+        return Majorant(*self.coupling.majorized(near, convex))
 
     def flaw(self, convex: bool) -> str | None:
         return not_declared("term's", self.coupling) or not_as_declared(self.coupling, convex)
@@ -391,12 +388,23 @@ class CouplingTerm(SharedTerm):
         if not self.coupling.whole:  # several processes have to take the same steps, also where one of them rounds
             return None
         damping = self.coupling.majorant(True)
+        if not _bounds_are_row_sums(self.coupling):
+            damping = damping.unsqueeze(2).to(z.dtype)
+            return Mean(damping, None, lambda z: damping * z - self.coupling.laplacian(z))
         if damping.dtype != z.dtype:  # rounded to fewer digits than S z has, D − S would leak constants
             damping = self.coupling.exact_degree(z.dtype)
         return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
 
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"
+
+
+def _bounds_are_row_sums(coupling: Coupling) -> bool:
+    """Return whether p z − S z is the Laplacian, with p the majorant: not of projected heads, unknown of others."""
+    if isinstance(coupling, ProjectedCoupling) or not type(coupling)._majorized.__module__.startswith("diffusion_mp."):
+        return False
+    parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
+    return all(_bounds_are_row_sums(part) for part in parts if isinstance(part, Coupling))
 
 
 class PairTerm(SharedTerm):

@@ -316,12 +316,8 @@ class CertifiedBlock(GraphLayer):
         h = source.to(wide.dtype)
         pull = ScaledTerm(self.beta(), SourceTerm(h.unflatten(1, (self.heads, -1))))
         terms = [*self.made(h, graph, **inputs), pull]
-        at_rest, from_source = self._num_layers is None, start is None or start is source
-        step = (
-            partial(self.limit, terms=terms, graph=graph)
-            if at_rest
-            else self.update.descent(state, terms, graph, from_source=from_source)
-        )
+        at_rest = self._num_layers is None
+        step = partial(self.limit, terms=terms, graph=graph) if at_rest else self.update.descent(state, terms, graph)
         for _ in range(self._num_layers or 1):
             state, before = self.step(state, graph, step), state
             if couplings is not None:

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.linalg import vecdot
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling
@@ -253,7 +252,7 @@ class AttractionTerm(SharedTerm):
         if not parts:
             return Majorant(torch.zeros_like(z), z.new_zeros(1, 1, 1))
         half, damping = map(partial(reduce, add), zip(*parts, strict=True))
-        return Majorant(half, damping, convex, vecdot(near.detach(), half.detach()))
+        return Majorant(half, damping)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
         if self.fixed is None or not self.quadratic:
