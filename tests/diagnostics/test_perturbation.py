@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffusion_mp import ConvergenceError, SigmoidDiffusivity
+from diffusion_mp import ConvergenceError
 from diffusion_mp.diagnostics import lipschitz, perturbation_bound, roughness
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import TransformerBlock
@@ -70,12 +70,10 @@ def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(gener
 
 
 V = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-MANY = torch.rand(600, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 SCALE = torch.linspace(0.99, 1, 50, dtype=torch.float64)
 SLOW = r"residual .* above tol=1e-06 .* after 3 iterations, at ‖J‖ = 0.99"
 test_it_says_when_it_fails = refuses(
     (lambda: lipschitz(lambda x: SCALE * x, SCALE.sin(), tol=1e-6, max_iter=3), ConvergenceError, SLOW),
-    (lambda: lipschitz(lambda x: SigmoidDiffusivity()(x).matmul(MANY), MANY[:, 0]), RuntimeError, "once"),
     (lambda: lipschitz(torch.sin, V / 0), ValueError, "x must be finite; 10 of its 10 entries"),
     (lambda: lipschitz(torch.sqrt, 0 * V), ValueError, "f must have a finite derivative at x, below 1e150; .* is inf"),
     (lambda: lipschitz(lambda x: "x", V), TypeError, r"f\(x\) must be a tensor; got 'x'"),

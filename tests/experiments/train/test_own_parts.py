@@ -29,7 +29,6 @@ DATA = {
     "ShortMask": f"data.train_mask {MASK} a bool tensor",
     "NoLabels": "data.y must be a tensor of labels, .* got None",
     "FloatLabels": "target must hold class numbers",
-    "ColumnOfLabels": r"Class numbers must be \[N\]: use target.squeeze\(1\)",
     "FewLabels": "data.y must have a row for each of 8 nodes; got an int64 tensor",
     "NoFeatures": "data must have x, the features",
     "Pairs": "data must be a torch_geometric Data; got",
