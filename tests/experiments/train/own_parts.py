@@ -83,7 +83,6 @@ WideMask = changed("WideMask", train_mask=torch.ones(8, 4, dtype=torch.bool))
 ShortMask = changed("ShortMask", train_mask=EVERY[:5])
 NoLabels = changed("NoLabels", y=None)
 FloatLabels = changed("FloatLabels", y=torch.ones(8))
-ColumnOfLabels = changed("ColumnOfLabels", y=NODES[:, None] % 2)
 FewLabels = changed("FewLabels", y=NODES[:5] % 2)
 NoFeatures = changed("NoFeatures", x=None, num_nodes=8)
 

@@ -87,7 +87,7 @@ def entropy(logits, *target):
 
 test_losses_refuse = refuses(
     (lambda: entropy((5, 1), 5), "one column, so every node is class 0"),
-    (lambda: entropy((5, 3), 5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
+    (lambda: entropy((5, 3), 5, 2), r"got \[5, 3\] and \[5, 2\]; squeeze"),
     (lambda: entropy((5, 3), 4), r"got \[5, 3\] and \[4\]"),
     (lambda: entropy((5,), 5), r"got \[5\] and \[5\]"),
     (lambda: entropy((0, 3), 0), "mask that selected them is empty"),
