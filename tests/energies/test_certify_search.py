@@ -438,5 +438,6 @@ def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_
 def test_without_one_of_the_premises_the_search_finds_a_rise(premise: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     search(range(seed, seed + 1))
     monkeypatch.setattr(certification, premise, lambda *_: None)
-    with pytest.raises(AssertionError, match="covers the step"):
+    # Of parts that are not of the library the certificate itself looks for a rise.
+    with pytest.raises(AssertionError, match="covers the step|from this state raises F"):
         search(range(seed, seed + 1))

@@ -75,7 +75,8 @@ def counterexample(
     F has to fall in a step, in every graph, up to rounding. Terms made of ``own`` have to bound themselves there.
     """
     graph = energy.graph(x)
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
+    wide = energy.constraint.project(x.to(torch.promote_types(x.dtype, torch.float32)))
     states = [wide]
     for number in range(steps):
         after = step(energy, states[-1], graph)
