@@ -543,6 +543,7 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
             return f"the {name} of {term!r} is not finite at this state: {describe(result)}."
     if bool((bound < 0).any()):
         return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
+    near = z - mean_rows(z, graph.segments)
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
@@ -552,8 +553,10 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
         if overflows(z + move, after):
             continue
         rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
-        # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal.
-        rounding += 64 * torch.finfo(z.dtype).eps * (bound * (z.square() + (z + move).square())).sum()
+        # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
+        # from the mean of its graph, from which an isolated node may be far.
+        squares = z.square() + (z + move).square() + near.square() + (near + move).square()
+        rounding += 64 * torch.finfo(z.dtype).eps * (bound * squares).sum()
         excess = after - value - (linear + quadratic).sum()
         if not bool(excess <= rounding):
             return (
