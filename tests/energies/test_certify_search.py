@@ -439,5 +439,5 @@ def test_without_one_of_the_premises_the_search_finds_a_rise(premise: str, seed:
     search(range(seed, seed + 1))
     monkeypatch.setattr(certification, premise, lambda *_: None)
     # Of parts that are not of the library the certificate itself looks for a rise.
-    with pytest.raises(AssertionError, match="covers the step|from this state raises F"):
+    with pytest.raises(AssertionError, match=r"covers the step|from this state raises F"):
         search(range(seed, seed + 1))
