@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -407,10 +407,10 @@ class Coupling(ABC):
     def __sub__(self, other: Coupling) -> Coupling:
         return self + (-other if isinstance(other, Coupling) else other)
 
-    def __rsub__(self, other: object) -> NoReturn:
+    def __rsub__(self, other: object) -> None:
         raise TypeError(f"a coupling can only be subtracted from a coupling; got {errors.describe(other)}.")
 
-    def __rmatmul__(self, other: object) -> NoReturn:
+    def __rmatmul__(self, other: object) -> None:
         raise TypeError(
             f"a coupling multiplies from the left, S @ v; got {errors.describe(other)} to the left of it. S.T @ v is "
             f"the product of the transpose."
