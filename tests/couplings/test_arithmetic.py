@@ -12,6 +12,9 @@ from diffusion_mp.couplings import ScaledCoupling, UniformCoupling
 from diffusion_mp.diffusivities import ScaledDiffusivity
 from diffusion_mp.energies import EnergyTerm, ScaledTerm, SourceTerm
 
+# Our own sentences are tested here, not the annotations.
+pytestmark = pytest.mark.usefixtures("no_typecheck")
+
 OPERANDS: dict[str, Callable[[], Any]] = {
     "coupling": lambda: UniformCoupling(6),
     "diffusivity": SimpleDiffusivity,
