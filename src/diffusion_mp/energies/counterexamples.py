@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.terms import SCALES, EnergyTerm, ScaledTerm, overflows, rescaled, sum_by_graph, term_flaw
+from diffusion_mp.energies.terms import (
+    SCALES,
+    EnergyTerm,
+    ScaledTerm,
+    overflows,
+    rescaled,
+    resolution,
+    sum_by_graph,
+    term_flaw,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import reciprocal
 
@@ -78,9 +87,11 @@ def counterexample(
     # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
     wide = energy.constraint.project(x.to(torch.promote_types(x.dtype, torch.float32)))
     states = [wide]
+    suspects = [term for term in energy.terms if foreign_parts(term)]
+    least = sum(resolution(term, wide, graph) for term in suspects)
     for number in range(steps):
         after = step(energy, states[-1], graph)
-        if (flaw := rise(energy, states[-1], after, graph)) is not None:
+        if (flaw := rise(energy, states[-1], after, graph, least)) is not None:
             return f"step {number + 1} from this state raises F: {flaw}", len(states)
         states.append(after)
     count = len(states)
@@ -88,14 +99,13 @@ def counterexample(
         flaw = projection_flaw(energy.constraint, states[0].double(), graph)
         if flaw is not None:
             return flaw, count
-    suspects = [term for term in energy.terms if foreign_parts(term)]
     for state in (states[0], states[-1]):
         for candidate, regular in around(state.double(), graph):
             start = energy.constraint.project(candidate)
             if overflows(start, *(term.value(start, graph) for term in energy.terms)):
                 continue
             count += 1
-            if (flaw := rise(energy, start, step(energy, start, graph), graph)) is not None:
+            if (flaw := rise(energy, start, step(energy, start, graph), graph, least)) is not None:
                 return f"a step from another state raises F: {flaw}", count
             for term in suspects if regular else ():  # it takes some fifty values and gradients
                 if (flaw := term_flaw(term, start, graph)) is not None:
@@ -125,11 +135,15 @@ def step(energy: JointEnergy, z: Float[Tensor, "N H D"], graph: Graph) -> Float[
 
 
 def rise(
-    energy: JointEnergy, before: Float[Tensor, "N H D"], after: Float[Tensor, "N H D"], graph: Graph
+    energy: JointEnergy,
+    before: Float[Tensor, "N H D"],
+    after: Float[Tensor, "N H D"],
+    graph: Graph,
+    least: float | Tensor = 0.0,
 ) -> str | None:
     """Return a sentence about a graph whose F is higher ``after`` a step by more than rounding, or ``None``.
 
-    Rounding is 64 ε (Σ_t |V_t| + Σ_i p_i ‖z_i‖²) in the dtype of the state.
+    Rounding is 64 ε (Σ_t |V_t| + Σ_i p_i ‖z_i‖²) in the dtype of the state, and ``least`` (`resolution`).
     """
     if not energy.terms:
         return None
@@ -144,7 +158,7 @@ def rise(
         if not bool((values.sum() - total).abs() <= 1e-8 * (values.abs().sum() + total.abs() + bound.sum())):
             return f"{term!r} is no sum over the graphs of the batch, so it couples them."
     sizes = old.abs().sum(0) + new.abs().sum(0) + sum_by_graph(reduce(add, bounds), graph)
-    excess = new.sum(0) - old.sum(0) - 64 * torch.finfo(before.dtype).eps * sizes
+    excess = new.sum(0) - old.sum(0) - 64 * torch.finfo(before.dtype).eps * sizes - least
     risen = ~(excess <= 0)  # NaN is no descent either
     if not bool(risen.any()):
         return None

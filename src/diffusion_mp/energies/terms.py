@@ -527,6 +527,17 @@ def rescaled(z: Float[Tensor, "N H D"], graph: Graph, scale: float) -> Float[Ten
     return centre + scale * (z - centre)
 
 
+def resolution(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    """Return what rounding may change of a value by a formula that cancels for small z, such as √(1 + z²) − 1.
+
+    Its error is one of the values at distances of about one, however small the value itself is.
+    """
+    generator = torch.Generator(z.device).manual_seed(0)
+    unit = torch.randn(z.shape, generator=generator, dtype=torch.float64, device=z.device)
+    usual = term.value(z.double() + unit, graph).abs()
+    return torch.where(usual.isfinite(), 64 * torch.finfo(torch.float64).eps * usual, 0.0)
+
+
 @torch.no_grad()
 def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
@@ -544,6 +555,7 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
     if bool((bound < 0).any()):
         return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
     near = z - mean_rows(z, graph.segments)
+    least = resolution(term, z, graph)
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
@@ -552,7 +564,7 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
         after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
         if overflows(z + move, after):
             continue
-        rounding = 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
+        rounding = least + 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
         # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
         # from the mean of its graph, from which an isolated node may be far.
         squares = z.square() + (z + move).square() + near.square() + (near + move).square()
