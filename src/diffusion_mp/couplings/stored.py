@@ -173,10 +173,9 @@ class SparseCoupling(Coupling):
             check_has_values(graph.edges, "edge_index")
             return graph.is_symmetric if own else is_symmetric(graph.edges, by_head, graph.num_nodes)
 
-        one_graph = vars(graph).get("segments", graph) is None
         promises: dict[str, Any] = {"symmetric": examined if symmetric is None else symmetric, "metric": metric}
         promises |= {"row_stochastic": row_stochastic, "nonnegative": nonnegative}
-        promises["ptr"] = None if one_graph else lambda: graph.segments
+        promises["ptr"] = None if graph.is_single else lambda: graph.segments
         super().__init__(graph.num_nodes, by_head.size(1), by_head, **promises)
         self.graph, self.weight, self.own = graph, by_head, own
 

@@ -19,6 +19,7 @@ from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
+SELF_LOOPS = get_args(SelfLoops)
 
 #: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
 Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
@@ -402,8 +403,8 @@ class Graph:
         - ``"add"``: one more loop of weight 1 at every node (A + I).
         - ``"remaining"``: one at every node, the mean of the observed ones or of weight 1 (as in PyG).
         """
-        if not isinstance(policy, str) or policy not in get_args(SelfLoops):
-            errors.check_choice(policy, "self_loops", get_args(SelfLoops))
+        if not isinstance(policy, str) or policy not in SELF_LOOPS:
+            errors.check_choice(policy, "self_loops", SELF_LOOPS)
         return self if policy == "keep" else self.derived(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
