@@ -255,7 +255,7 @@ def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> 
     Version(torch.__version__) < Version("2.13"),
     reason="torch.compile of torch 2.8 stops at Python that it does not trace inside torch.func; of 2.13 it does not",
 )
-@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.unwatched
 def test_a_compiled_transform(generator: torch.Generator) -> None:
     """``torch.compile`` sees the transform, and takes the formula."""
     x, edges = torch.randn(6, 4, generator=generator), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
