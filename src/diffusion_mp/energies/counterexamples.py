@@ -105,10 +105,10 @@ def counterexample(
             if overflows(start, *(term.value(start, graph) for term in energy.terms)):
                 continue
             after = step(energy, start, graph)
-            if not bool(after.isfinite().all()):  # the numbers end there; own terms are asked for finite ones below
-                after = start
             count += 1
-            if (flaw := rise(energy, start, after, graph, least)) is not None:
+            # Where the numbers of double precision end nothing is compared; own terms are asked for finite ones below.
+            finite = bool(after.isfinite().all())
+            if finite and (flaw := rise(energy, start, after, graph, least)) is not None:
                 return f"a step from another state raises F: {flaw}", count
             for term in suspects if regular else ():  # it takes some fifty values and gradients
                 if (flaw := term_flaw(term, start, graph)) is not None:
