@@ -365,6 +365,11 @@ def entries(case: Case) -> Tensor:
     return coupling.matmul(torch.eye(coupling.num_nodes, dtype=DOUBLE).unsqueeze(1)).permute(1, 0, 2)
 
 
+def too_narrow(case: Case) -> bool:
+    """The narrowest width is lost in the rounding of distances, so that f overflows where it should be one."""
+    return float(case.energy().penalty.widths.min()) < 1e-8 * float(case.state().abs().max())
+
+
 #: The sentence of a refusal, and whether the premise that it names is broken indeed.
 PREMISES: list[tuple[str, Callable[..., bool]]] = [
     (r"the parameter (\S+) has entries that are not finite", lambda c, name: not_finite(c.model.get_parameter(name))),
@@ -382,6 +387,7 @@ PREMISES: list[tuple[str, Callable[..., bool]]] = [
     (r"coupling has entries that are not finite in its dtype", too_large),
     (r"moves the state where torch.\S+ has no numbers", too_large),
     (r"is not that of the energy at this state", another),
+    (r"the half gradient of .* is not finite at this state", too_narrow),
 ]
 
 
@@ -422,7 +428,7 @@ def no_warnings() -> Any:
 
 
 @pytest.mark.parametrize(("seeds", "certified", "premises"), [
-    (200, 80, len(PREMISES) - 2), pytest.param(10_000, 4_000, len(PREMISES) + 1, marks=pytest.mark.slow)
+    (200, 80, len(PREMISES) - 3), pytest.param(10_000, 4_000, len(PREMISES) + 1, marks=pytest.mark.slow)
 ])  # fmt: skip
 def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_named(seeds, certified, premises):
     said, worst = search(range(seeds))
