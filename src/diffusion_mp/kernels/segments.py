@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph.cache import batch_cache
+from diffusion_mp.runtime.torch_private import transforms_active
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
 Rows = slice | Tensor
@@ -239,7 +240,10 @@ def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterato
 
 
 def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
-    bounds = [0, num_nodes] if ptr is None else ptr.tolist()
+    if ptr is None:
+        return [slice(0, num_nodes)]
+    # Before torch 2.13 a tensor made inside a transform has no `tolist`.
+    bounds = [int(bound) for bound in ptr.unbind()] if transforms_active() else ptr.tolist()
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
