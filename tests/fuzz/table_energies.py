@@ -245,7 +245,8 @@ def full_graph_inference(d: Draw) -> None:
     right = [f"mp.{name}({d.channels}, 4, 3)" for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")]
     given = edges(d)
     given.pop("batch")
-    own = {"model": options(d, *right, wrong=NOT_A_MODULE), "x": state(d, dtype="float32"), "progress": Arg("False")}
+    features = state(d, dtype="float32").without("a sparse tensor")  # which models take
+    own = {"model": options(d, *right, wrong=NOT_A_MODULE), "x": features, "progress": Arg("False")}
     construct(d, "out", "full_graph_inference", **given, **own)
 
 
