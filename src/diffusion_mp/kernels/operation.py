@@ -104,7 +104,7 @@ Formula = Callable[..., Any]
 #: ``torch.compile`` fuses its calls, and 32 times as many without gradients.
 FEW = 1 << 15
 #: Whether torch exports, whose sizes may vary; before torch 2.7 it cannot be told from ``torch.compile``.
-_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 def operation(
@@ -140,7 +140,7 @@ def operation(
 def few_numbers(*tensors: Tensor) -> bool:
     """Return whether these are so few numbers, on the CPU and in one dtype, that plain torch is the fastest."""
     if torch.compiler.is_compiling():
-        if _exporting():
+        if exporting():
             return False
         most = 8 * FEW
     elif torch.is_grad_enabled() and _requires_grad(tensors):

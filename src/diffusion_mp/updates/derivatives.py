@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
+from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.runtime.torch_private import dispatch_mode_active, forward_mode_active, transforms_active
 
 Operator = Callable[[Tensor], Tensor]
@@ -23,9 +24,6 @@ DENSE = 1 << 24
 
 #: Columns of a matrix that are found at once.
 CHUNK = 256
-
-#: Before torch 2.7 an export cannot be told from ``torch.compile``.
-exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 def formula_runs(entries: int) -> bool:
