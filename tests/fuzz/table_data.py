@@ -220,7 +220,8 @@ def node_cross_entropy(d: Draw) -> None:
     wrong = not_integers(
         str(n),
         f"beyond the classes: torch.full(({n},), 9) | no label: torch.full(({n},), -1) | None | an array",
-        f"a dict | a list | too long: torch.zeros({n + 1}).long() | of rank two: torch.zeros({n}, 1).long()",
+        f"a dict | a list | too long: torch.zeros({n + 1}).long() | of rank two: torch.zeros({n}, 2).long()",
+        f"a column?: torch.zeros({n}, 1).long()",
     )
     logits = Arg(f"torch.randn({n}, 3)", wrong_tensors(n, 3)).without("a longer last dimension")
     target = Arg(f"torch.zeros({n}).long()", wrong).without("a sparse tensor")
