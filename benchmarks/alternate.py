@@ -13,7 +13,9 @@ import numpy as np
 BURST = 5e-3
 
 
-def alternating(first: Callable[[], Any], second: Callable[[], Any], seconds: float) -> dict[str, list[float]]:
+def alternating(
+    first: Callable[[], Any], second: Callable[[], Any], seconds: float
+) -> dict[str, list[float]]:
     """Low quantile (a tenth) and median of the seconds of a call, for ``[first, second]``.
 
     Bursts of both follow each other, each time in the other order, until ``seconds`` have gone by, twice at least. The
@@ -26,7 +28,10 @@ def alternating(first: Callable[[], Any], second: Callable[[], Any], seconds: fl
     while time.perf_counter() < end or len(times[0]) < 2:
         for way in (0, 1) if len(times[0]) % 2 else (1, 0):
             times[way].append(_seconds(runs[way], often[way]))
-    return {"low": [float(np.quantile(found, 0.1)) for found in times], "median": list(map(statistics.median, times))}
+    return {
+        "low": [float(np.quantile(found, 0.1)) for found in times],
+        "median": list(map(statistics.median, times)),
+    }
 
 
 def _seconds(run: Callable[[], Any], often: int) -> float:

@@ -14,7 +14,11 @@ from diffusion_mp.graph import Graph
 
 #: Sizes as their logarithms are spread: mean, standard deviation, and the smallest and the largest graph. (ZINC's are
 #: molecules of 9 to 38 atoms, 23 on average.)
-SPREAD = {"MUTAG": (2.85, 0.27, 10, 28), "PROTEINS": (3.29, 0.84, 4, 620), "ZINC": (3.12, 0.2, 9, 38)}
+SPREAD = {
+    "MUTAG": (2.85, 0.27, 10, 28),
+    "PROTEINS": (3.29, 0.84, 4, 620),
+    "ZINC": (3.12, 0.2, 9, 38),
+}
 
 
 @cache

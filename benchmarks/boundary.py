@@ -23,7 +23,9 @@ from torch import nn
 
 from diffusion_mp import DIFFormerConv, GATConv, GCNConv, Graph
 
-NODES, EDGES, CHANNELS = 2_708, 10_556, 64
+NODES = 2_708
+EDGES = 10_556
+CHANNELS = 64
 
 
 @contextmanager
@@ -32,7 +34,11 @@ def unchecked() -> Iterator[None]:
     replaced = []
     for name, module in list(sys.modules.items()):
         if name.startswith("diffusion_mp"):
-            checks = [key for key, value in vars(module).items() if key.startswith("check_") and callable(value)]
+            checks = [
+                key
+                for key, value in vars(module).items()
+                if key.startswith("check_") and callable(value)
+            ]
             replaced += [patch.object(module, key, _nothing) for key in checks]
     for one in replaced:
         one.start()
@@ -58,17 +64,25 @@ def fastest(call: Callable[[], object], passes: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=40, help="rounds with and without the checks")
-    parser.add_argument("--passes", type=int, default=10, help="passes in a round, of which the fastest counts")
+    parser.add_argument(
+        "--passes", type=int, default=10, help="passes in a round, of which the fastest counts"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    x, edge_index = torch.randn(NODES, CHANNELS), torch.randint(NODES, (2, EDGES))
-    layers: list[nn.Module] = [kind(CHANNELS, CHANNELS) for kind in (GCNConv, GATConv, DIFFormerConv)]
+    x = torch.randn(NODES, CHANNELS)
+    edge_index = torch.randint(NODES, (2, EDGES))
+    layers: list[nn.Module] = [
+        kind(CHANNELS, CHANNELS) for kind in (GCNConv, GATConv, DIFFormerConv)
+    ]
     print(f"{'layer':16}{'given':14}{'with checks':>12}{'more':>10}")
     for layer, edges in product(layers, (Graph(NODES, edge_index), edge_index)):
-        call, pairs = partial(layer, x, edges), []
+        call = partial(layer, x, edges)
+        pairs = []
         with torch.no_grad():
             for _ in range(options.rounds):
                 checked = fastest(call, options.passes)

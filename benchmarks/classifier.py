@@ -26,7 +26,10 @@ from sklearn.semi_supervised import LabelSpreading
 from diffusion_mp.estimators import DiffusionClassifier
 
 METHODS = {
-    "approximate": ("`DiffusionClassifier(approximate=True)`", DiffusionClassifier(approximate=True, random_state=0)),
+    "approximate": (
+        "`DiffusionClassifier(approximate=True)`",
+        DiffusionClassifier(approximate=True, random_state=0),
+    ),
     "exact": ("`DiffusionClassifier()`", DiffusionClassifier(random_state=0)),
     "spreading": ('`LabelSpreading(kernel="knn")`', LabelSpreading(kernel="knn")),
     "logistic": ("`LogisticRegression()`, of the labelled rows alone", LogisticRegression()),
@@ -38,10 +41,14 @@ def read(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
 
     def both(kind: str, header: int) -> np.ndarray:
         files = [folder / "raw" / f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k")]
-        return np.concatenate([np.frombuffer(gzip.decompress(f.read_bytes()), np.uint8, offset=header) for f in files])
+        return np.concatenate(
+            [np.frombuffer(gzip.decompress(f.read_bytes()), np.uint8, offset=header) for f in files]
+        )
 
     some = np.random.default_rng(0).permutation(70_000)[:count]
-    return both("images-idx3", 16).reshape(-1, 784)[some] / 255, both("labels-idx1", 8)[some].astype(int)
+    return both("images-idx3", 16).reshape(-1, 784)[some] / 255, both("labels-idx1", 8)[
+        some
+    ].astype(int)
 
 
 def run(method: str, folder: Path, count: int) -> dict[str, float]:
@@ -51,16 +58,30 @@ def run(method: str, folder: Path, count: int) -> dict[str, float]:
     some = np.full(count, -1)
     some[known] = y[known]
     model: Any = METHODS[method][1]
-    wall, cpu = time.perf_counter(), time.process_time()
-    found = model.fit(x[known], y[known]).predict(x) if method == "logistic" else model.fit(x, some).transduction_
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return {"wall": wall, "cpu": cpu, "peak": peak(), "accuracy": 100 * float((found == y)[some < 0].mean())}
+    wall = time.perf_counter()
+    cpu = time.process_time()
+    if method == "logistic":
+        found = model.fit(x[known], y[known]).predict(x)
+    else:
+        found = model.fit(x, some).transduction_
+    wall = time.perf_counter() - wall
+    cpu = time.process_time() - cpu
+    return {
+        "wall": wall,
+        "cpu": cpu,
+        "peak": peak(),
+        "accuracy": 100 * float((found == y)[some < 0].mean()),
+    }
 
 
 def main() -> None:
     """Print the table, each line when it is known."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="with raw/train-images-idx3-ubyte.gz and the three other files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, help="with raw/train-images-idx3-ubyte.gz and the three other files"
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 5_000, 20_000, 70_000])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--run", help=argparse.SUPPRESS)

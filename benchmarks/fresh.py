@@ -25,7 +25,8 @@ def measured(step: Callable[[], Any], repeats: int) -> dict[str, float]:
     """
     before = peak()
     step()
-    memory, times = max(peak() - before, 1.0), []
+    memory = max(peak() - before, 1.0)
+    times = []
     for _ in range(repeats):
         start = time.perf_counter()
         step()
@@ -47,13 +48,17 @@ def allocated(step: Callable[[], Any]) -> float:
         path = Path(folder, "trace.json")
         found.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    events = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
+    events = sorted(
+        (event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]
+    )
     return max(accumulate((event["args"]["Bytes"] for event in events), initial=0)) / 2**20
 
 
 def in_fresh_process(script: str, variant: str) -> Any:
     """What the script, called with the options of this process and --run VARIANT, prints as JSON."""
-    process = subprocess.run([sys.executable, script, *sys.argv[1:], "--run", variant], capture_output=True, text=True)
+    process = subprocess.run(
+        [sys.executable, script, *sys.argv[1:], "--run", variant], capture_output=True, text=True
+    )
     if process.returncode:
         sys.exit(f"{variant} failed with exit status {process.returncode}:\n{process.stderr}")
     return json.loads(process.stdout)

@@ -56,7 +56,9 @@ def on_device(value: Any, dtype: torch.dtype) -> Any:
     """Features and graphs go to the GPU; row boundaries are read by the CPU and stay there."""
     if isinstance(value, Graph):
         return value.to(DEVICE)
-    return value.to(DEVICE, dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(DEVICE, dtype)
+    return value
 
 
 @contextmanager
@@ -87,7 +89,8 @@ def milliseconds(run: Callable[[], Any], budget: float = 200.0) -> float:
 
 def replayed(run: Callable[[], Any], called: float) -> float | None:
     """Milliseconds of one run in a CUDA graph of several; ``None`` for what the CPU takes part in."""
-    graph, times = torch.cuda.CUDAGraph(), max(1, min(20, int(20 / called)))
+    graph = torch.cuda.CUDAGraph()
+    times = max(1, min(20, int(20 / called)))
     try:
         with torch.cuda.graph(graph):
             for _ in range(times):
@@ -107,17 +110,23 @@ def copy_rate() -> float:
 
 def measure(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Milliseconds of the forward pass and of a step, and MiB of a step."""
-    operation, way = OPERATIONS[case.operation], OPERATIONS[case.operation].ways[case.way]
+    operation = OPERATIONS[case.operation]
+    way = OPERATIONS[case.operation].ways[case.way]
     drawn = operation.inputs(case.nodes, torch.Generator().manual_seed(0))
     inputs = [on_device(value, dtype) for value in drawn]
-    leaves = [tensor.requires_grad_(way.backward is None and way.trains) for tensor in inputs[: operation.leaves]]
+    leaves = [
+        tensor.requires_grad_(way.backward is None and way.trains)
+        for tensor in inputs[: operation.leaves]
+    ]
 
     @torch.no_grad()
     def forward() -> Any:
         return way.forward(*inputs)
 
     out = forward()
-    grad = torch.randn(out.shape).to(out)  # a capture that failed leaves the generator of the device unusable
+    grad = torch.randn(out.shape).to(
+        out
+    )  # a capture that failed leaves the generator of the device unusable
 
     def step() -> Any:
         if way.backward is None:
@@ -168,17 +177,22 @@ def error(operation: str, dtype: torch.dtype) -> float:
 
 def main() -> None:
     """Measure the chosen operations and print a table for every precision."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--operation", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--nodes", type=int, nargs="+", help="instead of the sizes of this file")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("There is no GPU that torch can use here; benchmarks/kernels.py measures on the CPU.")
+        raise SystemExit(
+            "There is no GPU that torch can use here; benchmarks/kernels.py measures on the CPU."
+        )
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for name, operation in product(args.dtype, args.operation):
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        dtype, sizes = torch.bfloat16 if name == "bfloat16" else torch.float32, args.nodes or SIZES[operation]
+        dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+        sizes = args.nodes or SIZES[operation]
         cases = [
             Case(operation, way, nodes)
             for nodes, way in product(sizes, OPERATIONS[operation].ways)

@@ -50,9 +50,13 @@ class Case(NamedTuple):
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
     """Seconds of the forward pass and of a step, and MiB of a step; of the forward pass where nothing is trained."""
-    operation, way = OPERATIONS[case.operation], OPERATIONS[case.operation].ways[case.way]
+    operation = OPERATIONS[case.operation]
+    way = OPERATIONS[case.operation].ways[case.way]
     inputs = operation.inputs(case.nodes, torch.Generator().manual_seed(0))
-    leaves = [tensor.requires_grad_(way.backward is None and way.trains) for tensor in inputs[: operation.leaves]]
+    leaves = [
+        tensor.requires_grad_(way.backward is None and way.trains)
+        for tensor in inputs[: operation.leaves]
+    ]
 
     @torch.no_grad()
     def forward() -> Any:
@@ -92,13 +96,18 @@ def table(results: dict[Case, dict[str, float]]) -> str:
         "| operation | N | way | forward | step | memory | forward × | step × | memory × |",
         "|---|--:|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for (operation, nodes), group in groupby(sorted(results, key=order), key=lambda case: (case.operation, case.nodes)):
+    for (operation, nodes), group in groupby(
+        sorted(results, key=order), key=lambda case: (case.operation, case.nodes)
+    ):
         cases = list(group)
         first = results[cases[0]]
         for case in cases:
             found = results[case]
             cells = [operation, f"{nodes:,}", case.way]
-            cells += [f"{1e3 * found[name]:,.1f} ms" if name in found else "–" for name in ("forward", "step")]
+            cells += [
+                f"{1e3 * found[name]:,.1f} ms" if name in found else "–"
+                for name in ("forward", "step")
+            ]
             cells += [f"{found['memory']:,.1f} MiB"]
             cells += [
                 f"{first[name] / found[name]:.1f}" if name in first and found.get(name) else "–"
@@ -111,14 +120,20 @@ def table(results: dict[Case, dict[str, float]]) -> str:
 def order(case: Case) -> tuple[int, int, int]:
     """As operations.py lists them."""
     operations = list(OPERATIONS)
-    return operations.index(case.operation), case.nodes, list(OPERATIONS[case.operation].ways).index(case.way)
+    return (
+        operations.index(case.operation),
+        case.nodes,
+        list(OPERATIONS[case.operation].ways).index(case.way),
+    )
 
 
 def slopes(results: dict[Case, dict[str, float]]) -> str:
     """Of log time and log memory over log N, by least squares, where three sizes or more are large enough."""
     head = ["", "| operation | way | forward | step | memory |", "|---|---|--:|--:|--:|"]
     lines = []
-    for operation, way in dict.fromkeys((case.operation, case.way) for case in sorted(results, key=order)):
+    for operation, way in dict.fromkeys(
+        (case.operation, case.way) for case in sorted(results, key=order)
+    ):
         cases = [case for case in results if case[:2] == (operation, way) and case.nodes >= 10_000]
         if len(cases) < 3:
             continue
@@ -143,13 +158,20 @@ def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
 
     operations = list(dict.fromkeys(case.operation for case in sorted(results, key=order)))
     figure, axes = plt.subplots(
-        2, len(operations), figsize=(4 * len(operations), 7), squeeze=False, layout="constrained", sharex="col"
+        2,
+        len(operations),
+        figsize=(4 * len(operations), 7),
+        squeeze=False,
+        layout="constrained",
+        sharex="col",
     )
     for column, operation in enumerate(operations):
         for way in OPERATIONS[operation].ways:
             cases = sorted((case for case in results if case[:2] == (operation, way)), key=order)
             for ax, name in zip(axes[:, column], ("step", "memory"), strict=True):
-                known = [(case.nodes, results[case][name]) for case in cases if results[case].get(name)]
+                known = [
+                    (case.nodes, results[case][name]) for case in cases if results[case].get(name)
+                ]
                 if known:
                     ax.loglog(*zip(*known, strict=True), marker="o", markersize=3, label=way)
         axes[0, column].set_title(operation.replace("_", " "))
@@ -163,9 +185,13 @@ def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
 
 def main() -> None:
     """Measure the chosen operations and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--operation", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
-    parser.add_argument("--nodes", type=int, nargs="+", help="instead of the sizes of operations.py")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", help="instead of the sizes of operations.py"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="in a process")
     parser.add_argument("--threads", type=int, default=2)
@@ -179,7 +205,9 @@ def main() -> None:
     cases = [
         Case(operation, way, nodes)
         for operation in args.operation
-        for nodes, way in product(args.nodes or OPERATIONS[operation].sizes, OPERATIONS[operation].ways)
+        for nodes, way in product(
+            args.nodes or OPERATIONS[operation].sizes, OPERATIONS[operation].ways
+        )
         if nodes <= OPERATIONS[operation].ways[way].largest
     ]
     args.out.mkdir(parents=True, exist_ok=True)
@@ -194,7 +222,10 @@ def main() -> None:
                 kept.write_text(json.dumps(known, indent=1))
         rounds.append({case: known[f"{case.name}/{turn}"] for case in cases})
     results = {
-        case: {name: statistics.median(found[case][name] for found in rounds) for name in rounds[0][case]}
+        case: {
+            name: statistics.median(found[case][name] for found in rounds)
+            for name in rounds[0][case]
+        }
         for case in cases
     }
     draw(results, args.out / "kernels.png")

@@ -39,7 +39,9 @@ def seconds(action: Callable[[], object], repeats: int = 5) -> float:
 
 def main() -> None:
     """One line for each number."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--edges", type=int, default=2_000_000)
     parser.add_argument("--channels", type=int, default=128)
@@ -55,7 +57,8 @@ def main() -> None:
     x = torch.randn(graph.num_nodes, args.channels, generator=generator)
     y = torch.randint(2, (graph.num_nodes,), generator=generator)
     model = DIFFormer(args.channels, args.channels, 2, args.layers, transform=True)
-    alone, here = deepcopy(model), Graph(graph.num_nodes, graph.edge_index % graph.num_nodes)
+    alone = deepcopy(model)
+    here = Graph(graph.num_nodes, graph.edge_index % graph.num_nodes)
     node_parallel(model)
 
     def step(model: DIFFormer, graph: Graph) -> None:
@@ -69,7 +72,9 @@ def main() -> None:
     weight = torch.ones(graph.extended.num_edges, 1)
     sums = torch.zeros((args.channels + 1) ** 2)
     halo = fetched.size(0) - graph.num_nodes
-    rows, edges, width = graph.num_nodes, graph.extended.num_edges, args.channels
+    rows = graph.num_nodes
+    edges = graph.extended.num_edges
+    width = args.channels
 
     def attend() -> torch.Tensor:
         return coupling.read(coupling.pool(values), values)
@@ -78,14 +83,22 @@ def main() -> None:
         measured = {
             "attention on local rows": (seconds(attend), 4 * rows * width**2),
             "sparse product": (seconds(lambda: spmm(pattern, weight, fetched)), edges * width * 4),
-            "all-reduce of a layer's sums": (seconds(lambda: distributed.all_reduce(sums)), sums.nbytes),
+            "all-reduce of a layer's sums": (
+                seconds(lambda: distributed.all_reduce(sums)),
+                sums.nbytes,
+            ),
             "fetching the halo": (seconds(lambda: graph.exchange(values)), halo * width * 4),
         }
-    together, alone_seconds = seconds(lambda: step(model, graph), 3), seconds(lambda: step(alone, here), 3)
+    together = seconds(lambda: step(model, graph), 3)
+    alone_seconds = seconds(lambda: step(alone, here), 3)
     if distributed.get_rank() == 0:
         ranks = distributed.get_world_size()
-        print(f"{ranks} ranks, {args.nodes:,} nodes, {args.edges:,} edges, halo {halo:,} of {rows:,} rows")
-        print(f"training step: {together:.2f} s, {alone_seconds:.2f} s on as many rows without other ranks")
+        print(
+            f"{ranks} ranks, {args.nodes:,} nodes, {args.edges:,} edges, halo {halo:,} of {rows:,} rows"
+        )
+        print(
+            f"training step: {together:.2f} s, {alone_seconds:.2f} s on as many rows without other ranks"
+        )
         for name, (time_, amount) in measured.items():
             unit = "FLOP" if name.startswith("attention") else "B"
             print(f"{name}: {1e3 * time_:.2f} ms, {amount / time_ / 1e9:.2f} G{unit}/s")

@@ -28,7 +28,12 @@ def inputs(args: argparse.Namespace, dtype: torch.dtype = torch.float32) -> list
     q, k, v, grad = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(4))
     q, k = (t.div_(math.sqrt(args.channels)) for t in (q, k))
     projection = torch.randn(args.features, args.channels, generator=generator, dtype=dtype)
-    noise = torch.empty(*shape[:2], args.samples, dtype=dtype).exponential_(generator=generator).log_().neg_()
+    noise = (
+        torch.empty(*shape[:2], args.samples, dtype=dtype)
+        .exponential_(generator=generator)
+        .log_()
+        .neg_()
+    )
     return [*(t.requires_grad_() for t in (q, k, v)), projection, noise, grad]
 
 
@@ -42,13 +47,17 @@ def step(formulation: str, tensors: list[Tensor], tau: float) -> list[Tensor]:
 def check(args: argparse.Namespace) -> None:
     """Both formulations give the same values and gradients, in double, for 300 nodes."""
     small = inputs(argparse.Namespace(**{**vars(args), "nodes": 300}), torch.float64)
-    for mine, theirs in zip(step("library", small, args.tau), step("textbook", small, args.tau), strict=True):
+    for mine, theirs in zip(
+        step("library", small, args.tau), step("textbook", small, args.tau), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
 
 
 def main() -> None:
     """Measure both in fresh processes and print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--channels", type=int, default=32, help="channels of a head")
@@ -57,7 +66,9 @@ def main() -> None:
     parser.add_argument("--tau", type=float, default=0.25)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--run", choices=FORMULATIONS, help="measure one formulation in this process, print JSON")
+    parser.add_argument(
+        "--run", choices=FORMULATIONS, help="measure one formulation in this process, print JSON"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.run:
@@ -73,7 +84,9 @@ def main() -> None:
     print("| formulation | peak memory | time of a step |\n|---|---:|---:|")
     for name, result in results.items():
         print(f"| {name} | {result['memory']:,.0f} MiB | {result['time']:.3f} s |")
-    memory, seconds = (results["textbook"][key] / results["library"][key] for key in ("memory", "time"))
+    memory, seconds = (
+        results["textbook"][key] / results["library"][key] for key in ("memory", "time")
+    )
     print(f"| textbook / library | {memory:.1f} | {seconds:.1f} |")
 
 

@@ -16,7 +16,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric.utils import coalesce
 from torch_geometric.utils import spmm as pyg_spmm
 
-from diffusion_mp import Diffusivity, GaussianDiffusivity, SigmoidDiffusivity, SimpleDiffusivity, SoftmaxDiffusivity
+from diffusion_mp import (
+    Diffusivity,
+    GaussianDiffusivity,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+    SoftmaxDiffusivity,
+)
 from diffusion_mp.couplings import LogLowRankCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features
 from diffusion_mp.energies import GaussianPenalty
@@ -52,7 +58,9 @@ class Operation(NamedTuple):
     """Whether ``torch.compile`` makes one function of each way."""
 
 
-def states(*heads_and_channels: int, scale: float = 1.0) -> Callable[[int, torch.Generator], list[Any]]:
+def states(
+    *heads_and_channels: int, scale: float = 1.0
+) -> Callable[[int, torch.Generator], list[Any]]:
     """Queries, keys and values [N, H, D]; the first two are scaled."""
 
     def make(n: int, generator: torch.Generator) -> list[Any]:
@@ -81,23 +89,31 @@ def linear_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def linear_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
     """The four of its backward pass, and the one that is computed again."""
     q, k, v, grad = (by_head(x) for x in (q, k, v, grad))
-    kv, qg = k.transpose(2, 3) @ v, q.transpose(2, 3) @ grad
+    kv = k.transpose(2, 3) @ v
+    qg = q.transpose(2, 3) @ grad
     return [grad @ kv.transpose(2, 3), v @ qg.transpose(2, 3), k @ qg]
 
 
 def tiled_products(q: Tensor, k: Tensor, v: Tensor, rows: int = 1024) -> Tensor:
     """The two matrix products of pairwise attention, a tile of rows at a time."""
     q, k, v = (by_head(x) for x in (q, k, v))
-    return by_node(torch.cat([(part @ k.transpose(2, 3)) @ v for part in q.split(rows, dim=2)], dim=2))
+    return by_node(
+        torch.cat([(part @ k.transpose(2, 3)) @ v for part in q.split(rows, dim=2)], dim=2)
+    )
 
 
-def tiled_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, rows: int = 1024) -> list[Tensor]:
+def tiled_products_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, rows: int = 1024
+) -> list[Tensor]:
     """The four of its backward pass, and the scores again."""
     q, k, v, grad = (by_head(x) for x in (q, k, v, grad))
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dq = torch.empty_like(q)
+    dk = torch.zeros_like(k)
+    dv = torch.zeros_like(v)
     for part in torch.arange(q.size(2)).split(rows):
         tile = slice(int(part[0]), int(part[-1]) + 1)
-        scores, weights = q[:, :, tile] @ k.transpose(2, 3), grad[:, :, tile] @ v.transpose(2, 3)
+        scores = q[:, :, tile] @ k.transpose(2, 3)
+        weights = grad[:, :, tile] @ v.transpose(2, 3)
         dv += scores.transpose(2, 3) @ grad[:, :, tile]
         dq[:, :, tile] = weights @ k
         dk += weights.transpose(2, 3) @ q[:, :, tile]
@@ -107,16 +123,24 @@ def tiled_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, rows:
 def noisy(n: int, generator: torch.Generator, samples: int = 10, features: int = 32) -> list[Any]:
     """NodeFormer's queries, keys and values, directions and noise."""
     noise = torch.empty(n, 4, samples).exponential_(generator=generator).log_().neg_()
-    return [*states(4, 32, scale=32**-0.5)(n, generator), torch.randn(features, 32, generator=generator), noise]
+    return [
+        *states(4, 32, scale=32**-0.5)(n, generator),
+        torch.randn(features, 32, generator=generator),
+        noise,
+    ]
 
 
-def nodeformer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, noise: Tensor, tau: float) -> Tensor:
+def nodeformer(
+    q: Tensor, k: Tensor, v: Tensor, projection: Tensor, noise: Tensor, tau: float
+) -> Tensor:
     """The library's: in log space, the samples accumulated."""
     log_q, log_k, weight = attention_features(q / math.sqrt(tau), k / math.sqrt(tau), projection)
     return LogLowRankCoupling(log_q, log_k, None, weight + noise / tau).matmul(v)
 
 
-def batched(name: str, heads: int, scale: float = 1.0) -> Callable[[int, torch.Generator], list[Any]]:
+def batched(
+    name: str, heads: int, scale: float = 1.0
+) -> Callable[[int, torch.Generator], list[Any]]:
     """Queries, keys and values of graphs as large as those of a data set, and the batch."""
 
     def make(n: int, generator: torch.Generator) -> list[Any]:
@@ -137,14 +161,21 @@ def pairwise(q: Tensor, k: Tensor, v: Tensor, graph: Graph | None = None, *, sco
 
 def gaussian(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The library's."""
-    return GaussianPenalty().score.coupling(q, k, None, measure="distance", normalize=True).matmul(v)
+    return (
+        GaussianPenalty().score.coupling(q, k, None, measure="distance", normalize=True).matmul(v)
+    )
 
 
-def one_state(scale: float = 1.0, data: str | None = None) -> Callable[[int, torch.Generator], list[Any]]:
+def one_state(
+    scale: float = 1.0, data: str | None = None
+) -> Callable[[int, torch.Generator], list[Any]]:
     """A state [N, 64], and the batch if there is one."""
 
     def make(n: int, generator: torch.Generator) -> list[Any]:
-        return [torch.randn(n, 64, generator=generator) * scale, *([] if data is None else [batch_of(data, n)])]
+        return [
+            torch.randn(n, 64, generator=generator) * scale,
+            *([] if data is None else [batch_of(data, n)]),
+        ]
 
     return make
 
@@ -166,9 +197,13 @@ def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:
     return [q, k, v, friction_q, friction_k, torch.arange(0, n + 1, size)]
 
 
-def sparse_flow(q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k: Tensor, ptr: Tensor) -> Tensor:
+def sparse_flow(
+    q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k: Tensor, ptr: Tensor
+) -> Tensor:
     """The library's: every row solved exactly."""
-    return SparseFlowCoupling(q, k, friction_q, friction_k, ptr, lam=1 / int(ptr[1]), alpha=0.1).matmul(v)
+    return SparseFlowCoupling(
+        q, k, friction_q, friction_k, ptr, lam=1 / int(ptr[1]), alpha=0.1
+    ).matmul(v)
 
 
 def edges(channels: int, degree: int) -> Callable[[int, torch.Generator], list[Any]]:
@@ -186,8 +221,11 @@ def edges(channels: int, degree: int) -> Callable[[int, torch.Generator], list[A
 def torch_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """PyG's product of a sparse matrix, which is torch's."""
     p = graph.pattern
-    size, values = (graph.num_nodes, graph.num_nodes), weight[p.by_row.order, 0]
-    matrix = torch.sparse_csr_tensor(p.by_row.ptr, p.by_row.other, values, size=size, check_invariants=False)
+    size = (graph.num_nodes, graph.num_nodes)
+    values = weight[p.by_row.order, 0]
+    matrix = torch.sparse_csr_tensor(
+        p.by_row.ptr, p.by_row.other, values, size=size, check_invariants=False
+    )
     return pyg_spmm(matrix, v.squeeze(1))
 
 
@@ -201,24 +239,37 @@ def copied(*tensors: Tensor) -> Any:
     return tensors[0].clone()
 
 
-SIGMOID, SOFTMAX = partial(pairwise, score="sigmoid"), partial(pairwise, score="exp")
+SIGMOID = partial(pairwise, score="sigmoid")
+SOFTMAX = partial(pairwise, score="exp")
 LINEAR = {
     "textbook": Way(textbook.linear_attention),
     "library": Way(linear),
     "its products alone": Way(linear_products, linear_products_backward),
 }
 QUADRATIC = {"its products alone": Way(tiled_products, tiled_products_backward)}
-SIGMOIDS = {"textbook": Way(textbook.sigmoid_attention, largest=16_384), "library": Way(SIGMOID), **QUADRATIC}
+SIGMOIDS = {
+    "textbook": Way(textbook.sigmoid_attention, largest=16_384),
+    "library": Way(SIGMOID),
+    **QUADRATIC,
+}
 SOFTMAXES = {
     "library": Way(SOFTMAX),
     "torch's fused attention": Way(
-        lambda q, k, v: by_node(scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), scale=1.0))
+        lambda q, k, v: by_node(
+            scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), scale=1.0)
+        )
     ),
     **QUADRATIC,
 }
 BATCHED = {
-    "linear_attention": {"textbook, padded": Way(textbook.padded_linear_attention), "library": Way(linear)},
-    "sigmoid_attention": {"textbook, padded": Way(textbook.padded_sigmoid_attention), "library": Way(SIGMOID)},
+    "linear_attention": {
+        "textbook, padded": Way(textbook.padded_linear_attention),
+        "library": Way(linear),
+    },
+    "sigmoid_attention": {
+        "textbook, padded": Way(textbook.padded_sigmoid_attention),
+        "library": Way(SIGMOID),
+    },
     "softmax_attention": {
         "library": Way(SOFTMAX),
         "torch's fused attention, padded": Way(textbook.padded_softmax_attention),
@@ -238,7 +289,12 @@ SPARSE = {
 SMALL = (100, 300, 1_000, 2_708, 4_096)
 # A state that is q, k and v: the diffusivity, the scale of the state, the textbook's, for one graph and for a batch.
 OF_ONE = {
-    "linear": (SimpleDiffusivity(), 1.0, textbook.linear_attention_of_one, textbook.padded_linear_attention_of_one),
+    "linear": (
+        SimpleDiffusivity(),
+        1.0,
+        textbook.linear_attention_of_one,
+        textbook.padded_linear_attention_of_one,
+    ),
     "sigmoid": (
         SigmoidDiffusivity(normalize=None),
         0.35,
@@ -263,13 +319,18 @@ OPERATIONS = {
     "linear_attention": Operation(
         states(1, 64), 3, LINEAR, (100, 500, 1_000, 2_708, 10_000, 100_000, 262_144, 1_000_000)
     ),
-    "linear_attention_4_heads": Operation(states(4, 64), 3, LINEAR, (100, 1_000, 2_708, 10_000, 65_536)),
+    "linear_attention_4_heads": Operation(
+        states(4, 64), 3, LINEAR, (100, 1_000, 2_708, 10_000, 65_536)
+    ),
     "sigmoid_attention": Operation(states(1, 64, scale=0.35), 3, SIGMOIDS, (*SMALL, 16_384)),
     "sigmoid_attention_4_heads": Operation(states(4, 64, scale=0.35), 3, SIGMOIDS, SMALL),
     "softmax_attention": Operation(states(1, 64, scale=0.35), 3, SOFTMAXES, (*SMALL, 16_384)),
     "softmax_attention_4_heads": Operation(states(4, 64, scale=0.35), 3, SOFTMAXES, SMALL),
     "gaussian_attention": Operation(
-        states(1, 64, scale=0.35), 3, {"textbook": Way(textbook.gaussian_attention), "library": Way(gaussian)}, SMALL
+        states(1, 64, scale=0.35),
+        3,
+        {"textbook": Way(textbook.gaussian_attention), "library": Way(gaussian)},
+        SMALL,
     ),
     **{
         f"{kind}_{data}{'_4_heads' if heads > 1 else ''}": Operation(
@@ -312,13 +373,19 @@ OPERATIONS = {
     "nodeformer": Operation(
         noisy,
         3,
-        {"textbook": Way(partial(textbook.nodeformer, tau=0.25)), "library": Way(partial(nodeformer, tau=0.25))},
+        {
+            "textbook": Way(partial(textbook.nodeformer, tau=0.25)),
+            "library": Way(partial(nodeformer, tau=0.25)),
+        },
         (100, 1_000, 10_000, 200_000),
     ),
     "sparse_flow": Operation(
         circuits,
         5,
-        {"textbook": Way(textbook.sparse_flow, largest=512, trains=False), "library": Way(sparse_flow)},
+        {
+            "textbook": Way(textbook.sparse_flow, largest=512, trains=False),
+            "library": Way(sparse_flow),
+        },
         (512, 1_024, 4_096, 16_384),
     ),
     "sequence_diffusion": Operation(

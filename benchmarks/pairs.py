@@ -93,14 +93,18 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
                 continue
             targets = {"forward": 1.0, "step": 1.0} if way.trains else {"forward": 1.0}
             if name == "linear_attention":
-                targets["step"] = 1.5 if 1_000 <= nodes < 10_000 else 2.0 if nodes >= 10_000 else 1.0
+                targets["step"] = (
+                    1.5 if 1_000 <= nodes < 10_000 else 2.0 if nodes >= 10_000 else 1.0
+                )
             if name.endswith("_of_one_state"):  # compiled ones have to be level at all sizes
                 targets["forward"] = targets["step"] = 1.0 if nodes >= 1_000 else 0.8
             if name == "linear_attention_of_one_state" and nodes >= 10_000:
                 targets["step"] = 2.0 if nodes >= 65_536 else 1.5
             if name.startswith(("linear_attention_MUTAG", "linear_attention_of_one_state_MUTAG")):
                 targets["step"] = 2.0
-            if name.startswith(("linear_attention_PROTEINS", "linear_attention_of_one_state_PROTEINS")):
+            if name.startswith(
+                ("linear_attention_PROTEINS", "linear_attention_of_one_state_PROTEINS")
+            ):
                 targets["step"] = 5.0
             both = partial(sides_of_operation, operation, nodes, other)
             # The textbook's 200 proximal steps are far from the solution, and each way computes as many.
@@ -115,7 +119,9 @@ def sides_of_operation(operation: Operation, nodes: int, other: str) -> tuple[Si
         inputs = operation.inputs(nodes, torch.Generator().manual_seed(0))
         leaves = [x.requires_grad_(operation.ways[way].trains) for x in inputs[: operation.leaves]]
         forward = operation.ways[way].forward
-        if operation.compiled:  # without a look at all functions and constants of modules in every call
+        if (
+            operation.compiled
+        ):  # without a look at all functions and constants of modules in every call
             options = {"guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe}
             forward = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
         return Side(partial(forward, *inputs), leaves)
@@ -128,7 +134,11 @@ def sides_of_operation(operation: Operation, nodes: int, other: str) -> tuple[Si
 
 
 def side_of_module(
-    module: nn.Module, x: Tensor, parameters: Iterable[Tensor], *rest: Any, call: Callable[..., Tensor] | None = None
+    module: nn.Module,
+    x: Tensor,
+    parameters: Iterable[Tensor],
+    *rest: Any,
+    call: Callable[..., Tensor] | None = None,
 ) -> Side:
     """A layer called with a state; gradients of the state and of the parameters."""
     x = x.clone().requires_grad_()
@@ -151,7 +161,9 @@ def two_layers(
     mine, my_parameters, theirs, their_parameters = make()
     copied(my_parameters, their_parameters)
     x, given, others = graph()
-    return side_of_module(mine, x, my_parameters, given), side_of_module(theirs, x, their_parameters, *others)
+    return side_of_module(mine, x, my_parameters, given), side_of_module(
+        theirs, x, their_parameters, *others
+    )
 
 
 @cache
@@ -169,12 +181,14 @@ def cora() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def gcn() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
-    mine, theirs = mp.GCNConv(64, 64), pyg.GCNConv(64, 64)
+    mine = mp.GCNConv(64, 64)
+    theirs = pyg.GCNConv(64, 64)
     return mine, [mine.value.weight, mine.bias], theirs, [theirs.lin.weight, theirs.bias]
 
 
 def gat() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
-    mine, theirs = mp.GATConv(64, 8, 8), pyg.GATConv(64, 8, 8)
+    mine = mp.GATConv(64, 8, 8)
+    theirs = pyg.GATConv(64, 8, 8)
     of_mine = [mine.value.weight, mine.diffusivity.att_src, mine.diffusivity.att_dst, mine.bias]
     return mine, of_mine, theirs, [theirs.lin.weight, theirs.att_src, theirs.att_dst, theirs.bias]
 
@@ -184,13 +198,17 @@ def appnp() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
 
 
 def gin() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
-    first, second = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2))
-    mine, theirs = mp.GINConv(64, first), pyg.GINConv(second)
+    first, second = (
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2)
+    )
+    mine = mp.GINConv(64, first)
+    theirs = pyg.GINConv(second)
     return mine, list(mine.mlp.parameters()), theirs, list(theirs.nn.parameters())
 
 
 def sgformer() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
-    mine, theirs = mp.SGFormerConv(64, 64, beta=1.0), SGFormerAttention(64, 1, 64)
+    mine = mp.SGFormerConv(64, 64, beta=1.0)
+    theirs = SGFormerAttention(64, 1, 64)
     of_mine = [mine.diffusivity.query.weight, mine.diffusivity.key.weight, mine.value.weight]
     return mine, of_mine, theirs, [theirs.q.weight, theirs.k.weight, theirs.v.weight]
 
@@ -204,7 +222,12 @@ def cora_state(kept: bool) -> tuple[Tensor, Any, tuple[Any, ...]]:
 
 def layers_on_cora() -> Iterator[Pair]:
     """PyG's layers of the same name, forward and backward."""
-    for name, make in {"GCNConv": gcn, "GATConv, 8 × 8": gat, "APPNP, 10 steps": appnp, "GINConv": gin}.items():
+    for name, make in {
+        "GCNConv": gcn,
+        "GATConv, 8 × 8": gat,
+        "APPNP, 10 steps": appnp,
+        "GINConv": gin,
+    }.items():
         for given, kept, target in (("edge_index", False, 1.0), ("Graph", True, 1.3)):
             both = partial(two_layers, make, partial(cora_state, kept))
             target = 1.0 if name == "GINConv" else target
@@ -224,10 +247,13 @@ def layers_on_cora() -> Iterator[Pair]:
 
     def gated() -> tuple[Side, Side]:
         x, graph, (edges,) = cora_state(True)
-        mine, theirs = mp.GatedGCNConv(64), pyg.ResGatedGraphConv(64, 64)
+        mine = mp.GatedGCNConv(64)
+        theirs = pyg.ResGatedGraphConv(64, 64)
         # There are no features of edges.
         used = [weight for name, weight in mine.named_parameters() if not name.startswith("edge")]
-        return side_of_module(mine, x, used, graph), side_of_module(theirs, x, theirs.parameters(), edges)
+        return side_of_module(mine, x, used, graph), side_of_module(
+            theirs, x, theirs.parameters(), edges
+        )
 
     # PyG's gates are not divided by their sums, and it has neither normalisation nor residual.
     yield Pair("GatedGCNConv", "Cora, Graph", "PyG's ResGatedGraphConv", gated, same=False)
@@ -244,21 +270,31 @@ def certified_on_cora() -> Iterator[Pair]:
         return mp.layers.CertifiedBlock(64, [term], num_layers=num_layers, constraint=constraint)
 
     def gcns() -> nn.Module:
-        return pyg.Sequential("x, edges", [(pyg.GCNConv(64, 64), "x, edges -> x") for _ in range(steps)])
+        return pyg.Sequential(
+            "x, edges", [(pyg.GCNConv(64, 64), "x, edges -> x") for _ in range(steps)]
+        )
 
     def both(matrix: Any, other: Callable[[], nn.Module]) -> tuple[Side, Side]:
-        mine, theirs = block(matrix, steps), other()
+        mine = block(matrix, steps)
+        theirs = other()
         x, graph, others = cora_state(True)
         parameters = list(mine.parameters()), list(theirs.parameters())
-        return side_of_module(mine, x, parameters[0], graph), side_of_module(theirs, x, parameters[1], *others)
+        return side_of_module(mine, x, parameters[0], graph), side_of_module(
+            theirs, x, parameters[1], *others
+        )
 
     def appnp() -> nn.Module:
         return pyg.APPNP(steps, 0.1)
 
-    for matrix, name, other in (("identity", "APPNP", appnp), ("full", "APPNP", appnp), ("full", "GCNConv", gcns)):
+    for matrix, name, other in (
+        ("identity", "APPNP", appnp),
+        ("full", "APPNP", appnp),
+        ("full", "GCNConv", gcns),
+    ):
         target = 1.0 if name == "GCNConv" else 2.0
         targets = {"forward": target, "step": target}
-        sides, what = partial(both, matrix, other), f"CertifiedBlock, matrix={matrix!r}"
+        sides = partial(both, matrix, other)
+        what = f"CertifiedBlock, matrix={matrix!r}"
         yield Pair(what, f"Cora, {steps} steps", f"PyG's {name}", sides, targets, same=False)
 
     def at_rest() -> tuple[Side, Side]:
@@ -267,8 +303,10 @@ def certified_on_cora() -> Iterator[Pair]:
         x, graph, _ = cora_state(True)
         with torch.no_grad():
             (term,), beta = mine.made(x, graph), mine.beta().item()
-            mu, graph_term = float(term.weight), term.term
-            matrix, diagonal = mu * graph_term.matrix[0].mT.numpy(), beta + mu * graph_term.degree[:, 0].numpy()
+            mu = float(term.weight)
+            graph_term = term.term
+            matrix = mu * graph_term.matrix[0].mT.numpy()
+            diagonal = beta + mu * graph_term.degree[:, 0].numpy()
             adjacency = csr_array(graph_term.forward.to_dense()[0].numpy())
 
         def product(v: Any) -> Any:
@@ -283,25 +321,37 @@ def certified_on_cora() -> Iterator[Pair]:
 
         return Side(partial(mine, x, graph), [], mine), Side(theirs, [])
 
-    yield Pair("CertifiedBlock, at rest", "Cora", "SciPy's conjugate gradients", at_rest, {"forward": 1.0})
+    yield Pair(
+        "CertifiedBlock, at rest", "Cora", "SciPy's conjugate gradients", at_rest, {"forward": 1.0}
+    )
 
 
 def certified_on_batches() -> Iterator[Pair]:
     """`CertifiedTransformer` and as many layers of GINE, on molecules with four types of bonds."""
     num_nodes = 3_000
     graph = batch_of("ZINC", num_nodes)
-    edges, generator = with_ring(graph), torch.Generator().manual_seed(0)
-    kinds = torch.randint(4, (edges.size(1) // 2,), generator=generator).repeat(2)  # the same in both directions
-    attr, x = torch.eye(4)[kinds], torch.randn(num_nodes, 64, generator=generator)
+    edges = with_ring(graph)
+    generator = torch.Generator().manual_seed(0)
+    kinds = torch.randint(4, (edges.size(1) // 2,), generator=generator).repeat(
+        2
+    )  # the same in both directions
+    attr = torch.eye(4)[kinds]
+    x = torch.randn(num_nodes, 64, generator=generator)
 
     def both() -> tuple[Side, Side]:
         torch.manual_seed(0)
-        mine = mp.CertifiedTransformer(64, 64, 64, 4, 1, edge_dim=4, mlp_channels=64, layer_norm=True)
+        mine = mp.CertifiedTransformer(
+            64, 64, 64, 4, 1, edge_dim=4, mlp_channels=64, layer_norm=True
+        )
 
         def layer() -> nn.Module:
-            return pyg.GINEConv(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), edge_dim=4)
+            return pyg.GINEConv(
+                nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), edge_dim=4
+            )
 
-        theirs = pyg.Sequential("x, edges, attr", [(layer(), "x, edges, attr -> x") for _ in range(4)])
+        theirs = pyg.Sequential(
+            "x, edges, attr", [(layer(), "x, edges, attr -> x") for _ in range(4)]
+        )
         of_mine = side_of_module(
             mine, x, mine.parameters(), Graph(num_nodes, edges), call=partial(mine, edge_attr=attr)
         )
@@ -309,50 +359,77 @@ def certified_on_batches() -> Iterator[Pair]:
 
     half = {"forward": 0.5, "step": 0.5}
     where = f"ZINC, N = {num_nodes:,}"
-    yield Pair("CertifiedTransformer, 4 blocks", where, "PyG's GINEConv, 4 layers", both, half, same=False)
+    yield Pair(
+        "CertifiedTransformer, 4 blocks", where, "PyG's GINEConv, 4 layers", both, half, same=False
+    )
 
 
 def gps() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
     """GraphGPS's layer with a GCN and softmax attention of four heads."""
-    attention = mp.SoftmaxDiffusivity(64, heads=4, projection="separate", head_channels=16, normalize=None)
+    attention = mp.SoftmaxDiffusivity(
+        64, heads=4, projection="separate", head_channels=16, normalize=None
+    )
     mixed = mp.MultiHeadConv(64, 64, attention, 4, head_channels=16)
     mine = mp.layers.GPSBlock(64, mp.GCNConv(64, 64), mixed, norm="batch")
     theirs = pyg.GPSConv(64, pyg.GCNConv(64, 64), heads=4)
-    with torch.no_grad():  # PyG's projections of queries, keys and values are one matrix, with a bias
+    with (
+        torch.no_grad()
+    ):  # PyG's projections of queries, keys and values are one matrix, with a bias
         projections = [attention.query.weight, attention.key.weight, mixed.value.weight]
         theirs.attn.in_proj_weight.copy_(torch.cat(projections))
         theirs.attn.in_proj_bias.zero_()
-    ours, others = (mixed.mix, *mine.ffn), (theirs.attn.out_proj, *theirs.mlp)
+    ours = (mixed.mix, *mine.ffn)
+    others = (theirs.attn.out_proj, *theirs.mlp)
     of_mine = [mine.local.value.weight, *(p for layer in ours for p in layer.parameters())]
-    return mine, of_mine, theirs, [theirs.conv.lin.weight, *(p for layer in others for p in layer.parameters())]
+    return (
+        mine,
+        of_mine,
+        theirs,
+        [theirs.conv.lin.weight, *(p for layer in others for p in layer.parameters())],
+    )
 
 
 def layers_on_batches() -> Iterator[Pair]:
     """GraphGPS's layer and PyG's, and layers on a batch and the same on one graph of as many nodes."""
     for data, num_nodes in (("MUTAG", 3_371), ("PROTEINS", 7_265), ("ZINC", 3_000)):
         graph = batch_of(data, num_nodes)
-        edges, x = with_ring(graph), torch.randn(num_nodes, 64, generator=torch.Generator().manual_seed(0))
+        edges = with_ring(graph)
+        x = torch.randn(num_nodes, 64, generator=torch.Generator().manual_seed(0))
         batch = Graph(num_nodes, edges, batch=graph.batch)
 
-        def state(x: Tensor = x, batch: Graph = batch, edges: Tensor = edges) -> tuple[Tensor, Any, tuple[Any, ...]]:
+        def state(
+            x: Tensor = x, batch: Graph = batch, edges: Tensor = edges
+        ) -> tuple[Tensor, Any, tuple[Any, ...]]:
             return x, batch, (edges, batch.batch)
 
         where = f"{data}, N = {num_nodes:,}"
         yield Pair("GPSBlock, softmax", where, "PyG's GPSConv", partial(two_layers, gps, state))
 
         def both(
-            make: Callable[[], nn.Module], x: Tensor = x, batch: Graph = batch, edges: Tensor = edges
+            make: Callable[[], nn.Module],
+            x: Tensor = x,
+            batch: Graph = batch,
+            edges: Tensor = edges,
         ) -> tuple[Side, Side]:
             torch.manual_seed(0)
             layer = make()
             parameters = list(layer.parameters())
             one = Graph(x.size(0), edges)
-            return side_of_module(layer, x, parameters, batch), side_of_module(layer, x, parameters, one)
+            return side_of_module(layer, x, parameters, batch), side_of_module(
+                layer, x, parameters, one
+            )
 
         for layer in (mp.DIFFormerConv, mp.NodeFormerConv):
             make = partial(layer, 64, 64)
             half = {"forward": 0.5, "step": 0.5}
-            yield Pair(layer.__name__, where, "the same on one graph", partial(both, make), half, same=False)
+            yield Pair(
+                layer.__name__,
+                where,
+                "the same on one graph",
+                partial(both, make),
+                half,
+                same=False,
+            )
 
 
 @cache
@@ -376,11 +453,19 @@ def layers_on_a_large_graph() -> Iterator[Pair]:
     def readme() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
         diffusivity = 0.5 * mp.SimpleDiffusivity() + 0.5 * mp.AdjacencyDiffusivity("sym")
         mine = mp.DiffusionConv(64, 64, diffusivity, mp.ExplicitEuler(tau=0.5))
-        theirs = mp.DIFFormerConv(64, 64, graph="mean", self_loops="keep", transform=True, keep="values", bias=True)
+        theirs = mp.DIFFormerConv(
+            64, 64, graph="mean", self_loops="keep", transform=True, keep="values", bias=True
+        )
         return mine, list(mine.parameters()), theirs, list(theirs.parameters())
 
     slower = {"forward": 1 / 1.2, "step": 1 / 1.2}
-    yield Pair("README's layer", where, 'DIFFormerConv(graph="mean")', partial(two_layers, readme, state), slower)
+    yield Pair(
+        "README's layer",
+        where,
+        'DIFFormerConv(graph="mean")',
+        partial(two_layers, readme, state),
+        slower,
+    )
 
 
 # ---------------------------------------------------------------- models
@@ -400,14 +485,19 @@ def models_on_cora() -> Iterator[Pair]:
                 [*mine.encoder.parameters(), *mine.decoder.parameters(), *mine.norms.parameters()]
                 + [conv.diffusivity.attention.query.weight for conv in mine.convs]
                 + [conv.diffusivity.attention.key.weight for conv in mine.convs],
-                [*theirs.encoder.parameters(), *theirs.decoder.parameters(), *theirs.norms.parameters()]
+                [
+                    *theirs.encoder.parameters(),
+                    *theirs.decoder.parameters(),
+                    *theirs.norms.parameters(),
+                ]
                 + [layer.weight for layer in (*theirs.queries, *theirs.keys)],
             )
         my_x = x.to_sparse_csr() if sparse else x
         graph = Graph(2_708, edges)
         return trained(mine, (my_x, graph), y, mask), trained(theirs, (x, edges), y, mask)
 
-    where, targets = "Cora, 8 layers × 64", {"forward": 1.0, "step": 2.0}
+    where = "Cora, 8 layers × 64"
+    targets = {"forward": 1.0, "step": 2.0}
     for name, projection, sparse in (
         ("DIFFormer-s, sparse x", None, True),
         ("DIFFormer-s", None, False),

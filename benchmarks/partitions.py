@@ -53,8 +53,12 @@ WAYS: dict[str, Callable[[Data, int], Callable[[], Iterable[Any]]]] = {
     "edges: library": lambda data, parts: RandomPartitionLoader(data, parts).sampler.__iter__,
     "edges: subgraph per batch": lambda data, parts: partial(blocks, data, parts),
     "batches: library": lambda data, parts: RandomPartitionLoader(data, parts).__iter__,
-    "batches: library, memory-mapped": lambda data, parts: RandomPartitionLoader(data, parts).__iter__,
-    "batches: library, halo": lambda data, parts: RandomPartitionLoader(data, parts, halo=True).__iter__,
+    "batches: library, memory-mapped": lambda data, parts: (
+        RandomPartitionLoader(data, parts).__iter__
+    ),
+    "batches: library, halo": lambda data, parts: (
+        RandomPartitionLoader(data, parts, halo=True).__iter__
+    ),
     "batches: subgraph per batch": lambda data, parts: partial(blocks_with_features, data, parts),
     "batches: RandomNodeLoader": lambda data, parts: random_nodes(data, parts).__iter__,
 }
@@ -69,19 +73,28 @@ def epoch(start: Callable[[], Iterable[Any]]) -> None:
 def graph(folder: Path, mapped: bool) -> Data:
     """The cached graph, in memory without a copy on the way, or memory-mapped."""
     mode = "c" if mapped else None
-    return Data(**{name: torch.from_numpy(np.load(folder / f"{name}.npy", mode)) for name in ("x", "y", "edge_index")})
+    return Data(
+        **{
+            name: torch.from_numpy(np.load(folder / f"{name}.npy", mode))
+            for name in ("x", "y", "edge_index")
+        }
+    )
 
 
 def main() -> None:
     """Measure all ways in fresh processes and print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=1_632_803)
     parser.add_argument("--edges", type=int, default=30_622_564)
     parser.add_argument("--parts", type=int, default=17)
     parser.add_argument("--cache", type=Path, default=Path("runs/synthetic_pokec"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--run", choices=["make", *WAYS], help="measure one way in this process, print JSON")
+    parser.add_argument(
+        "--run", choices=["make", *WAYS], help="measure one way in this process, print JSON"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.run == "make":
@@ -93,11 +106,16 @@ def main() -> None:
     else:
         in_fresh_process(__file__, "make")
         found = {name: in_fresh_process(__file__, name) for name in WAYS}
-        print(f"{args.nodes} nodes, {args.edges} edges, {args.parts} parts, {args.threads} threads\n")
+        print(
+            f"{args.nodes} nodes, {args.edges} edges, {args.parts} parts, {args.threads} threads\n"
+        )
         print("| an epoch | time, s | times the library's | memory, MiB |\n|---|---|---|---|")
         for name, result in found.items():
             ratio = result["time"] / found[f"{name.split(':')[0]}: library"]["time"]
-            print(f"| {name} | {result['time']:.2f} | {ratio:.1f} | {result['memory']:.0f} |", flush=True)
+            print(
+                f"| {name} | {result['time']:.2f} | {ratio:.1f} | {result['memory']:.0f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ def step_of(variant: str, args: argparse.Namespace) -> Callable[[], None]:
     tokens = torch.randint(1, 18, (args.batch, args.length), generator=generator)
     labels = torch.randint(10, (args.batch,), generator=generator)
     torch.manual_seed(0)
-    placed = {"placement": VARIANTS[variant], "diffusion": {"strides": (1, 2, 4) if "strides" in variant else (1,)}}
+    placed = {
+        "placement": VARIANTS[variant],
+        "diffusion": {"strides": (1, 2, 4) if "strides" in variant else (1,)},
+    }
     model = PDETransformer(
         [18],
         args.channels,
@@ -60,15 +63,21 @@ def ratios(args: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--channels", type=int, default=128)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=120.0, help="that a variant and plain take turns")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="that a variant and plain take turns"
+    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--run", choices=VARIANTS, help="measure the memory of one variant here, print JSON")
+    parser.add_argument(
+        "--run", choices=VARIANTS, help="measure the memory of one variant here, print JSON"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.run:

@@ -46,11 +46,13 @@ def proximal(
         y = z - t * gradient
         moved = y.sign() * (y.abs() - t * threshold).clamp_min(0)
         following = resistance * moved + alpha * (moved.sum(-1, keepdim=True) - 1)
-        a, b = moved - z, following - gradient
+        a = moved - z
+        b = following - gradient
         if step_size == "barzilai_borwein":
             square = b.square().sum(-1, keepdim=True)
             t = torch.where(square > 0, (a * b).sum(-1, keepdim=True) / square, t)
-        z, gradient = moved, following
+        z = moved
+        gradient = following
         change = a if target is None else z - target
         if tolerance and bool(change.abs().amax() <= tolerance):
             break

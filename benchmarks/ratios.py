@@ -44,7 +44,8 @@ def difference(mine: Side, other: Side) -> float:
         gradients = torch.autograd.grad(out, trained, grad) if trained else ()
         results.append([out.detach(), *gradients])
     return max(
-        float((a.flatten() - b.flatten()).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(*results, strict=True)
+        float((a.flatten() - b.flatten()).norm() / b.norm().clamp_min(1e-30))
+        for a, b in zip(*results, strict=True)
     )
 
 
@@ -61,7 +62,9 @@ def measure(pair: Pair, seconds: float) -> dict[str, Any]:
     if pair.same:
         found["difference"] = difference(mine, other)
         if not found["difference"] <= TOLERANCE:
-            raise AssertionError(f"{pair.name}: the results differ by {found['difference']:.1e} of their norm")
+            raise AssertionError(
+                f"{pair.name}: the results differ by {found['difference']:.1e} of their norm"
+            )
     set_mode(mine, other, train=False)
     with torch.no_grad():
         grad = torch.randn(mine.call().shape, generator=torch.Generator().manual_seed(1))
@@ -69,7 +72,10 @@ def measure(pair: Pair, seconds: float) -> dict[str, Any]:
     if "step" in pair.targets:
         set_mode(mine, other, train=True)
         found["step"] = alternating(lambda: mine.step(grad), lambda: other.step(grad), seconds)
-    found["memory"] = [allocated(partial(side.step, grad) if "step" in found else side.call) for side in (mine, other)]
+    found["memory"] = [
+        allocated(partial(side.step, grad) if "step" in found else side.call)
+        for side in (mine, other)
+    ]
     return found
 
 
@@ -91,7 +97,8 @@ def table(results: dict[Pair, dict[str, Any]]) -> str:
                 cells += ["–"] * 3
                 continue
             cells += [f"{1e3 * time:,.2f} ms" for time in found[timed]["low"]]
-            low, target = ratio(found, timed, "low"), pair.targets[timed]
+            low = ratio(found, timed, "low")
+            target = pair.targets[timed]
             wanted = "" if target == 1 else f" [{target:.2g}]"
             cell = f"{low:.2f} ({ratio(found, timed, 'median'):.2f}){wanted}"
             cells.append(cell if low >= target else f"**{cell} ⚑**")
@@ -105,7 +112,10 @@ def table(results: dict[Pair, dict[str, Any]]) -> str:
 def flagged(results: dict[Pair, dict[str, Any]]) -> list[str]:
     """A line for every ratio below its target, the worst first."""
     below = [
-        (ratio(found, timed, "low") / target, f"{ratio(found, timed, 'low'):.2f} of {target:.2g}: {timed}, {pair.name}")
+        (
+            ratio(found, timed, "low") / target,
+            f"{ratio(found, timed, 'low'):.2f} of {target:.2g}: {timed}, {pair.name}",
+        )
         for pair, found in results.items()
         for timed, target in pair.targets.items()
         if ratio(found, timed, "low") < target
@@ -126,7 +136,9 @@ def draw(results: dict[Pair, dict[str, Any]], path: Path) -> None:
         lines: dict[str, list[tuple[int, float]]] = {}
         for pair, found in results.items():
             if pair.nodes and timed in found:
-                lines.setdefault(f"{pair.what}: {pair.other}", []).append((pair.nodes, ratio(found, timed, "low")))
+                lines.setdefault(f"{pair.what}: {pair.other}", []).append(
+                    (pair.nodes, ratio(found, timed, "low"))
+                )
         for name, points in lines.items():
             ax.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
         ax.axhline(1, color="black", linewidth=0.8)
@@ -140,11 +152,19 @@ def draw(results: dict[Pair, dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Measure the chosen pairs and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], help="pairs whose name has all of these in it, in any case")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="pairs whose name has all of these in it, in any case"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=2.0, help="that a pair is timed, forward and step each")
-    parser.add_argument("--quick", action="store_true", help="0.25 seconds, operations up to 10 000 nodes")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="that a pair is timed, forward and step each"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="0.25 seconds, operations up to 10 000 nodes"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/ratios"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -152,7 +172,8 @@ def main() -> None:
     chosen = [
         pair
         for pair in pairs()
-        if all(part.lower() in pair.name.lower() for part in args.only) and not (args.quick and pair.nodes > 10_000)
+        if all(part.lower() in pair.name.lower() for part in args.only)
+        and not (args.quick and pair.nodes > 10_000)
     ]
     args.out.mkdir(parents=True, exist_ok=True)
     unfinished = args.out / f"unfinished_{args.threads}_{seconds:g}.json"
@@ -168,7 +189,11 @@ def main() -> None:
         draw(results, args.out / "ratios.png")
     below = flagged(results)
     print(f"float32, {args.threads} threads, torch {torch.__version__}\n\n{table(results)}\n")
-    print("\n".join([f"{len(below)} below their target:", *below]) if below else "No ratio is below its target.")
+    print(
+        "\n".join([f"{len(below)} below their target:", *below])
+        if below
+        else "No ratio is below its target."
+    )
 
 
 if __name__ == "__main__":

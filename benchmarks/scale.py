@@ -38,15 +38,24 @@ def run(nodes: int, edges: int, parts: int, channels: int) -> dict[str, float]:
     if parts == 1:
         return measured(lambda: layer(x, edge_index).sum().backward(), 3)
     loader = RandomPartitionLoader(Data(x=x.detach(), edge_index=edge_index), num_parts=parts)
-    return measured(lambda: [layer(part.x.requires_grad_(), part.edge_index).sum().backward() for part in loader], 1)
+    return measured(
+        lambda: [
+            layer(part.x.requires_grad_(), part.edge_index).sum().backward() for part in loader
+        ],
+        1,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--channels", type=int, default=16)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="of either number")
     parser.add_argument("--parts", type=int, default=100)
-    parser.add_argument("--run", help=argparse.SUPPRESS)  # one case, in the process that in_fresh_process starts
+    parser.add_argument(
+        "--run", help=argparse.SUPPRESS
+    )  # one case, in the process that in_fresh_process starts
     args = parser.parse_args()
     if args.run:
         print(json.dumps(run(*map(int, args.run.split("/")), args.channels)))
@@ -60,7 +69,10 @@ def main() -> None:
             if size > args.largest:
                 continue
             found = in_fresh_process(__file__, f"{nodes}/{edges}/1")
-            print(f"| {nodes:,} | {edges:,} | {1e3 * found['time']:,.1f} ms | {found['memory']:,.0f} MiB |", flush=True)
+            print(
+                f"| {nodes:,} | {edges:,} | {1e3 * found['time']:,.1f} ms | {found['memory']:,.0f} MiB |",
+                flush=True,
+            )
             if size >= FIXED:
                 kept.append((np.log(size), np.log(found["time"])))
             if max(nodes, edges) >= 10**6:
@@ -70,10 +82,15 @@ def main() -> None:
     if len(rows) > 1:
         table = np.array(rows)
         per_node, per_edge = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]
-        print(f"Memory: {per_node:.0f} bytes a node and {per_edge:.0f} bytes an edge, beyond features and edges")
-    nodes, edges = args.largest, 4 * args.largest
+        print(
+            f"Memory: {per_node:.0f} bytes a node and {per_edge:.0f} bytes an edge, beyond features and edges"
+        )
+    nodes = args.largest
+    edges = 4 * args.largest
     found = in_fresh_process(__file__, f"{nodes}/{edges}/{args.parts}")
-    print(f"An epoch of {nodes:,} nodes in {args.parts} parts: {found['time']:.1f} s, {found['memory']:,.0f} MiB")
+    print(
+        f"An epoch of {nodes:,} nodes in {args.parts} parts: {found['time']:.1f} s, {found['memory']:,.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

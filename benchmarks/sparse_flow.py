@@ -51,7 +51,9 @@ def batch(graphs: int, size: int, repeats: int) -> None:
 
 def main() -> None:
     """Print Markdown tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[40, 118, 500])
     parser.add_argument("--rows", type=int, default=4, help="the slowest of them counts")
     parser.add_argument("--spread", type=float, default=1.0)
@@ -63,27 +65,44 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="nodes of each of them")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    print(f"λ* = {args.lam:g}, α = {args.alpha:g}, spread {args.spread:g}, to {args.tolerance:g}, float64\n")
-    print("| n | not zero | Newton | fixed step | Barzilai–Borwein | published step |\n|---:|---:|---:|---:|---:|---|")
+    print(
+        f"λ* = {args.lam:g}, α = {args.alpha:g}, spread {args.spread:g}, to {args.tolerance:g}, float64\n"
+    )
+    print(
+        "| n | not zero | Newton | fixed step | Barzilai–Borwein | published step |\n|---:|---:|---:|---:|---:|---|"
+    )
     for n in args.nodes:
         generator = torch.Generator().manual_seed(n)
         shape = (args.rows, n)
-        s, u = (args.spread * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-        log_c, theta = s + (-s).logsumexp(1, keepdim=True), args.lam / n * u.softmax(1)
+        s, u = (
+            args.spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+            for _ in range(2)
+        )
+        log_c = s + (-s).logsumexp(1, keepdim=True)
+        theta = args.lam / n * u.softmax(1)
         exact, _ = solve_rows(log_c, theta, args.alpha)
         top = log_c.amax(-1, keepdim=True)  # in units of the largest conductance
         passes = newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / args.alpha).steps
         cells = [f"{n:,}", f"{(exact > 0).double().mean():.0%}", str(passes)]
         for step_size in ("corrected", "barzilai_borwein", "published"):
             z, steps = proximal(
-                (-log_c).exp(), theta, args.alpha,
-                steps=args.steps, step_size=step_size, tolerance=args.tolerance, target=exact,
-            )  # fmt: skip
+                (-log_c).exp(),
+                theta,
+                args.alpha,
+                steps=args.steps,
+                step_size=step_size,
+                tolerance=args.tolerance,
+                target=exact,
+            )
             error = float((z - exact).abs().max())
             if not error < 1e3:
                 cells.append("diverges")
             else:
-                cells.append(f"{steps:,}" if error <= args.tolerance else f"> {steps:,} (still {error:.0e} off)")
+                cells.append(
+                    f"{steps:,}"
+                    if error <= args.tolerance
+                    else f"> {steps:,} (still {error:.0e} off)"
+                )
         print(f"| {' | '.join(cells)} |", flush=True)
     if args.graphs:
         batch(args.graphs, args.size, args.repeats)

@@ -14,7 +14,8 @@ from diffusion_mp.graph import Graph
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """DIFFormer-s (Wu, Wipf & Yan 2025, Eqs. 55–57): sums over all nodes first, then every query."""
-    q, k = q / q.norm(dim=2, keepdim=True), k / k.norm(dim=2, keepdim=True)
+    q = q / q.norm(dim=2, keepdim=True)
+    k = k / k.norm(dim=2, keepdim=True)
     kv = torch.einsum("nhm,nhd->hmd", k, v)
     numerator = v.sum(0) + torch.einsum("nhm,hmd->nhd", q, kv)
     denominator = q.size(0) + torch.einsum("nhm,hm->nh", q, k.sum(0))
@@ -51,10 +52,14 @@ def features(x: Tensor, projection: Tensor) -> Tensor:
     return exponent.exp() / math.sqrt(projection.size(0))
 
 
-def nodeformer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, gumbel: Tensor, tau: float) -> Tensor:
+def nodeformer(
+    q: Tensor, k: Tensor, v: Tensor, projection: Tensor, gumbel: Tensor, tau: float
+) -> Tensor:
     """Algorithm 1 of the slides, the mean over K samples: every key times every sample's noise, [N, H, K, m]."""
     phi_q = features(q / math.sqrt(tau), projection)
-    phi_k = features(k / math.sqrt(tau), projection).unsqueeze(2) * (gumbel / tau).exp().unsqueeze(3)
+    phi_k = features(k / math.sqrt(tau), projection).unsqueeze(2) * (gumbel / tau).exp().unsqueeze(
+        3
+    )
     kv = torch.einsum("nhkm,nhd->hkmd", phi_k, v)
     numerator = torch.einsum("nhm,hkmd->nhkd", phi_q, kv)
     denominator = torch.einsum("nhm,hkm->nhk", phi_q, phi_k.sum(0))
@@ -71,7 +76,9 @@ def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def gaussian_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """exp(−½‖q − k‖²) over its row sums, from all squared distances at once, [H, N, N]."""
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    square = q.square().sum(2, keepdim=True) + k.square().sum(2).unsqueeze(1) - 2 * q @ k.transpose(1, 2)
+    square = (
+        q.square().sum(2, keepdim=True) + k.square().sum(2).unsqueeze(1) - 2 * q @ k.transpose(1, 2)
+    )
     return ((-0.5 * square).softmax(2) @ v).transpose(0, 1)
 
 
@@ -84,8 +91,11 @@ def padded(graph: Graph, *states: Tensor) -> tuple[list[Tensor], Tensor]:
 def padded_linear_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """DIFFormer-s for a batch of graphs: those of the largest size, with rows of zeros, which add nothing."""
     (q, k, v), mask = padded(graph, q, k, v)
-    q, k = normalize(q, dim=3), normalize(k, dim=3)
-    numerator = v.sum(1, keepdim=True) + torch.einsum("bnhm,bhmd->bnhd", q, torch.einsum("bnhm,bnhd->bhmd", k, v))
+    q = normalize(q, dim=3)
+    k = normalize(k, dim=3)
+    numerator = v.sum(1, keepdim=True) + torch.einsum(
+        "bnhm,bhmd->bnhd", q, torch.einsum("bnhm,bnhd->bhmd", k, v)
+    )
     denominator = mask.sum(1).view(-1, 1, 1) + torch.einsum("bnhm,bhm->bnh", q, k.sum(1))
     return (numerator / denominator.unsqueeze(3))[mask]
 
@@ -109,7 +119,9 @@ def padded_softmax_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
     """Softmax attention of such a state, for a batch: torch's fused one with a mask."""
     dense, mask = to_dense_batch(x, graph.batch)
     dense = dense.unsqueeze(1)
-    return scaled_dot_product_attention(dense, dense, dense, attn_mask=mask[:, None, None]).squeeze(1)[mask]
+    return scaled_dot_product_attention(dense, dense, dense, attn_mask=mask[:, None, None]).squeeze(
+        1
+    )[mask]
 
 
 def padded_sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
@@ -130,9 +142,12 @@ def padded_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> T
 def nested_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """Softmax attention for a batch: torch's fused one on nested tensors."""
     sizes = graph.ptr.diff()
-    low, high = int(sizes.min()), int(sizes.max())
+    low = int(sizes.min())
+    high = int(sizes.max())
     q, k, v = (
-        torch.nested.nested_tensor_from_jagged(x, graph.ptr, min_seqlen=low, max_seqlen=high).transpose(1, 2)
+        torch.nested.nested_tensor_from_jagged(
+            x, graph.ptr, min_seqlen=low, max_seqlen=high
+        ).transpose(1, 2)
         for x in (q, k, v)
     )
     return scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).values()
@@ -181,14 +196,22 @@ class DIFFormer(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, hidden: int, out_channels: int, layers: int, tau: float = 0.5, rate: float = 0.0
+        self,
+        in_channels: int,
+        hidden: int,
+        out_channels: int,
+        layers: int,
+        tau: float = 0.5,
+        rate: float = 0.0,
     ) -> None:
         super().__init__()
-        self.encoder, self.decoder = nn.Linear(in_channels, hidden), nn.Linear(hidden, out_channels)
+        self.encoder = nn.Linear(in_channels, hidden)
+        self.decoder = nn.Linear(hidden, out_channels)
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers + 1))
         self.queries = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
         self.keys = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
-        self.tau, self.rate = tau, rate
+        self.tau = tau
+        self.rate = rate
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """The logits."""
@@ -203,8 +226,11 @@ class DIFFormer(nn.Module):
 def graph_convolution(x: Tensor, edge_index: Tensor) -> Tensor:
     """D^-½ A D^-½ x: degrees, a weight per edge, and torch's sparse product."""
     source, target = edge_index
-    ones, n = x.new_ones(edge_index.size(1)), x.size(0)
+    ones = x.new_ones(edge_index.size(1))
+    n = x.size(0)
     degree = x.new_zeros(n).index_add(0, target, ones)
     weight = (degree[target] * degree[source]).rsqrt()
     indices = torch.stack([target, source])
-    return torch.sparse.mm(torch.sparse_coo_tensor(indices, weight, (n, n), check_invariants=False), x)
+    return torch.sparse.mm(
+        torch.sparse_coo_tensor(indices, weight, (n, n), check_invariants=False), x
+    )

@@ -37,12 +37,16 @@ with needs("diffusion-mp-experiments"):
 QUICK = Path("runs/sfi_former_quick/CLUSTER-SFi-seed0.pt")
 
 
-def attentions(checkpoint: Path, peptides: Path, index: int) -> list[tuple[SparseFlowCoupling, Coupling]]:
+def attentions(
+    checkpoint: Path, peptides: Path, index: int
+) -> list[tuple[SparseFlowCoupling, Coupling]]:
     """The sparse flow and the propagation of every layer, for one test graph."""
     state = load_checkpoint(checkpoint)
     run = Run(**{**state["run"], "device": "cpu"})
     if run.model != "SFi" or "best_model" not in state:
-        raise SystemExit(f"{checkpoint} is no trained SFi-Former; examples/sfi_former.py --model SFi trains one.")
+        raise SystemExit(
+            f"{checkpoint} is no trained SFi-Former; examples/sfi_former.py --model SFi trains one."
+        )
     benchmark = BENCHMARKS[run.dataset](run, checkpoint.parent, peptides)
     model = make_model(run, benchmark)
     model.load_state_dict(state["best_model"])
@@ -57,7 +61,13 @@ def attentions(checkpoint: Path, peptides: Path, index: int) -> list[tuple[Spars
 def draw(layers: list[tuple[SparseFlowCoupling, Coupling]], head: int, path: Path) -> None:
     """The picture, three columns wide."""
     figure, axes = plt.subplots(
-        len(layers), 3, figsize=(10, 3.2 * len(layers)), squeeze=False, sharex=True, sharey=True, layout="constrained"
+        len(layers),
+        3,
+        figsize=(10, 3.2 * len(layers)),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
     )
     for row, (flow, propagation) in zip(axes, layers, strict=True):
         titles = (
@@ -65,7 +75,9 @@ def draw(layers: list[tuple[SparseFlowCoupling, Coupling]], head: int, path: Pat
             f"sparse flow, {flow.density()[head]:.1%} not zero",
             "with the adjacency",
         )
-        for ax, coupling, title in zip(row, (flow.without_friction(), flow, propagation), titles, strict=True):
+        for ax, coupling, title in zip(
+            row, (flow.without_friction(), flow, propagation), titles, strict=True
+        ):
             plot_attention(coupling, ax, head=min(head, coupling.heads - 1))
             ax.set_title(title, fontsize=9)
             ax.label_outer()
@@ -79,22 +91,34 @@ def draw(layers: list[tuple[SparseFlowCoupling, Coupling]], head: int, path: Pat
 
 def main(argv: list[str] | None = None) -> int:
     """Draws the picture; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, nargs="?", help="of an SFi-Former, from examples/sfi_former.py")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "checkpoint", type=Path, nargs="?", help="of an SFi-Former, from examples/sfi_former.py"
+    )
     parser.add_argument("--graph", type=int, default=0, help="which graph of the test split")
     parser.add_argument("--head", type=int, default=0)
-    parser.add_argument("--peptides", type=Path, default=Path("data/peptides-functional"), help="its files")
-    parser.add_argument("--out", type=Path, help="the picture; in the folder of the checkpoint by default")
+    parser.add_argument(
+        "--peptides", type=Path, default=Path("data/peptides-functional"), help="its files"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="the picture; in the folder of the checkpoint by default"
+    )
     args = options(parser, argv, checkpoint=QUICK)
     if args.checkpoint == QUICK:
         sfi_former.main(["--quick", "--out", str(QUICK.parent), "--model", "SFi"])
     if args.checkpoint is None or not args.checkpoint.is_file():
-        parser.error(f"there is no checkpoint {args.checkpoint or ''}; examples/sfi_former.py writes one.")
+        parser.error(
+            f"there is no checkpoint {args.checkpoint or ''}; examples/sfi_former.py writes one."
+        )
     layers = attentions(args.checkpoint, args.peptides, args.graph)
     path = args.out or args.checkpoint.with_suffix(".png")
     draw(layers, args.head, path)
     for number, (flow, _) in enumerate(layers, 1):
-        print(f"layer {number}: density by head {' '.join(f'{value:.3f}' for value in flow.density())}")
+        print(
+            f"layer {number}: density by head {' '.join(f'{value:.3f}' for value in flow.density())}"
+        )
     print(path)
     return 0
 

@@ -52,14 +52,27 @@ def train(model: CertifiedTransformer, batches: list[Data], epochs: int, lr: flo
 
 def molecules(root: Path, epochs: int) -> Tensor:
     """The energies [blocks, states] of a network that was trained on SynMol."""
-    known, test = load_synmol(root, "train"), Batch.from_data_list(load_synmol(root, "test"))
+    known = load_synmol(root, "train")
+    test = Batch.from_data_list(load_synmol(root, "test"))
     torch.manual_seed(0)
     model = CertifiedTransformer(
-        test.num_features, 64, 2, num_blocks=4, num_layers=3, edge_dim=5, mlp_channels=64, layer_norm=True, task="graph"
+        test.num_features,
+        64,
+        2,
+        num_blocks=4,
+        num_layers=3,
+        edge_dim=5,
+        mlp_channels=64,
+        layer_norm=True,
+        task="graph",
     )
-    batches = [Batch.from_data_list(known[start : start + 256]) for start in range(0, len(known), 256)]
+    batches = [
+        Batch.from_data_list(known[start : start + 256]) for start in range(0, len(known), 256)
+    ]
     train(model, batches, epochs, 0.005)
-    energies = model.eval().energies(test.x, test.edge_index, batch=test.batch, edge_attr=test.edge_attr)
+    energies = model.eval().energies(
+        test.x, test.edge_index, batch=test.batch, edge_attr=test.edge_attr
+    )
     print(f"SynMol: test accuracy {(predict(model, test).argmax(1) == test.y).float().mean():.1%}")
     for number, block in enumerate(energies.tolist(), 1):
         print(f"  F of block {number}: {', '.join(f'{energy:.4g}' for energy in block)}")
@@ -68,25 +81,39 @@ def molecules(root: Path, epochs: int) -> Tensor:
 
 def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
     """What matrices and states of a network are before and after training on the first split of a graph."""
-    data.train_mask, test_mask = (mask.view(data.num_nodes, -1)[:, 0] for mask in (data.train_mask, data.test_mask))
+    data.train_mask, test_mask = (
+        mask.view(data.num_nodes, -1)[:, 0] for mask in (data.train_mask, data.test_mask)
+    )
     torch.manual_seed(0)
     model = CertifiedTransformer(
-        data.num_features, 64, int(data.y.max()) + 1, num_blocks=2, graph="sym", layer_norm=True, dropout=0.5
+        data.num_features,
+        64,
+        int(data.y.max()) + 1,
+        num_blocks=2,
+        graph="sym",
+        layer_norm=True,
+        dropout=0.5,
     )
     found = [plot.eigenvalues(model, data.x, data.edge_index)]
     train(model, [data], epochs, 0.01)
     found.append(plot.eigenvalues(model, data.x, data.edge_index))
-    right, ends = predict(model, data).argmax(1) == data.y, data.y[data.edge_index]
-    alike, accuracy = (ends[0] == ends[1]).float().mean(), right[test_mask].float().mean()
+    right = predict(model, data).argmax(1) == data.y
+    ends = data.y[data.edge_index]
+    alike = (ends[0] == ends[1]).float().mean()
+    accuracy = right[test_mask].float().mean()
     print(f"{name}: test accuracy {accuracy:.1%}; {alike:.0%} of the neighbours share a class")
     for when, (values, shares) in zip(("before", "after"), found, strict=True):
-        print(f"  {when}: mean eigenvalue {values.mean():.2f}, weighted by the states {values @ shares:.2f}")
+        print(
+            f"  {when}: mean eigenvalue {values.mean():.2f}, weighted by the states {values @ shares:.2f}"
+        )
     return found
 
 
 def draw(energies: Tensor, spectra: dict[str, Spectrum], path: Path) -> None:
     """The picture, one panel for the energies and one for every graph."""
-    figure, (first, *others) = plt.subplots(1, 1 + len(spectra), figsize=(12, 2.9), layout="constrained")
+    figure, (first, *others) = plt.subplots(
+        1, 1 + len(spectra), figsize=(12, 2.9), layout="constrained"
+    )
     plot.energies(energies, ax=first).axhline(0, color="0.8", linewidth=0.8, zorder=0)
     first.set(title="SynMol", xlabel="step of the block")
     for axis, (name, (_, spectrum)) in zip(others, spectra.items(), strict=True):
@@ -99,19 +126,29 @@ def draw(energies: Tensor, spectra: dict[str, Spectrum], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Trains, prints and draws; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data"), help="the folder of the data sets")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path("data"), help="the folder of the data sets"
+    )
     parser.add_argument("--molecule-epochs", type=count, default=15)
     parser.add_argument("--graph-epochs", type=count, default=150)
     parser.add_argument("--out", type=Path, default=Path("runs/certified_blocks.png"))
     args = options(parser, argv, molecule_epochs=1, graph_epochs=2)
     graphs = {
         "Cora": load_planetoid(args.root / "Planetoid", "Cora"),
-        "chameleon_filtered": load_heterophilous(args.root / "heterophilous_npz", "chameleon_filtered"),
+        "chameleon_filtered": load_heterophilous(
+            args.root / "heterophilous_npz", "chameleon_filtered"
+        ),
         "Minesweeper": load_heterophilous(args.root / "HeterophilousGraphDataset", "minesweeper"),
     }
     energies = molecules(args.root / "SynMol", args.molecule_epochs)
-    draw(energies, {name: neighbours(name, data, args.graph_epochs) for name, data in graphs.items()}, args.out)
+    draw(
+        energies,
+        {name: neighbours(name, data, args.graph_epochs) for name, data in graphs.items()},
+        args.out,
+    )
     print(args.out)
     return 0
 

@@ -19,7 +19,9 @@ with needs("diffusion-mp[sklearn]"):
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="500 images and 30 steps")
     quick = parser.parse_args(argv).quick
     pixels, digits = load_digits(return_X_y=True)
@@ -31,7 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     ours = DiffusionClassifier(max_iter=30 if quick else 300, random_state=0)
     for model in (LabelSpreading(kernel="knn"), ours):
         found = model.fit(pixels, labels).transduction_
-        print(f"{type(model).__name__:20} {100 * np.mean(found[hidden] == digits[hidden]):.1f} % of the others right")
+        print(
+            f"{type(model).__name__:20} {100 * np.mean(found[hidden] == digits[hidden]):.1f} % of the others right"
+        )
     noisy = pixels[:1] + np.random.default_rng(0).normal(size=64)
     print(f"A new image, a noisy {digits[0]}, is read as {ours.predict(noisy)[0]}.")
 

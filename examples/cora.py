@@ -43,19 +43,34 @@ def difformer(kernel: str, num_layers: int, weight_decay: float) -> Recipe:
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
         return DIFFormer(
-            in_channels, 64, out_channels, num_layers, kernel=kernel, tau=0.5, layer_norm=True, dropout=0.2
+            in_channels,
+            64,
+            out_channels,
+            num_layers,
+            kernel=kernel,
+            tau=0.5,
+            layer_norm=True,
+            dropout=0.2,
         )
 
     return Recipe(make, lr=1e-3, weight_decay=weight_decay)
 
 
 def gnn(
-    conv: str, hidden: int, num_layers: int, dropout: float, lr: float, weight_decay: float, heads: int = 1
+    conv: str,
+    hidden: int,
+    num_layers: int,
+    dropout: float,
+    lr: float,
+    weight_decay: float,
+    heads: int = 1,
 ) -> Recipe:
     """A fixed-diffusivity network of the same library."""
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
-        return DiffusionGNN(in_channels, hidden, out_channels, num_layers, conv=conv, heads=heads, dropout=dropout)
+        return DiffusionGNN(
+            in_channels, hidden, out_channels, num_layers, conv=conv, heads=heads, dropout=dropout
+        )
 
     return Recipe(make, lr, weight_decay)
 
@@ -89,7 +104,14 @@ def sgformer(weight_decay: float) -> Recipe:
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
         return SGFormer(
-            in_channels, 64, out_channels, gnn="appnp", num_gnn_layers=10, alpha=0.8, shared_encoder=False, dropout=0.5
+            in_channels,
+            64,
+            out_channels,
+            gnn="appnp",
+            num_gnn_layers=10,
+            alpha=0.8,
+            shared_encoder=False,
+            dropout=0.5,
         )
 
     return Recipe(make, lr=1e-2, weight_decay=weight_decay)
@@ -111,7 +133,9 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "nodeformer": nodeformer(weight_decay=0.005),
         "sgformer": sgformer(weight_decay=0.005),
         "gcn": gnn("gcn", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
-        "gat": gnn("gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8),
+        "gat": gnn(
+            "gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8
+        ),
         "mlp": gnn("mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
     },
     "CiteSeer": {
@@ -120,7 +144,9 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "nodeformer": nodeformer(weight_decay=0.005),
         "sgformer": sgformer(weight_decay=0.005),
         "gcn": gnn("gcn", hidden=64, num_layers=2, dropout=0.8, lr=1e-2, weight_decay=1e-3),
-        "gat": gnn("gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8),
+        "gat": gnn(
+            "gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8
+        ),
         "mlp": gnn("mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
     },
 }
@@ -130,7 +156,9 @@ def train(recipe: Recipe, data: Data, split: Split, epochs: int) -> tuple[float,
     """Validation and test accuracy at the best validation epoch, and that epoch."""
     model = recipe.make(data.num_features, int(data.y.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
-    best, test_acc, best_epoch = (-1.0, 0.0), 0.0, 0
+    best = (-1.0, 0.0)
+    test_acc = 0.0
+    best_epoch = 0
     for epoch in range(1, epochs + 1):
         model.train()
         optimizer.zero_grad()
@@ -143,23 +171,43 @@ def train(recipe: Recipe, data: Data, split: Split, epochs: int) -> tuple[float,
         with torch.no_grad():
             logits = model(data.x, data.edge_index)
         correct = (logits.argmax(dim=-1) == data.y).float()
-        score = (correct[split.val].mean().item(), -F.cross_entropy(logits[split.val], data.y[split.val]).item())
+        score = (
+            correct[split.val].mean().item(),
+            -F.cross_entropy(logits[split.val], data.y[split.val]).item(),
+        )
         if score > best:
-            best, test_acc, best_epoch = score, correct[split.test].mean().item(), epoch
+            best = score
+            test_acc = correct[split.test].mean().item()
+            best_epoch = epoch
     return best[0], test_acc, best_epoch
 
 
 def main(argv: list[str] | None = None) -> int:
     """Prints one line per model and split, then mean and standard deviation; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/Planetoid", help="holds <Dataset>/raw/ind.<dataset>.*")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--root", default="data/Planetoid", help="holds <Dataset>/raw/ind.<dataset>.*"
+    )
     parser.add_argument("--dataset", choices=list(RECIPES), default="Cora")
     parser.add_argument("--split", choices=["random", "public"], default="random")
-    parser.add_argument("--splits", type=count, default=5, help="random splits; with --split public, initialisations")
+    parser.add_argument(
+        "--splits",
+        type=count,
+        default=5,
+        help="random splits; with --split public, initialisations",
+    )
     parser.add_argument("--epochs", type=count, default=300)
-    parser.add_argument("--model", nargs="+", choices=list(RECIPES["Cora"]), default=["difformer-s", "gcn"])
-    parser.add_argument("--seed", type=int, default=0, help="run i draws its split and its weights with seed + i")
-    parser.add_argument("--download", action="store_true", help="let PyG download missing files into --root")
+    parser.add_argument(
+        "--model", nargs="+", choices=list(RECIPES["Cora"]), default=["difformer-s", "gcn"]
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="run i draws its split and its weights with seed + i"
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="let PyG download missing files into --root"
+    )
     args = options(parser, argv, splits=1, epochs=20)
     try:
         data = load_planetoid(args.root, args.dataset, download=args.download)
@@ -169,20 +217,33 @@ def main(argv: list[str] | None = None) -> int:
 
     summary = []
     for name in args.model:
-        scores, start = [], time.perf_counter()
+        scores = []
+        start = time.perf_counter()
         for seed in range(args.seed, args.seed + args.splits):
             if args.split == "public":
                 split = Split.of(data)
             else:
-                split = random_split_per_class(data.y, 20, 500, 1000, torch.Generator().manual_seed(seed))
+                split = random_split_per_class(
+                    data.y, 20, 500, 1000, torch.Generator().manual_seed(seed)
+                )
             torch.manual_seed(seed)
             val, test, epoch = train(RECIPES[args.dataset][name], data, split, args.epochs)
             scores.append(100 * test)
-            print(f"{name:12} seed {seed}: val {100 * val:.1f}, test {100 * test:.1f} at epoch {epoch}", flush=True)
-        summary.append(f"{name:12} {spread(scores, digits=1)}   ({time.perf_counter() - start:.0f} s)")
+            print(
+                f"{name:12} seed {seed}: val {100 * val:.1f}, test {100 * test:.1f} at epoch {epoch}",
+                flush=True,
+            )
+        summary.append(
+            f"{name:12} {spread(scores, digits=1)}   ({time.perf_counter() - start:.0f} s)"
+        )
 
-    kind = "initialisations on the public split" if args.split == "public" else "different random splits (20 per class)"
-    print(f"\n{args.dataset}, test accuracy in %, mean ± standard deviation over {args.splits} {kind}:")
+    if args.split == "public":
+        kind = "initialisations on the public split"
+    else:
+        kind = "different random splits (20 per class)"
+    print(
+        f"\n{args.dataset}, test accuracy in %, mean ± standard deviation over {args.splits} {kind}:"
+    )
     print("\n".join(summary))
     return 0
 

@@ -15,7 +15,14 @@ from torch.nn.functional import cross_entropy, elu
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import stochastic_blockmodel_graph
 
-from diffusion_mp import AdjacencyDiffusivity, Coupling, DiffusionConv, Diffusivity, ExplicitEuler, Graph
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    Coupling,
+    DiffusionConv,
+    Diffusivity,
+    ExplicitEuler,
+    Graph,
+)
 from diffusion_mp.couplings import LinearAttentionCoupling
 from diffusion_mp.testing import check_diffusivity
 
@@ -31,8 +38,11 @@ class EluDiffusivity(Diffusivity):
         self.key = nn.Linear(channels, channels)
 
     def couple(self, x: torch.Tensor, graph: Graph) -> Coupling:
-        q, k = elu(self.query(x)) + 1, elu(self.key(x)) + 1
-        return LinearAttentionCoupling(q.unsqueeze(1), k.unsqueeze(1), graph.segments, nonnegative=True)
+        q = elu(self.query(x)) + 1
+        k = elu(self.key(x)) + 1
+        return LinearAttentionCoupling(
+            q.unsqueeze(1), k.unsqueeze(1), graph.segments, nonnegative=True
+        )
 
 
 class MyModel(nn.Module):
@@ -51,7 +61,9 @@ class MyModel(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=count, default=100)
     args = options(parser, argv, epochs=25)
     torch.manual_seed(0)
@@ -70,7 +82,9 @@ def main(argv: list[str] | None = None) -> None:
         optimizer.step()
         if epoch % 25 == 0:
             accuracy = (model(x, edge_index).argmax(1) == y)[~train].float().mean().item()
-            print(f"epoch {epoch:3d}  loss {loss.item():.3f}  accuracy on unlabelled nodes {accuracy:.3f}")
+            print(
+                f"epoch {epoch:3d}  loss {loss.item():.3f}  accuracy on unlabelled nodes {accuracy:.3f}"
+            )
 
     check_diffusivity(EluDiffusivity(8), channels=8)
     print("EluDiffusivity passes check_diffusivity")

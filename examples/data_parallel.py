@@ -43,7 +43,9 @@ def drawn(nodes: int, degree: int, classes: int = 4) -> Data:
 
 def main(argv: list[str] | None = None) -> int:
     """Train for some epochs, or some steps, and print what they took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=count, default=200_000)
     parser.add_argument("--degree", type=count, default=5)
     parser.add_argument("--batch-size", type=count, default=50_000)
@@ -53,7 +55,10 @@ def main(argv: list[str] | None = None) -> int:
     args = options(parser, argv, nodes=2_000, batch_size=500, epochs=2)
     parallel = distributed.is_torchelastic_launched()
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    if gpu:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        device = torch.device("cpu")
     if parallel:
         distributed.init_process_group("nccl" if gpu else "gloo")
     first = not parallel or distributed.get_rank() == 0
@@ -66,18 +71,25 @@ def main(argv: list[str] | None = None) -> int:
     loader = RandomPartitionLoader(data, batch_size=args.batch_size)
     for epoch in range(args.epochs):
         loader.set_epoch(epoch)
-        start, seen, right = time.perf_counter(), 0, 0
+        start = time.perf_counter()
+        seen = 0
+        right = 0
         steps = min(args.steps or len(loader), len(loader))
-        for _, part in zip(range(steps), tqdm(loader, f"epoch {epoch + 1}", steps, disable=not first), strict=False):
+        for _, part in zip(
+            range(steps), tqdm(loader, f"epoch {epoch + 1}", steps, disable=not first), strict=False
+        ):
             part = part.to(device)
             out = model(part.x, part.edge_index)
             optimizer.zero_grad()
             cross_entropy(out, part.y).backward()
             optimizer.step()
-            seen, right = seen + part.num_nodes, right + int((out.argmax(1) == part.y).sum())
+            seen = seen + part.num_nodes
+            right = right + int((out.argmax(1) == part.y).sum())
         if first:
             taken = time.perf_counter() - start
-            print(f"epoch {epoch + 1}: {right / seen:.1%} of {seen:,} nodes right, {taken:.1f} s on this process")
+            print(
+                f"epoch {epoch + 1}: {right / seen:.1%} of {seen:,} nodes right, {taken:.1f} s on this process"
+            )
     if parallel:
         distributed.barrier()
         del model  # its gradients' exchange may hang the process where it outlives the group

@@ -28,17 +28,22 @@ def random_graph(nodes: int, generator: torch.Generator) -> SparseCoupling:
     chords = torch.randint(nodes, (2, nodes), generator=generator)
     edges = torch.cat([ring, chords], 1)
     graph = Graph(nodes, torch.cat([edges, edges.flip(0)], 1))
-    return SparseCoupling(graph, torch.ones(graph.num_edges, dtype=torch.double), symmetric=True, nonnegative=True)
+    return SparseCoupling(
+        graph, torch.ones(graph.num_edges, dtype=torch.double), symmetric=True, nonnegative=True
+    )
 
 
 def run(
     x: Tensor, coupling_at: Callable[[Tensor], Coupling], energy: Energy, tau: float, steps: int
 ) -> tuple[list, int]:
     """Energies E(Z_{k+1}, k) of ``steps`` explicit Euler steps, and how many of them went up from E(Z_k, k)."""
-    step, energies, violations = ExplicitEuler(tau), [], 0
+    step = ExplicitEuler(tau)
+    energies = []
+    violations = 0
     for _ in range(steps):
         following = step(x, coupling_at(x))
-        before, after = float(energy(x, x)), float(energy(following, x))
+        before = float(energy(x, x))
+        after = float(energy(following, x))
         violations += after > before + 1e-12 * abs(before)
         energies.append(after)
         x = following
@@ -46,7 +51,9 @@ def run(
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=60)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
@@ -59,12 +66,19 @@ def main(argv: list[str] | None = None) -> None:
         import matplotlib.pyplot as plt
 
     generator = torch.Generator().manual_seed(args.seed)
-    x = torch.nn.functional.normalize(torch.randn(args.nodes, 8, generator=generator, dtype=torch.double), dim=1)
-    graph, penalty = random_graph(args.nodes, generator), SimplePenalty()
+    x = torch.nn.functional.normalize(
+        torch.randn(args.nodes, 8, generator=generator, dtype=torch.double), dim=1
+    )
+    graph = random_graph(args.nodes, generator)
+    penalty = SimplePenalty()
 
     # What to certify, the energy it descends, and the coupling of the step at a state.
     cases = {
-        "fixed graph (Theorem 1)": (graph, lambda lam: Energy("quadratic", lam, coupling=graph), lambda x: graph),
+        "fixed graph (Theorem 1)": (
+            graph,
+            lambda lam: Energy("quadratic", lam, coupling=graph),
+            lambda x: graph,
+        ),
         "DIFFormer-s (Theorem 7)": (
             penalty,
             lambda lam: Energy(penalty, lam),
@@ -85,8 +99,12 @@ def main(argv: list[str] | None = None) -> None:
             ("λ, τ = 1.05 τ_max", 1.05 * tau_max, certificate.lam),
         ]:
             energies, violations = run(x, coupling_at, energy(lam), length, args.steps)
-            print(f"{label:<24}{energies[0]:>12.4g}{energies[-1]:>12.4g}{violations:>7}/{args.steps}")
-            ax.semilogy(range(1, args.steps + 1), energies, marker=".", label=f"{label}: {violations} up")
+            print(
+                f"{label:<24}{energies[0]:>12.4g}{energies[-1]:>12.4g}{violations:>7}/{args.steps}"
+            )
+            ax.semilogy(
+                range(1, args.steps + 1), energies, marker=".", label=f"{label}: {violations} up"
+            )
         ax.set(title=name, xlabel="layer k", ylabel="E(Z_{k+1}, k)")
         ax.legend()
     args.out.parent.mkdir(parents=True, exist_ok=True)

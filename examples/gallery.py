@@ -29,27 +29,34 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: list[str] | None = None) -> int:
     """Draws the picture; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=count, default=100)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images/plots.png")
     args = options(parser, argv, epochs=5, out=Path("runs/plots.png"))
     figure, axes = plt.subplots(2, 3, figsize=(13, 7.5), layout="constrained")
 
-    model, without = load(ROOT / "zoo/digits.safetensors"), load(ROOT / "zoo/digits.safetensors")
+    model = load(ROOT / "zoo/digits.safetensors")
+    without = load(ROOT / "zoo/digits.safetensors")
     without.inputs = None  # its attention reads the pixels
     images, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
     x = images.float() / 16
     coupling = model.inputs(x, Graph(len(x)))
     logits = model(x).detach()
-    plot.neighbours(coupling, 7, names=[f"{k}: a {digit}" for k, digit in enumerate(y)], ax=axes[0, 0])
+    plot.neighbours(
+        coupling, 7, names=[f"{k}: a {digit}" for k, digit in enumerate(y)], ax=axes[0, 0]
+    )
     plot.attention(logits, without(x).detach(), y, ax=axes[0, 1])
     plot.uncertainty(coupling, logits, ax=axes[0, 2]).set(title="digits, by the logits")
 
     torch.manual_seed(0)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    data, network = KarateClub()[0], CertifiedTransformer(34, 32, 4, num_blocks=2, num_layers=4, graph="sym")
+    data = KarateClub()[0]
+    network = CertifiedTransformer(34, 32, 4, num_blocks=2, num_layers=4, graph="sym")
     seen = torch.rand(34) < 0.5
-    optimizer, log = torch.optim.Adam(network.parameters(), lr=0.01), args.out.with_suffix(".csv")
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    log = args.out.with_suffix(".csv")
     rows = ["epoch,train_loss,accuracy"]
     for epoch in range(args.epochs):
         found = network(data.x, data.edge_index)
@@ -57,7 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        rows.append(f"{epoch},{loss.item()},{(found.argmax(1) == data.y)[~seen].float().mean().item()}")
+        rows.append(
+            f"{epoch},{loss.item()},{(found.argmax(1) == data.y)[~seen].float().mean().item()}"
+        )
     log.write_text("\n".join(rows))  # as Lightning's CSVLogger writes it
     plot.curves(log, ax=axes[1, 0]).set(title="karate club")
     log.unlink()
@@ -65,7 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     plot.spectrum(network, data.x, data.edge_index, ax=axes[1, 2])
     figure.savefig(args.out, dpi=80)
     plt.close(figure)
-    print(f"{float((logits.argmax(1) == y).float().mean()):.1%} of the digits are right\n{args.out}")
+    print(
+        f"{float((logits.argmax(1) == y).float().mean()):.1%} of the digits are right\n{args.out}"
+    )
     return 0
 
 

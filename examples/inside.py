@@ -39,7 +39,9 @@ with needs("diffusion-mp-experiments"):
     from diffusion_mp_experiments.graphs import load_digits, load_planetoid
 
 MODELS: dict[str, Callable[[int, int], GraphModel]] = {
-    "DIFFormer-s": lambda features, classes: DIFFormer(features, 64, classes, 8, tau=0.5, layer_norm=True, dropout=0.2),
+    "DIFFormer-s": lambda features, classes: DIFFormer(
+        features, 64, classes, 8, tau=0.5, layer_norm=True, dropout=0.2
+    ),
     "certified": lambda features, classes: CertifiedDIFFormer(
         features, 64, classes, 8, lam=0.3, mu=9.0, encoder_layers=1, centre=True, dropout=0.2
     ),
@@ -80,29 +82,48 @@ def look_inside(model: GraphModel, data: Data, pairs: int) -> Inside:
         logits, couplings = model(data.x, data.edge_index, return_coupling=True)
     states = [*states[::2], states[-1]]  # before every layer, and after the last
     if isinstance(model, CertifiedDIFFormer):
-        energies, label = model.energies(data.x, data.edge_index).tolist(), "F, which no step raises"
+        energies = model.energies(data.x, data.edge_index).tolist()
+        label = "F, which no step raises"
     else:
-        energies, label = [float(Energy("quadratic")(z)) for z in states], "Σ_ij ‖z_i − z_j‖²"
+        energies = [float(Energy("quadratic")(z)) for z in states]
+        label = "Σ_ij ‖z_i − z_j‖²"
     strength = couplings[-1].to_dense().mean(0).fill_diagonal_(-torch.inf)
     strength[to_dense_adj(data.edge_index, max_num_nodes=data.num_nodes)[0] > 0] = -torch.inf
     best = strength.triu(1).flatten().topk(pairs).indices
     right = (logits.argmax(1) == data.y)[data.test_mask].float().mean()
-    return Inside(states, energies, label, torch.stack([best // len(strength), best % len(strength)]), float(right))
+    return Inside(
+        states,
+        energies,
+        label,
+        torch.stack([best // len(strength), best % len(strength)]),
+        float(right),
+    )
 
 
 def draw(found: dict[str, Inside], y: Tensor, path: Path) -> None:
     """The picture, three columns wide."""
-    figure, axes = plt.subplots(len(found), 3, figsize=(13, 4.2 * len(found)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(found), 3, figsize=(13, 4.2 * len(found)), squeeze=False, layout="constrained"
+    )
     for row, (name, inside) in zip(axes, found.items(), strict=True):
-        for ax, state, title in zip(row, (inside.states[0], inside.states[-1]), ("before", "after"), strict=False):
+        for ax, state, title in zip(
+            row, (inside.states[0], inside.states[-1]), ("before", "after"), strict=False
+        ):
             points = TSNE(init="pca", random_state=0, max_iter=500).fit_transform(state.numpy())
             if title == "after":
                 ends = points[inside.pairs.numpy()]
                 ax.plot(ends[..., 0], ends[..., 1], color="black", linewidth=0.3, alpha=0.4)
-            drawn = ax.scatter(points[:, 0], points[:, 1], c=y, cmap="tab10", vmin=-0.5, vmax=9.5, s=4)
+            drawn = ax.scatter(
+                points[:, 0], points[:, 1], c=y, cmap="tab10", vmin=-0.5, vmax=9.5, s=4
+            )
             ax.set(title=f"{name}: {title} its layers", xticks=[], yticks=[])
         row[2].plot(inside.energies, "o-", color="#0072B2", markersize=3)
-        row[2].set(xlabel="layer", ylabel=inside.label, yscale="log", title=f"{name}: test {inside.accuracy:.1%}")
+        row[2].set(
+            xlabel="layer",
+            ylabel=inside.label,
+            yscale="log",
+            title=f"{name}: test {inside.accuracy:.1%}",
+        )
     figure.colorbar(drawn, ax=axes[:, 1], ticks=range(int(y.max()) + 1), label="class")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -111,17 +132,22 @@ def draw(found: dict[str, Inside], y: Tensor, path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Trains, prints and draws; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, help="of Planetoid; without it the digits")
     parser.add_argument("--name", default="Cora", help="Cora or CiteSeer")
     parser.add_argument("--epochs", type=count, default=100)
-    parser.add_argument("--pairs", type=count, default=500, help="strongest couplings that are shown")
+    parser.add_argument(
+        "--pairs", type=count, default=500, help="strongest couplings that are shown"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/inside.png"))
     args = options(parser, argv, epochs=2)
     data = load_digits(10) if args.root is None else load_planetoid(args.root, args.name)
     split = random_split_per_class(data.y, 10, 500, None, torch.Generator().manual_seed(args.seed))
-    data, found = split.apply_to(data), {}
+    data = split.apply_to(data)
+    found = {}
     shares = data.y.bincount() / len(data.y)
     for name, make in MODELS.items():
         torch.manual_seed(args.seed)

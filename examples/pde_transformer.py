@@ -70,7 +70,9 @@ SITES = {  # the names of a placement's places in the plain encoder
     "P7": ("after_attention",),
 }
 SIDE = 32  # pixels; an image is read as the sequence of its rows, neighbours of which are neighbours in the image
-MEAN, DEVIATION = 0.03, 0.13  # of its grey values in 0 … 1
+# of its grey values in 0 … 1
+MEAN = 0.03
+DEVIATION = 0.13
 PROBES = 4  # test sequences that the diagnostics look at
 
 
@@ -131,7 +133,9 @@ def pathfinder(split: str, items: int, _: Path) -> SequenceDataset:
 
 def imdb(split: str, items: int, path: Path) -> Any:
     """Reviews in an order drawn once; validation reviews are training reviews that training does not see."""
-    reviews = IMDb(path, "test" if split == "test" else "train", max_length=TASKS["imdb"].max_length)
+    reviews = IMDb(
+        path, "test" if split == "test" else "train", max_length=TASKS["imdb"].max_length
+    )
     order = torch.randperm(len(reviews), generator=torch.Generator().manual_seed(0)).tolist()
     return Subset(reviews, order[-items:] if split == "val" else order[:items])
 
@@ -155,7 +159,8 @@ def items(run: Run, split: str, out: Path, imdb_path: Path) -> list[Any]:
 
 def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
     """Training, validation and test batches, from memory. Seed and epoch decide the order of training batches."""
-    collate, found = TASKS[run.task].collate, {}
+    collate = TASKS[run.task].collate
+    found = {}
     for split in ("train", "val", "test"):
         kept = items(run, split, out, imdb_path)
         # Lightning tells it the epoch; one replica of one is everything.
@@ -181,10 +186,13 @@ def make_model(run: Run) -> PDETransformer:
     )
 
 
-def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool = True) -> dict[str, Any]:
+def train(
+    run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool = True
+) -> dict[str, Any]:
     """Trains, or goes on from the last epoch, or reads the result of a run that is done."""
     folder = out / run.name
-    settings, done = folder / "run.json", folder / "result.json"
+    settings = folder / "run.json"
+    done = folder / "result.json"
     content = json.dumps(asdict(run))
     if settings.exists() and settings.read_text() != content:
         raise SystemExit(f"{folder} was made with other settings; use another --out or delete it.")
@@ -195,7 +203,9 @@ def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool 
     labels = [int(label) for *_, label in batches["test"].dataset]
     module = SequenceClassifier(make_model(run), TASKS[run.task].classes, lr=run.lr)
     checkpoints = folder / "checkpoints"
-    best = ModelCheckpoint(checkpoints, "best", monitor="val_acc", mode="max", enable_version_counter=False)
+    best = ModelCheckpoint(
+        checkpoints, "best", monitor="val_acc", mode="max", enable_version_counter=False
+    )
     last = ModelCheckpoint(checkpoints, "last", enable_version_counter=False)
     bar = [TQDMProgressBar(refresh_rate=20, process_position=bar_at)] if progress else []
     trainer = pl.Trainer(
@@ -281,7 +291,8 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
         effects = [
             f"{truth:.2g}/{estimate:.2g}"
             for truth, estimate in zip(
-                *(by_layer(reports, "insertion", column) for column in ("truth", "estimate")), strict=True
+                *(by_layer(reports, "insertion", column) for column in ("truth", "estimate")),
+                strict=True,
             )
         ]
         cells = [
@@ -289,7 +300,9 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
             placement,
             spread([100 * result["test_acc"] for result in found]),
             spread([100 * result["train_acc"] for result in found]),
-            " ".join(f"{value:.2f}" for value in by_layer(reports, "attention", "relative_roughness")),
+            " ".join(
+                f"{value:.2f}" for value in by_layer(reports, "attention", "relative_roughness")
+            ),
             " ".join(f"{value:.3f}" for value in by_layer(reports, "attention", "commutator")),
             " ".join(effects) or "none",
             f"{statistics.mean(result['seconds'] for result in found):.0f}",
@@ -316,11 +329,24 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
             if not plain or not trained:
                 continue
             inserted = [result["inserted"][place] for result in plain]
-            commutators = [statistics.mean(result["report"]["attention"]["commutator"]) for result in trained]
-            damage = [statistics.mean(effect[name] for effect in inserted) for name in ("truth", "estimate")]
-            rows.append([*damage, statistics.mean(commutators), 100 * statistics.mean(r["test_acc"] for r in trained)])
+            commutators = [
+                statistics.mean(result["report"]["attention"]["commutator"]) for result in trained
+            ]
+            damage = [
+                statistics.mean(effect[name] for effect in inserted)
+                for name in ("truth", "estimate")
+            ]
+            rows.append(
+                [
+                    *damage,
+                    statistics.mean(commutators),
+                    100 * statistics.mean(r["test_acc"] for r in trained),
+                ]
+            )
             truth, estimate, commutator, score = rows[-1]
-            lines.append(f"| {task} | {place} | {truth:.3g} | {estimate:.3g} | {commutator:.3f} | {score:.2f} |")
+            lines.append(
+                f"| {task} | {place} | {truth:.3g} | {estimate:.3g} | {commutator:.3f} | {score:.2f} |"
+            )
         if len(rows) > 2:
             *predictors, scores = zip(*rows, strict=True)
             ranks = [f"{spearmanr(predictor, scores).statistic:.2f}" for predictor in predictors]
@@ -330,7 +356,10 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
 
 def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[float]:
     """The mean of a column over the reports, layer by layer."""
-    return [statistics.mean(layer) for layer in zip(*(report[part][column] for report in reports), strict=True)]
+    return [
+        statistics.mean(layer)
+        for layer in zip(*(report[part][column] for report in reports), strict=True)
+    ]
 
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
@@ -341,7 +370,11 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     quantities = ("relative_roughness", "commutator", "estimate")
     tasks = list(dict.fromkeys(run.task for run in results))
     figure, axes = plt.subplots(
-        len(tasks), len(quantities), figsize=(17, 4.2 * len(tasks)), squeeze=False, layout="constrained"
+        len(tasks),
+        len(quantities),
+        figsize=(17, 4.2 * len(tasks)),
+        squeeze=False,
+        layout="constrained",
     )
     for ax in axes.flat:  # the palette of Okabe and Ito, for colour-blind readers
         ax.set_prop_cycle(color=COLOURS)
@@ -361,22 +394,42 @@ def strides(text: str) -> tuple[int, ...]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/pde_transformer"), help="keeps checkpoints and results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/pde_transformer"),
+        help="keeps checkpoints and results",
+    )
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=["listops", "pathfinder"])
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
-    parser.add_argument("--imdb", type=Path, default=Path("data/aclImdb"), help="folder or archive of the reviews")
-    parser.add_argument("--seeds", type=count, default=2, help="runs per placement; the data are the same for all")
     parser.add_argument(
-        "--items", type=count, help="to train on, an eighth more to validate and to test; else the task's"
+        "--imdb", type=Path, default=Path("data/aclImdb"), help="folder or archive of the reviews"
+    )
+    parser.add_argument(
+        "--seeds", type=count, default=2, help="runs per placement; the data are the same for all"
+    )
+    parser.add_argument(
+        "--items",
+        type=count,
+        help="to train on, an eighth more to validate and to test; else the task's",
     )
     parser.add_argument("--epochs", type=count, help="else the task's")
     parser.add_argument("--batch-size", type=count, default=32)
     parser.add_argument("--channels", type=count, default=64)
     parser.add_argument("--layers", type=count, default=2)
     parser.add_argument("--heads", type=count, default=4)
-    parser.add_argument("--alpha", type=float, default=0.1, help="of the diffusion at the start; below 1/2")
-    parser.add_argument("--strides", type=strides, default=(1,), help="of the diffusion, such as 1,4,16; alpha in all")
+    parser.add_argument(
+        "--alpha", type=float, default=0.1, help="of the diffusion at the start; below 1/2"
+    )
+    parser.add_argument(
+        "--strides",
+        type=strides,
+        default=(1,),
+        help="of the diffusion, such as 1,4,16; alpha in all",
+    )
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
@@ -408,7 +461,11 @@ def main(argv: list[str] | None = None) -> int:
 def train_and_print(args: argparse.Namespace) -> int:
     check_writable(args.out)
     runs = [
-        Run(**chosen(Run, args) | lengths(args, task) | {"task": task, "placement": placement, "seed": seed})
+        Run(
+            **chosen(Run, args)
+            | lengths(args, task)
+            | {"task": task, "placement": placement, "seed": seed}
+        )
         for seed, task, placement in product(range(args.seeds), args.task, args.placement)
     ]
     for task in args.task:  # the items, before two processes could make them at once

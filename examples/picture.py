@@ -32,7 +32,18 @@ with needs("diffusion-mp[sklearn]"):
     from sklearn.manifold import TSNE
 
 GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#d9b51c", "#b07aa1", "#ff9da7", "#9c755f", "#8e9aa5")
+COLOURS = (
+    "#4e79a7",
+    "#f28e2b",
+    "#e15759",
+    "#76b7b2",
+    "#59a14f",
+    "#d9b51c",
+    "#b07aa1",
+    "#ff9da7",
+    "#9c755f",
+    "#8e9aa5",
+)
 # One file for light and dark: by the reader's system, or by the fragment of the address, #only-light or #only-dark.
 DARK = "svg{--ink:#e6e8eb;--faint:#5b626b;--falls:#56b4e9;--rises:#f0a04b;--paper:#1e2129}"
 PAGE = Template("""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 $height"
@@ -55,8 +66,13 @@ $parts
 def panel(left: float, head: str, below: str, colour: str, energies: Sequence[float]) -> str:
     """The energy after every layer, relative to where it began."""
     values = [energy / energies[0] for energy in energies]
-    low, high, step = min(values), max(values), 210 / (len(values) - 1)
-    points = [(left + 40 + k * step, 230 - 165 * (value - low) / (high - low)) for k, value in enumerate(values)]
+    low = min(values)
+    high = max(values)
+    step = 210 / (len(values) - 1)
+    points = [
+        (left + 40 + k * step, 230 - 165 * (value - low) / (high - low))
+        for k, value in enumerate(values)
+    ]
     parts = [
         f'<text class="head" x="{left}" y="22">{head}</text>',
         f'<path class="axis" d="M{left + 34} 55V240H{left + 255}"/>',
@@ -66,7 +82,10 @@ def panel(left: float, head: str, below: str, colour: str, energies: Sequence[fl
             f'<text class="end" x="{left + 28}" y="{235 - 165 * (value - low) / (high - low):.0f}">{value:.2f}</text>'
             for value in (values[0], values[-1])
         ),
-        *(f'<text class="mid" x="{points[k][0]:.0f}" y="258">{k}</text>' for k in range(0, len(values), 2)),
+        *(
+            f'<text class="mid" x="{points[k][0]:.0f}" y="258">{k}</text>'
+            for k in range(0, len(values), 2)
+        ),
         f'<text class="mid" x="{left + 145}" y="283">{below}</text>',
     ]
     return "\n".join(parts)
@@ -74,8 +93,11 @@ def panel(left: float, head: str, below: str, colour: str, energies: Sequence[fl
 
 def cloud(left: float, head: str, below: str, points: Tensor, y: Tensor) -> str:
     """Points coloured by class, whose number stands in the middle of each."""
-    low, high = points.min(0).values, points.max(0).values
-    points = torch.tensor([left + 8, 40.0]) + (points - low) / (high - low) * torch.tensor([244.0, 214.0])
+    low = points.min(0).values
+    high = points.max(0).values
+    points = torch.tensor([left + 8, 40.0]) + (points - low) / (high - low) * torch.tensor(
+        [244.0, 214.0]
+    )
     parts = [f'<text class="head" x="{left}" y="22">{head}</text>']
     for digit, colour in enumerate(COLOURS):
         own = points[y == digit]
@@ -87,47 +109,82 @@ def cloud(left: float, head: str, below: str, points: Tensor, y: Tensor) -> str:
     return "\n".join([*parts, f'<text class="mid" x="{left + 130}" y="283">{below}</text>'])
 
 
-def groups(left: float, head: str, places: Tensor, edges: Tensor, shown: Tensor, y: Tensor, found: Tensor) -> str:
+def groups(
+    left: float, head: str, places: Tensor, edges: Tensor, shown: Tensor, y: Tensor, found: Tensor
+) -> str:
     """A graph: nodes that are `shown` in the colour of what was found, with a ring where that is wrong."""
     points = torch.tensor([left + 12, 45.0]) + (places + 1) / 2 * torch.tensor([385.0, 205.0])
-    lines = "".join(f"M{a:.0f} {b:.0f}L{c:.0f} {d:.0f}" for a, b, c, d in points[edges.t()].flatten(1).tolist())
-    parts = [f'<text class="head" x="{left}" y="22">{head}</text>', f'<path class="axis" d="{lines}"/>']
-    for (a, b), show, true, guess in zip(points.tolist(), shown.tolist(), y.tolist(), found.tolist(), strict=True):
+    lines = "".join(
+        f"M{a:.0f} {b:.0f}L{c:.0f} {d:.0f}" for a, b, c, d in points[edges.t()].flatten(1).tolist()
+    )
+    parts = [
+        f'<text class="head" x="{left}" y="22">{head}</text>',
+        f'<path class="axis" d="{lines}"/>',
+    ]
+    for (a, b), show, true, guess in zip(
+        points.tolist(), shown.tolist(), y.tolist(), found.tolist(), strict=True
+    ):
         fill = GROUPS[guess] if show else "var(--paper)"
-        stroke = "var(--faint)" if not show else fill if guess == true else "var(--ink)"
-        parts.append(f'<circle cx="{a:.0f}" cy="{b:.0f}" r="8" fill="{fill}" stroke="{stroke}" stroke-width="3"/>')
+        if not show:
+            stroke = "var(--faint)"
+        elif guess == true:
+            stroke = fill
+        else:
+            stroke = "var(--ink)"
+        parts.append(
+            f'<circle cx="{a:.0f}" cy="{b:.0f}" r="8" fill="{fill}" stroke="{stroke}" stroke-width="3"/>'
+        )
     return "\n".join(parts)
 
 
 def page(title: str, height: int, *parts: str) -> str:
     """A picture for light and dark."""
     schemes = {"dark": DARK, "light": PAGE.template.split("<style>\n")[1].split("\n")[0]}
-    by_address = "\n".join(rule.replace("svg{", f"svg:has(#only-{name}:target){{") for name, rule in schemes.items())
-    return PAGE.substitute(title=title, height=height, dark=DARK, by_address=by_address, parts="\n".join(parts))
+    by_address = "\n".join(
+        rule.replace("svg{", f"svg:has(#only-{name}:target){{") for name, rule in schemes.items()
+    )
+    return PAGE.substitute(
+        title=title, height=height, dark=DARK, by_address=by_address, parts="\n".join(parts)
+    )
 
 
 def digits(epochs: int) -> str:
     """Train both networks on the digits, and draw them."""
     data = load_digits(5)
     split = random_split_per_class(data.y, 5, 300, None, torch.Generator().manual_seed(0))
-    data, found = split.apply_to(data), []
+    data = split.apply_to(data)
+    found = []
     for make in (
-        lambda: CertifiedDIFFormer(64, 64, 10, 8, mu=50.0, encoder_layers=2, centre=True, dropout=0.2),
+        lambda: CertifiedDIFFormer(
+            64, 64, 10, 8, mu=50.0, encoder_layers=2, centre=True, dropout=0.2
+        ),
         lambda: DIFFormer(64, 64, 10, 8, layer_norm=True, dropout=0.2),
     ):
         torch.manual_seed(0)
         model = make()
         train(model, data, epochs)
         found.append(look_inside(model, data, 1))
-        print(type(model).__name__, f"{found[-1].accuracy:.1%}", [round(energy, 1) for energy in found[-1].energies])
+        print(
+            type(model).__name__,
+            f"{found[-1].accuracy:.1%}",
+            [round(energy, 1) for energy in found[-1].energies],
+        )
     certified, published = found
-    plane = torch.tensor(TSNE(init="pca", random_state=0).fit_transform(certified.states[-1].numpy()))
+    plane = torch.tensor(
+        TSNE(init="pca", random_state=0).fit_transform(certified.states[-1].numpy())
+    )
     caption = f"1,797 images, 50 labels: {certified.accuracy:.0%} right"
     return page(
         "Energies by layer of a certified network and of DIFFormer-s, and the digits as the first one sees them",
         300,
         panel(5, "Certified network: falls", "energy F by layer", "falls", certified.energies),
-        panel(300, "DIFFormer-s: rises", "Σ ‖z − z′‖² over pairs, by layer", "rises", published.energies),
+        panel(
+            300,
+            "DIFFormer-s: rises",
+            "Σ ‖z − z′‖² over pairs, by layer",
+            "rises",
+            published.energies,
+        ),
         cloud(595, "Certified network: digits", caption, plane, data.y),
     )
 
@@ -139,7 +196,8 @@ def karate(epochs: int) -> str:
     model = CertifiedDIFFormer(data.num_features, 16, 4, num_layers=4, encoder_layers=1)
     train(model, data, epochs)
     found = model(data.x, data.edge_index).argmax(1)
-    right, others = (found == data.y)[~data.train_mask], int((~data.train_mask).sum())
+    right = (found == data.y)[~data.train_mask]
+    others = int((~data.train_mask).sum())
     drawn = nx.spring_layout(nx.Graph(data.edge_index.t().tolist()), seed=3, iterations=300)
     places = torch.tensor([drawn[node].tolist() for node in range(data.num_nodes)])
     places = 2 * (places - places.amin(0)) / (places.amax(0) - places.amin(0)) - 1
@@ -148,16 +206,28 @@ def karate(epochs: int) -> str:
     return page(
         "Zachary's karate club: four known members, and the groups that a certified network finds",
         265,
-        groups(5, "Known: one member of each group", places, data.edge_index, data.train_mask, data.y, data.y),
+        groups(
+            5,
+            "Known: one member of each group",
+            places,
+            data.edge_index,
+            data.train_mask,
+            data.y,
+            data.y,
+        ),
         groups(445, head, places, data.edge_index, every, data.y, found),
     )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Trains and draws; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=count, default=100)
-    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of the pictures")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/images"), help="folder of the pictures"
+    )
     args = options(parser, argv, epochs=2, out=Path("runs/pictures"))
     args.out.mkdir(parents=True, exist_ok=True)
     for name, draw in {"karate": karate, "energy": digits}.items():

@@ -41,7 +41,12 @@ from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, full_
 
 with needs("diffusion-mp-experiments"):
     from diffusion_mp_experiments.graphs import load_pokec, synthetic_pokec
-    from diffusion_mp_experiments.train import check_writable, exit_code, node_cross_entropy, save_checkpoint
+    from diffusion_mp_experiments.train import (
+        check_writable,
+        exit_code,
+        node_cross_entropy,
+        save_checkpoint,
+    )
 
 SPLITS = {"10/10/80": (0.1, 0.1), "50/25/25": (0.5, 0.25)}  # the paper's text, its released command
 STAGES = ("sampling", "forward", "backward", "evaluation")
@@ -109,7 +114,8 @@ class Clock:
     """Seconds spent in each stage."""
 
     def __init__(self, device: torch.device, spent: dict[str, float]) -> None:
-        self.device, self.spent = device, spent
+        self.device = device
+        self.spent = spent
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
@@ -121,10 +127,14 @@ class Clock:
 
     def __str__(self) -> str:
         total = sum(self.spent.values()) or 1.0
-        return ", ".join(f"{stage} {spent:.1f} s ({spent / total:.0%})" for stage, spent in self.spent.items())
+        return ", ".join(
+            f"{stage} {spent:.1f} s ({spent / total:.0%})" for stage, spent in self.spent.items()
+        )
 
 
-def accuracies(logits: Tensor, data: Data, total: Callable[[Tensor], Tensor] = torch.sum) -> dict[str, float]:
+def accuracies(
+    logits: Tensor, data: Data, total: Callable[[Tensor], Tensor] = torch.sum
+) -> dict[str, float]:
     """Shares of nodes whose label is right, in percent; `total` adds up over processes too, where they share nodes."""
     right = logits.argmax(1) == data.y
     masks = {part: data[f"{part}_mask"] for part in ("train", "val", "test")}
@@ -138,11 +148,18 @@ class Training:
     """A model on its way through epochs of random parts: what a checkpoint holds, and how to go on from one."""
 
     def __init__(self, run: Run, data: Data, path: Path, device: torch.device) -> None:
-        self.run, self.data, self.path, self.device = run, data, path, device
+        self.run = run
+        self.data = data
+        self.path = path
+        self.device = device
         torch.manual_seed(run.seed)
         self.model = TRAINED[run.model](run, data.num_node_features).to(device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
-        self.epoch, self.batch = 0, 0  # what comes next
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=run.lr, weight_decay=run.weight_decay
+        )
+        # what comes next
+        self.epoch = 0
+        self.batch = 0
         self.best: dict[str, float] = {"val": -1.0}
         self.clock = Clock(device, dict.fromkeys(STAGES, 0.0))
         if (state := stored(path, run)) is not None:
@@ -152,7 +169,9 @@ class Training:
     def prepare(self) -> None:
         """The graph in the form in which it is trained on and evaluated."""
         run = self.run
-        self.loader = RandomPartitionLoader(self.data, batch_size=run.batch_size, degrees=run.degrees, seed=run.seed)
+        self.loader = RandomPartitionLoader(
+            self.data, batch_size=run.batch_size, degrees=run.degrees, seed=run.seed
+        )
         self.graph = Graph.from_data(self.data, validate=False)
 
     def save(self) -> None:
@@ -177,7 +196,8 @@ class Training:
         for random in cuda:
             torch.cuda.set_rng_state(random, self.device)
         self.epoch, self.batch = state["next"]
-        self.best, self.clock.spent = state["best"], state["spent"]
+        self.best = state["best"]
+        self.clock.spent = state["spent"]
 
     def fit(self, epochs: int, checkpoint_every: int) -> None:
         """Trains until so many epochs are done."""
@@ -187,7 +207,8 @@ class Training:
             self.model.eval()
             with self.clock("evaluation"):
                 found = self.evaluate()
-            self.epoch, self.batch = self.epoch + 1, 0
+            self.epoch = self.epoch + 1
+            self.batch = 0
             if found["val"] > self.best["val"]:
                 self.best = {**found, "epoch": self.epoch}
             self.save()
@@ -196,7 +217,9 @@ class Training:
         """A step for every part of a new partition, less those that were done before the run was stopped."""
         self.loader.set_epoch(self.epoch)
         batches = iter(self.loader)
-        bar = tqdm(range(len(self.loader)), f"{self.run.model}, epoch {self.epoch + 1}", disable=None)
+        bar = tqdm(
+            range(len(self.loader)), f"{self.run.model}, epoch {self.epoch + 1}", disable=None
+        )
         for position in bar:
             with self.clock("sampling"):
                 batch = next(batches)
@@ -226,7 +249,9 @@ class Training:
     def evaluate(self) -> dict[str, float]:
         """Accuracies of the full graph at once, block by block."""
         shown = sys.stderr.isatty()
-        logits = full_graph_inference(self.model, self.data.x, self.graph, device=self.device, progress=shown)
+        logits = full_graph_inference(
+            self.model, self.data.x, self.graph, device=self.device, progress=shown
+        )
         return accuracies(logits, self.data)
 
 
@@ -236,7 +261,10 @@ class NodeParallel(Training):
     def prepare(self) -> None:
         data = self.data
         self.graph = ShardedGraph(data.edge_index, data.num_nodes, device=self.device)
-        here = {name: data[name][self.graph.rows] for name in ("x", "y", "train_mask", "val_mask", "test_mask")}
+        here = {
+            name: data[name][self.graph.rows]
+            for name in ("x", "y", "train_mask", "val_mask", "test_mask")
+        }
         self.rows = Data(**here).to(self.device)
         node_parallel(self.model)
         self.num_labels = self.graph.total(self.rows.train_mask.sum().double())
@@ -280,26 +308,54 @@ def load_in_turn(args: argparse.Namespace) -> Data:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data/pokec"), help="holds the files of SNAP or LINKX")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path("data/pokec"), help="holds the files of SNAP or LINKX"
+    )
     parser.add_argument("--source", choices=["snap", "linkx"], default="snap")
     parser.add_argument("--synthetic", dest="source", action="store_const", const="synthetic")
     parser.add_argument("--nodes", type=count, default=1_632_803, help="of the synthetic graph")
     parser.add_argument("--edges", type=count, default=30_622_564, help="of the synthetic graph")
-    parser.add_argument("--split", choices=list(SPLITS), default="10/10/80", help="shares of the labelled users")
-    parser.add_argument("--model", nargs="+", choices=[*UNTRAINED, *TRAINED], default=["constant", "difformer-s"])
+    parser.add_argument(
+        "--split", choices=list(SPLITS), default="10/10/80", help="shares of the labelled users"
+    )
+    parser.add_argument(
+        "--model", nargs="+", choices=[*UNTRAINED, *TRAINED], default=["constant", "difformer-s"]
+    )
     parser.add_argument("--epochs", type=count, default=100)
     parser.add_argument("--batch-size", type=count, default=100_000)
     parser.add_argument("--hidden", type=count, default=128)
     parser.add_argument("--layers", type=count, default=3)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--lr", type=float, default=1e-3, help="1e-2 stays at chance on the synthetic graph")
+    parser.add_argument(
+        "--lr", type=float, default=1e-3, help="1e-2 stays at chance on the synthetic graph"
+    )
     parser.add_argument("--weight-decay", type=float, default=0.0)
-    parser.add_argument("--degrees", choices=["batch", "full"], default="batch", help="what the graph term divides by")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the partitions")
-    parser.add_argument("--out", type=Path, default=Path("runs/pokec"), help="for checkpoints and the synthetic graph")
-    parser.add_argument("--checkpoint-every", type=count, default=5, help="batches; and at the end of every epoch")
-    parser.add_argument("--node-parallel", action="store_true", help="under torchrun: nodes over processes, no parts")
+    parser.add_argument(
+        "--degrees",
+        choices=["batch", "full"],
+        default="batch",
+        help="what the graph term divides by",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the split, the weights and the partitions"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/pokec"),
+        help="for checkpoints and the synthetic graph",
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=count, default=5, help="batches; and at the end of every epoch"
+    )
+    parser.add_argument(
+        "--node-parallel",
+        action="store_true",
+        help="under torchrun: nodes over processes, no parts",
+    )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     return options(
         parser,
@@ -317,14 +373,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def report(args: argparse.Namespace) -> str:
     """Trains, and says in a table how well and where the time went."""
     data = load_in_turn(args)
-    kind, batch_size = (NodeParallel, data.num_nodes) if args.node_parallel else (Training, args.batch_size)
-    rows, clocks = [], []
+    kind, batch_size = (
+        (NodeParallel, data.num_nodes) if args.node_parallel else (Training, args.batch_size)
+    )
+    rows = []
+    clocks = []
     for name in args.model:
         if name in UNTRAINED:
             found = accuracies(UNTRAINED[name](data), data)
         else:
-            here = {"model": name, "nodes": data.num_nodes, "edges": data.num_edges, "batch_size": batch_size}
-            run, path = Run(**{**chosen(Run, args), **here}), args.out / f"{args.source}-{name}-seed{args.seed}.pt"
+            here = {
+                "model": name,
+                "nodes": data.num_nodes,
+                "edges": data.num_edges,
+                "batch_size": batch_size,
+            }
+            run = Run(**{**chosen(Run, args), **here})
+            path = args.out / f"{args.source}-{name}-seed{args.seed}.pt"
             training = kind(run, data, path, args.device)
             training.fit(args.epochs, args.checkpoint_every)
             found = training.best
@@ -347,7 +412,10 @@ def main(argv: list[str] | None = None) -> int:
     """Prints the report, on the first process; returns the exit code."""
     args = parse(argv)
     if args.node_parallel and not distributed.is_torchelastic_launched():
-        print("--node-parallel needs several processes: torchrun --nproc-per-node 2 ...", file=sys.stderr)
+        print(
+            "--node-parallel needs several processes: torchrun --nproc-per-node 2 ...",
+            file=sys.stderr,
+        )
         return 2
     again = "The same torchrun goes on where it stopped." if args.node_parallel else go_on(argv)
     return exit_code(partial(train_and_print, args), again)

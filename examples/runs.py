@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from diffusion_mp.errors import needed_by
 
-R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
+R = TypeVar(
+    "R", bound=Hashable
+)  # a frozen dataclass of everything that decides the outcome of a run
 
 
 @contextmanager
@@ -36,10 +38,14 @@ def count(text: str) -> int:
     return number
 
 
-def options(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: Any) -> argparse.Namespace:
+def options(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: Any
+) -> argparse.Namespace:
     """The command line; with ``--quick`` these stand for what it does not name."""
     values = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in quick.items())
-    parser.add_argument("--quick", action="store_true", help=f"a first look: {values}, unless given otherwise")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"a first look: {values}, unless given otherwise"
+    )
     if "--quick" in (sys.argv[1:] if argv is None else argv):
         parser.set_defaults(**quick)
     return parser.parse_args(argv)
@@ -52,7 +58,11 @@ def _shown(value: Any) -> str:
 def chosen(run: type[R], args: argparse.Namespace) -> dict[str, Any]:
     """The options of the command line that are settings of a run, but lists, which are for the caller to multiply."""
     fields = run.__dataclass_fields__  # type: ignore[attr-defined]
-    return {name: value for name, value in vars(args).items() if name in fields and not isinstance(value, list)}
+    return {
+        name: value
+        for name, value in vars(args).items()
+        if name in fields and not isinstance(value, list)
+    }
 
 
 def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R, Any]:
@@ -78,7 +88,9 @@ def stored(path: Path, run: Any) -> dict[str, Any] | None:
         raise ValueError(f"{path} is no checkpoint of this script; use another --out or delete it.")
     changed = [name for name, value in asdict(run).items() if before.get(name) != value]
     if changed:
-        raise SystemExit(f"{path} was made with other settings ({', '.join(changed)}); use another --out or delete it.")
+        raise SystemExit(
+            f"{path} was made with other settings ({', '.join(changed)}); use another --out or delete it."
+        )
     return state
 
 
@@ -91,7 +103,14 @@ def go_on(argv: list[str] | None) -> str:
 def grouped(results: dict[R, Any], *fields: str) -> Iterator[tuple[tuple[Any, ...], list[Any]]]:
     """The results of runs that agree in these fields, in the order of their first."""
     for key in dict.fromkeys(tuple(getattr(run, field) for field in fields) for run in results):
-        yield key, [result for run, result in results.items() if tuple(getattr(run, field) for field in fields) == key]
+        yield (
+            key,
+            [
+                result
+                for run, result in results.items()
+                if tuple(getattr(run, field) for field in fields) == key
+            ],
+        )
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -46,10 +46,22 @@ with needs("diffusion-mp-experiments"):
     from torchmetrics.classification import MultilabelAveragePrecision
 
     from diffusion_mp_experiments.graphs import PeptidesFunctional, SBMDataset
-    from diffusion_mp_experiments.train import check_writable, exit_code, save_checkpoint, weighted_accuracy
+    from diffusion_mp_experiments.train import (
+        check_writable,
+        exit_code,
+        save_checkpoint,
+        weighted_accuracy,
+    )
 
-MODELS: dict[str, type[nn.Module]] = {"SFi": SFiFormer, "DFi": DFiFormer, "GPS": GPS, "GatedGCN": GatedGCN}
-EIGENVECTORS, PE_CHANNELS, HEADS = 10, 8, 4
+MODELS: dict[str, type[nn.Module]] = {
+    "SFi": SFiFormer,
+    "DFi": DFiFormer,
+    "GPS": GPS,
+    "GatedGCN": GatedGCN,
+}
+EIGENVECTORS = 10
+PE_CHANNELS = 8
+HEADS = 4
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,10 @@ class Run:
     @property
     def sizes(self) -> dict[str, int]:
         """Graphs by split, 5 : 1 : 2."""
-        return {split: max(1, self.graphs * part // 5) for split, part in (("train", 5), ("val", 1), ("test", 2))}
+        return {
+            split: max(1, self.graphs * part // 5)
+            for split, part in (("train", 5), ("val", 1), ("test", 2))
+        }
 
 
 @dataclass
@@ -116,7 +131,12 @@ class Blocks(Benchmark):
     def __init__(self, run: Run, out: Path, source: Path) -> None:
         self.splits = {
             split: SBMDataset(
-                out / "data", run.dataset, split, num_graphs=size, pre_transform=AddLaplacianPE(EIGENVECTORS), log=False
+                out / "data",
+                run.dataset,
+                split,
+                num_graphs=size,
+                pre_transform=AddLaplacianPE(EIGENVECTORS),
+                log=False,
             )
             for split, size in run.sizes.items()
         }
@@ -125,7 +145,9 @@ class Blocks(Benchmark):
         self.inputs = (train.num_features, self.classes)
         self.options: dict[str, Any] = {}
         # 1 - share of the class, the weights of the benchmark's loss, over the training set.
-        self.weights = 1 - torch.bincount(torch.as_tensor(train.y), minlength=self.classes) / len(train.y)
+        self.weights = 1 - torch.bincount(torch.as_tensor(train.y), minlength=self.classes) / len(
+            train.y
+        )
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits, y, self.weights.to(logits))
@@ -143,7 +165,11 @@ class Peptides(Benchmark):
     def __init__(self, run: Run, out: Path, source: Path) -> None:
         self.splits = {
             split: PeptidesFunctional(
-                source, out / "data", split, num_graphs=size, pre_transform=AddLaplacianPE(EIGENVECTORS)
+                source,
+                out / "data",
+                split,
+                num_graphs=size,
+                pre_transform=AddLaplacianPE(EIGENVECTORS),
             )
             for split, size in run.sizes.items()
         }
@@ -160,7 +186,11 @@ class Peptides(Benchmark):
         return float(torch.as_tensor(self.splits["test"].y).mean())
 
 
-BENCHMARKS: dict[str, type[Benchmark]] = {"PATTERN": Blocks, "CLUSTER": Blocks, "peptides": Peptides}
+BENCHMARKS: dict[str, type[Benchmark]] = {
+    "PATTERN": Blocks,
+    "CLUSTER": Blocks,
+    "peptides": Peptides,
+}
 
 
 def make_model(run: Run, benchmark: Benchmark) -> nn.Module:
@@ -168,15 +198,25 @@ def make_model(run: Run, benchmark: Benchmark) -> nn.Module:
     in_channels, out_channels = benchmark.inputs
 
     def at(width: int) -> nn.Module:
-        options: dict[str, Any] = {"pe_channels": PE_CHANNELS, "dropout": run.dropout, **benchmark.options}
+        options: dict[str, Any] = {
+            "pe_channels": PE_CHANNELS,
+            "dropout": run.dropout,
+            **benchmark.options,
+        }
         if run.model != "GatedGCN":
             inner = {"head_channels": max(1, width // HEADS)}
-            options |= {"heads": HEADS, "attention": inner, "attention_dropout": run.attention_dropout}
+            options |= {
+                "heads": HEADS,
+                "attention": inner,
+                "attention_dropout": run.attention_dropout,
+            }
         return MODELS[run.model](in_channels, width, out_channels, run.layers, **options)
 
     width = PE_CHANNELS + 1
     if size_of(at(width)) > run.parameters:
-        raise SystemExit(f"{run.model} of {run.layers} layers does not fit into {run.parameters} parameters.")
+        raise SystemExit(
+            f"{run.model} of {run.layers} layers does not fit into {run.parameters} parameters."
+        )
     while size_of(at(width + 1)) <= run.parameters:
         width += 1
     torch.manual_seed(run.seed)
@@ -193,7 +233,9 @@ def batches(graphs: InMemoryDataset, run: Run, **options: Any) -> Iterator[Data]
 
 def predict(model: nn.Module, data: Data, **options: Any) -> Any:
     position = (data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask)
-    return model(data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr, pe=position, **options)
+    return model(
+        data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr, pe=position, **options
+    )
 
 
 @torch.no_grad()
@@ -210,7 +252,8 @@ def evaluate(model: nn.Module, benchmark: Benchmark, split: str, run: Run) -> fl
 def densities(model: nn.Module, graphs: InMemoryDataset, run: Run) -> list[float]:
     """Fraction of the pairs of nodes of a graph that attend, by layer, over all heads; empty without attention."""
     model.eval()
-    total, pairs = torch.zeros(run.layers), 0
+    total = torch.zeros(run.layers)
+    pairs = 0
     if run.model == "GatedGCN":
         return []
     for data in batches(graphs, run):
@@ -230,10 +273,14 @@ def density(coupling: Coupling) -> float:
 def schedule(steps: int) -> Callable[[int], float]:
     """Linear warm-up over a twentieth of the steps, then half a cosine down to zero."""
     warm = max(1, steps // 20)
-    return lambda step: min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))
+    return lambda step: min(
+        (step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))
+    )
 
 
-def train(run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bool = False) -> Result:
+def train(
+    run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bool = False
+) -> Result:
     """Trains, or goes on from the checkpoint, or reads the result of a run that is done."""
     path = out / f"{run.name}.pt"
     state = stored(path, run)
@@ -248,10 +295,22 @@ def train(run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bo
         if state is None:
             state = {"run": asdict(run), "epoch": 0, "best": -1.0, "seconds": 0.0}
         else:
-            for name, part in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
+            for name, part in (
+                ("model", model),
+                ("optimizer", optimizer),
+                ("scheduler", scheduler),
+            ):
                 part.load_state_dict(state[name])
         epochs = range(state["epoch"], run.epochs)
-        bar = tqdm(epochs, run.name, run.epochs, initial=epochs.start, position=bar_at, disable=quiet, leave=False)
+        bar = tqdm(
+            epochs,
+            run.name,
+            run.epochs,
+            initial=epochs.start,
+            position=bar_at,
+            disable=quiet,
+            leave=False,
+        )
         for epoch in bar:
             start = time.perf_counter()
             loss = one_epoch(model, optimizer, scheduler, benchmark, run, epoch)
@@ -274,11 +333,15 @@ def train(run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bo
             density=densities(model, benchmark.splits["test"], run),
             seconds=state["seconds"],
         )
-    save_checkpoint({"run": asdict(run), "result": asdict(result), "best_model": state["best_model"]}, path)
+    save_checkpoint(
+        {"run": asdict(run), "result": asdict(result), "best_model": state["best_model"]}, path
+    )
     return result
 
 
-def one_epoch(model: nn.Module, optimizer: Any, scheduler: Any, benchmark: Benchmark, run: Run, epoch: int) -> float:
+def one_epoch(
+    model: nn.Module, optimizer: Any, scheduler: Any, benchmark: Benchmark, run: Run, epoch: int
+) -> float:
     """One pass in an order, and with a dropout, that only seed and epoch decide; the mean loss."""
     seed = 1000 * run.seed + epoch
     torch.manual_seed(seed)
@@ -305,7 +368,10 @@ def table(results: dict[Run, Result]) -> str:
     for (dataset, model), found in grouped(results, "dataset", "model"):
         test = spread([100 * r.test for r in found])
         gap = spread([100 * (r.train - r.test) for r in found])
-        layers = [f"{statistics.mean(layer):.3f}" for layer in zip(*(r.density for r in found), strict=True)]
+        layers = [
+            f"{statistics.mean(layer):.3f}"
+            for layer in zip(*(r.density for r in found), strict=True)
+        ]
         seconds = statistics.mean(r.seconds for r in found)
         cells = [dataset, model, f"{found[0].parameters:,}", test, gap, " ".join(layers) or "none"]
         lines.append(f"| {' | '.join(cells)} | {seconds:.0f} |")
@@ -313,25 +379,47 @@ def table(results: dict[Run, Result]) -> str:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/sfi_former"), help="holds the graphs and the checkpoints"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dataset", nargs="+", choices=list(BENCHMARKS), default=["PATTERN", "CLUSTER"])
     parser.add_argument(
-        "--peptides", type=Path, default=Path("data/peptides-functional"), help="files of Peptides-func"
+        "--out",
+        type=Path,
+        default=Path("runs/sfi_former"),
+        help="holds the graphs and the checkpoints",
+    )
+    parser.add_argument(
+        "--dataset", nargs="+", choices=list(BENCHMARKS), default=["PATTERN", "CLUSTER"]
+    )
+    parser.add_argument(
+        "--peptides",
+        type=Path,
+        default=Path("data/peptides-functional"),
+        help="files of Peptides-func",
     )
     parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--seeds", type=count, default=2, help="runs per model; the graphs are the same for all")
     parser.add_argument(
-        "--graphs", type=count, default=500, help="training graphs; a fifth for validation, two to test"
+        "--seeds", type=count, default=2, help="runs per model; the graphs are the same for all"
+    )
+    parser.add_argument(
+        "--graphs",
+        type=count,
+        default=500,
+        help="training graphs; a fifth for validation, two to test",
     )
     parser.add_argument("--epochs", type=count, default=30)
     parser.add_argument("--batch-size", type=count, default=8)
     parser.add_argument("--layers", type=count, default=3)
-    parser.add_argument("--parameters", type=count, default=45_000, help="at most so many per model")
+    parser.add_argument(
+        "--parameters", type=count, default=45_000, help="at most so many per model"
+    )
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--attention-dropout", type=float, default=0.2, help="on the values that attention propagates")
+    parser.add_argument(
+        "--attention-dropout",
+        type=float,
+        default=0.2,
+        help="on the values that attention propagates",
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=1e-5)
     parser.add_argument("--device", default="cpu", help="cuda, to train at the published sizes")
@@ -366,10 +454,14 @@ def train_and_print(args: argparse.Namespace) -> int:
         for seed, dataset, model in product(range(args.seeds), args.dataset, args.model)
     ]
     for dataset in args.dataset:  # the graphs, before two processes could make them at once
-        BENCHMARKS[dataset](next(run for run in runs if run.dataset == dataset), args.out, args.peptides)
+        BENCHMARKS[dataset](
+            next(run for run in runs if run.dataset == dataset), args.out, args.peptides
+        )
     start = time.perf_counter()
     results = train_all(partial(train, out=args.out, source=args.peptides), runs, args.jobs)
-    guesses = sorted({f"{100 * result.guess:.1f} ({run.dataset})" for run, result in results.items()})
+    guesses = sorted(
+        {f"{100 * result.guess:.1f} ({run.dataset})" for run, result in results.items()}
+    )
     print(
         f"\nWeighted accuracy (peptides: average precision) in %, mean ± standard deviation over {args.seeds} seeds; "
         f"{'/'.join(map(str, runs[0].sizes.values()))} graphs, {args.layers} layers, {args.epochs} epochs, "

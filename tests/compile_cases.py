@@ -39,14 +39,20 @@ def graphs_captured() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any, **named: Any) -> None:
+def assert_same(
+    module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any, **named: Any
+) -> None:
     results = []
     for run in (module, compiled):
         leaf = x.clone().requires_grad_(x.is_floating_point())
         out = run(leaf, *inputs, **named)
         module.zero_grad()
         out.square().sum().backward()
-        grads = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+        grads = [
+            parameter.grad.clone()
+            for parameter in module.parameters()
+            if parameter.grad is not None
+        ]
         results.append([out.detach(), *grads, *([] if leaf.grad is None else [leaf.grad])])
     rtol, atol = tolerance("product", torch.float32)
     torch.testing.assert_close(results[1], results[0], rtol=rtol * 10, atol=atol * 10)
@@ -54,38 +60,71 @@ def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inp
 
 def readme() -> nn.Module:
     return dm.DiffusionConv(
-        8, 6, 0.5 * dm.SimpleDiffusivity() + 0.5 * dm.AdjacencyDiffusivity("sym"), dm.ExplicitEuler(tau=0.5)
+        8,
+        6,
+        0.5 * dm.SimpleDiffusivity() + 0.5 * dm.AdjacencyDiffusivity("sym"),
+        dm.ExplicitEuler(tau=0.5),
     )
 
 
 def certified(constraint: str) -> nn.Module:
     attention = dm.diffusivities.Positive(0.5) * dm.SimpleDiffusivity(row_stochastic=False)
-    graph_term = dm.diffusivities.Positive(2.0) * dm.AdjacencyDiffusivity("sym", direction="undirected")
+    graph_term = dm.diffusivities.Positive(2.0) * dm.AdjacencyDiffusivity(
+        "sym", direction="undirected"
+    )
     step = dm.CertifiedStep(dm.diffusivities.Positive(1.0), constraint=constraint)
     return dm.DiffusionConv(8, 8, attention + graph_term, step, transform=False, bias=False)
 
 
-CASES = {name: case for name, case in MODELS.items() if "x" in case.names and "mask" not in case.names} | {
-    "readme": Case(readme), "certified-sphere": Case(lambda: certified("sphere")),
-    "certified-ball": Case(lambda: certified("ball")), "reads-features": Case(lambda: ReadsInputs(8, 3)),
+CASES = {
+    name: case for name, case in MODELS.items() if "x" in case.names and "mask" not in case.names
+} | {
+    "readme": Case(readme),
+    "certified-sphere": Case(lambda: certified("sphere")),
+    "certified-ball": Case(lambda: certified("ball")),
+    "reads-features": Case(lambda: ReadsInputs(8, 3)),
     "difformer-nodes": Case(lambda: dm.DIFFormer(8, 6, 3), ("x",)),
     "sfi-conv": Case(lambda: dm.SFiConv(8, 8, 2), ("x",)),
-    "difformer-released": Case(lambda: dm.DIFFormer(8, 6, 3, 1, projection="separate", qkv_bias=True,
-        graph_weight=0.3, direction="pyg", degrees="count")),
-    "nodeformer-released": Case(lambda: dm.NodeFormer(8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True,
-        stabilizer=1e-6)),
-    "sgformer-pyg": Case(lambda: dm.SGFormer(8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
-        aggregate="cat")),
-    "gps-block": Case(lambda: dm.layers.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False))),
+    "difformer-released": Case(
+        lambda: dm.DIFFormer(
+            8,
+            6,
+            3,
+            1,
+            projection="separate",
+            qkv_bias=True,
+            graph_weight=0.3,
+            direction="pyg",
+            degrees="count",
+        )
+    ),
+    "nodeformer-released": Case(
+        lambda: dm.NodeFormer(
+            8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True, stabilizer=1e-6
+        )
+    ),
+    "sgformer-pyg": Case(
+        lambda: dm.SGFormer(
+            8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", aggregate="cat"
+        )
+    ),
+    "gps-block": Case(
+        lambda: dm.layers.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False))
+    ),
     "pde-diffusion": Case(lambda: dm.PDEDiffusion1d(8, strides=(1, 4)), ("x",)),
-}  # fmt: skip
+}
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
 QUICK = ("readme", "difformer", "certified")
 EXHAUSTIVE = ("certified-transformer", "reads-features", "nodeformer", "sfi-former", "gat")
 
 
 def marked(case: str) -> Any:
-    marks = () if case in QUICK else pytest.mark.exhaustive if case in EXHAUSTIVE else pytest.mark.slow
+    if case in QUICK:
+        marks = ()
+    elif case in EXHAUSTIVE:
+        marks = pytest.mark.exhaustive
+    else:
+        marks = pytest.mark.slow
     return pytest.param(case, marks=marks)
 
 
@@ -101,26 +140,44 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
 
 def batch_of_graphs(count: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(count)
-    batch = torch.repeat_interleave(torch.arange(count), torch.randint(1, 20, (count,), generator=generator))
+    batch = torch.repeat_interleave(
+        torch.arange(count), torch.randint(1, 20, (count,), generator=generator)
+    )
     pairs = torch.randint(len(batch), (2, 30 * count), generator=generator)
     edges = pairs[:, batch[pairs[0]] == batch[pairs[1]]]
     encodings = tuple(torch.randn(len(batch), 5, generator=generator) for _ in range(2))
     return {
-        "x": torch.randn(len(batch), 8, generator=generator), "edge_index": edges, "batch": batch,
+        "x": torch.randn(len(batch), 8, generator=generator),
+        "edge_index": edges,
+        "batch": batch,
         "edge_attr": torch.randn(edges.size(1), 4, generator=generator),
         "pe": (*encodings, torch.rand(len(batch), 5, generator=generator) < 0.8),
-    }  # fmt: skip
+    }
 
 
-ALL, NODES, SLOW, LATER = (*BATCH, "edge_attr", "pe"), ("x", "batch"), pytest.mark.slow, pytest.mark.exhaustive
+ALL = (*BATCH, "edge_attr", "pe")
+NODES = ("x", "batch")
+SLOW = pytest.mark.slow
+LATER = pytest.mark.exhaustive
 BATCHES = [
-    ("difformer", BATCH, ()), ("difformer-sigmoid", BATCH, SLOW), ("nodeformer", BATCH, SLOW), ("gin", BATCH, SLOW),
-    ("gat", BATCH, SLOW), ("certified", BATCH, LATER), ("gatedgcn", ALL, LATER), ("sfi-former-options", ALL[:-1], SLOW),
-    ("difformer", NODES, LATER), ("difformer-graphs", NODES, ()), ("sgformer", NODES, SLOW), ("sfi-former", NODES, ()),
-]  # fmt: skip
+    ("difformer", BATCH, ()),
+    ("difformer-sigmoid", BATCH, SLOW),
+    ("nodeformer", BATCH, SLOW),
+    ("gin", BATCH, SLOW),
+    ("gat", BATCH, SLOW),
+    ("certified", BATCH, LATER),
+    ("gatedgcn", ALL, LATER),
+    ("sfi-former-options", ALL[:-1], SLOW),
+    ("difformer", NODES, LATER),
+    ("difformer-graphs", NODES, ()),
+    ("sgformer", NODES, SLOW),
+    ("sfi-former", NODES, ()),
+]
 
 
-@pytest.mark.parametrize(("name", "names"), [pytest.param(*case, marks=marks) for *case, marks in BATCHES])
+@pytest.mark.parametrize(
+    ("name", "names"), [pytest.param(*case, marks=marks) for *case, marks in BATCHES]
+)
 def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -> None:
     module = MODELS[name].model().train("edge_index" in names)
     compiled = captured(module)
@@ -135,20 +192,32 @@ def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -
     assert graphs_captured() == 1
 
 
-@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    "masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "masked"]
+)
 @pytest.mark.parametrize(
     ("placement", "causal"),
     [pytest.param("P5", True, marks=pytest.mark.exhaustive)]
-    + [pytest.param(name, False, marks=pytest.mark.slow) for name in (None, "P1", "P2", "P3", "P4", "P6", "P7")],
+    + [
+        pytest.param(name, False, marks=pytest.mark.slow)
+        for name in (None, "P1", "P2", "P3", "P4", "P6", "P7")
+    ],
 )
-def test_a_transformer_on_sequences_is_captured(placement: str | None, causal: bool, masked: bool) -> None:
+def test_a_transformer_on_sequences_is_captured(
+    placement: str | None, causal: bool, masked: bool
+) -> None:
     options = {"max_length": 20, "placement": placement, "causal": causal}
     module = built(lambda: dm.PDETransformer([9], 8, 3, 1, 2, **options)).eval()
     compiled = captured(module)
     for length in (12, 19):
         generator = torch.Generator().manual_seed(length)
         x = torch.randint(9, (3, length), generator=generator)
-        assert_same(module, compiled, x, torch.rand(3, length, generator=generator) < 0.7 if masked else None)
+        assert_same(
+            module,
+            compiled,
+            x,
+            torch.rand(3, length, generator=generator) < 0.7 if masked else None,
+        )
 
 
 @pytest.mark.exhaustive
@@ -165,30 +234,43 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     x, edge_index, _ = instance(12)
     outputs = []
     for _ in range(2):
-        got, expected = compiled(module, x, edge_index), step(eager, x, edge_index)
+        got = compiled(module, x, edge_index)
+        expected = step(eager, x, edge_index)
         assert got[1] > 0
-        assert torch.equal(dm.auxiliary_loss(module), got[1])  # what the captured step left is there outside of it
+        assert torch.equal(
+            dm.auxiliary_loss(module), got[1]
+        )  # what the captured step left is there outside of it
         for ours, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
         outputs.append(got[0])
     assert not torch.equal(*outputs)
 
 
-@pytest.mark.parametrize("options", [
-    {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
-    pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
-    pytest.param({"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
-    pytest.param(
-        {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
-    ),
-], ids=["explicit", "causal", "heat", "trapezoidal"])  # fmt: skip
-@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["stacked", "padded"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
+        pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
+        pytest.param({"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
+        pytest.param(
+            {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"},
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["explicit", "causal", "heat", "trapezoidal"],
+)
+@pytest.mark.parametrize(
+    "masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["stacked", "padded"]
+)
 def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
     module = built(lambda: dm.PDEDiffusion1d(8, **options))
     compiled = captured(module)
     for size, length in ((3, 12), (4, 19)):
         x = instance(size * length)[0].unflatten(0, (size, length))
-        mask = torch.arange(length) < torch.tensor([length, 5, 1, 7])[:size, None] if masked else None
+        if masked:
+            mask = torch.arange(length) < torch.tensor([length, 5, 1, 7])[:size, None]
+        else:
+            mask = None
         assert_same(module, compiled, x, mask)
 
 
@@ -202,7 +284,9 @@ def test_generated_code_agrees(with_graph: bool) -> None:
     for num_nodes in (12, 19):
         x, edge_index, _ = instance(num_nodes)
         arguments = (edge_index,) if with_graph else ()
-        torch.testing.assert_close(compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol)
+        torch.testing.assert_close(
+            compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol
+        )
 
 
 @pytest.mark.slow
@@ -217,17 +301,23 @@ def test_batches_of_any_size_without_fullgraph() -> None:
         assert_same(module, compiled, x, edge_index, batch=batch, edge_attr=edge_attr)
 
 
-@pytest.mark.parametrize("build", [
-    dm.SimpleDiffusivity,
-    pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
-    pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
-    pytest.param(
-        lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive
-    ),
-    pytest.param(
-        lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow
-    ),
-], ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"])  # fmt: skip
+@pytest.mark.parametrize(
+    "build",
+    [
+        dm.SimpleDiffusivity,
+        pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
+        pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
+        pytest.param(
+            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
+)
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)
 
@@ -246,14 +336,27 @@ def test_check_layer_finds_what_does_not_compile() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: dm.DiffusionConv(8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2)), 8,
-            projection="separate")),
-        pytest.param(lambda: dm.DiffusionConv(8, 4, dm.PenaltyDiffusivity(dm.FunctionPenalty(delta=torch.log1p), 8,
-            projection="separate")), marks=pytest.mark.slow),
+        lambda: dm.DiffusionConv(
+            8,
+            4,
+            dm.PenaltyDiffusivity(
+                dm.FunctionPenalty(lambda z2: 1 / (1 + z2)), 8, projection="separate"
+            ),
+        ),
+        pytest.param(
+            lambda: dm.DiffusionConv(
+                8,
+                4,
+                dm.PenaltyDiffusivity(
+                    dm.FunctionPenalty(delta=torch.log1p), 8, projection="separate"
+                ),
+            ),
+            marks=pytest.mark.slow,
+        ),
         lambda: dm.DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25))),
     ],
     ids=["f", "delta", "learned-step"],
-)  # fmt: skip
+)
 def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
     conv = build()
     x, edge_index, batch = instance(7)
@@ -264,17 +367,20 @@ def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
 
 FEW: dict[str, Callable[..., Tensor]] = {
     "difformer": partial(linear_attention, constant=1.0, unit=True),
-    "sgformer": partial(linear_attention, own=1.0, unit=True), "product": linear_product,
-    "softmax": pairwise_attention, "sigmoid": partial(pairwise_attention, score="sigmoid"),
+    "sgformer": partial(linear_attention, own=1.0, unit=True),
+    "product": linear_product,
+    "softmax": pairwise_attention,
+    "sigmoid": partial(pairwise_attention, score="sigmoid"),
     "sequence": lambda q, k, v, ptr: neumann_product(v, q[:1, :, 0], (1,), ptr=ptr),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("ptr", [None, torch.tensor([0, 20, 40])], ids=["one graph", "batch"])
 @pytest.mark.parametrize("name", FEW)
 def test_few_numbers_of_one_graph_are_written_out(name: str, ptr: Tensor | None) -> None:
     """So that their calls are fused; a batch is one call."""
-    run, inputs = FEW[name], instance(40)[0].view(40, 1, 8).split([3, 3, 2], 2)
+    run = FEW[name]
+    inputs = instance(40)[0].view(40, 1, 8).split([3, 3, 2], 2)
     codes: list[str] = []
 
     def backend(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
@@ -298,7 +404,8 @@ def test_norms_of_any_size_are_traced(scale: float) -> None:
 @pytest.mark.parametrize("shift", [-100.0, -30.0, 0.0, 30.0])
 def test_scores_of_any_size_are_traced(shift: float) -> None:
     x = instance(20)[0].view(20, 1, 8)
-    q, k = torch.cat([x, torch.full_like(x, shift / 8)], 2), torch.cat([x, torch.ones_like(x)], 2)
+    q = torch.cat([x, torch.full_like(x, shift / 8)], 2)
+    k = torch.cat([x, torch.ones_like(x)], 2)
     check_traced(FEW["sigmoid"], [q, k, x], 1e-2)
 
 
@@ -306,11 +413,18 @@ def test_scores_of_any_size_are_traced(shift: float) -> None:
 @pytest.mark.parametrize("n", [1, 4, 20])
 def test_sequences_of_any_boundary_are_traced(boundary: str, n: int) -> None:
     """By shifts where no stride is longer than the sequence; several heads, also transposed."""
-    v, alpha = instance(20)[0][:n].view(n, 2, 4), torch.tensor([[0.25, 0.1], [0.5, -0.1], [0.1, 0.3]])
+    v = instance(20)[0][:n].view(n, 2, 4)
+    alpha = torch.tensor([[0.25, 0.1], [0.5, -0.1], [0.1, 0.3]])
     for strides in [(1, 2, 3), (4, 1, 4)]:
         for transpose in (False, True):
 
-            def run(v: Tensor, alpha: Tensor, ptr: None, strides: Any = strides, transpose: bool = transpose) -> Tensor:
+            def run(
+                v: Tensor,
+                alpha: Tensor,
+                ptr: None,
+                strides: Any = strides,
+                transpose: bool = transpose,
+            ) -> Tensor:
                 return neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose)
 
             check_traced(run, [v, alpha])
@@ -327,7 +441,9 @@ def check_traced(run: Callable[..., Tensor], inputs: list[Tensor], tolerance: fl
         both.append((out, *torch.autograd.grad(out.sum() + out.square().sum(), leaves)))
     for found, expected in zip(*both, strict=True):
         size = expected.abs().amax(-1, keepdim=True).clamp(min=1e-12)  # of every row
-        torch.testing.assert_close(found / size, expected / size, atol=tolerance, rtol=0, check_dtype=False)
+        torch.testing.assert_close(
+            found / size, expected / size, atol=tolerance, rtol=0, check_dtype=False
+        )
 
 
 @pytest.mark.exhaustive
@@ -337,7 +453,9 @@ def test_check_update_compiles_on_request() -> None:
 
 def test_edges_are_seen_not_what_was_made_of_others_before():
     """A layer keeps the graph that it made of the same tensors, but never of those it is captured with."""
-    layer, x, first = dm.GCNConv(2, 2), torch.rand(4, 2), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    layer = dm.GCNConv(2, 2)
+    x = torch.rand(4, 2)
+    first = torch.tensor([[0, 1, 2], [1, 2, 3]])
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for edge_index in (first, first.flip(0)):
         torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))

@@ -30,28 +30,38 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 #: Folders whose tests run on two threads, as a user's program runs on several; elsewhere the tensors are tiny, and
 #: threads that wait for each other cost more than they save.
-TWO_THREADS = [Path(__file__).parent / folder for folder in ("kernels", "models", "experiments/train")]
+TWO_THREADS = [
+    Path(__file__).parent / folder for folder in ("kernels", "models", "experiments/train")
+]
 
 LIMIT = 600  # seconds; the longest test takes two minutes on two cores
 
-settings.register_profile("repeatable", derandomize=True, max_examples=25, deadline=None, database=None)
+settings.register_profile(
+    "repeatable", derandomize=True, max_examples=25, deadline=None, database=None
+)
 settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--cases", choices=("all", "sample", "rest"), default="all", help="a tenth of the cases, or the others"
+        "--cases",
+        choices=("all", "sample", "rest"),
+        default="all",
+        help="a tenth of the cases, or the others",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Limit the time of each; keep the sample, or what is not in it, which long cases never are."""
-    wanted, seen = config.getoption("cases"), Counter[str]()
+    wanted = config.getoption("cases")
+    seen = Counter[str]()
     kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
         if not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(LIMIT))
-        left_out = any(item.get_closest_marker(name) for name in ("exhaustive", "slow", "unwatched"))
+        left_out = any(
+            item.get_closest_marker(name) for name in ("exhaustive", "slow", "unwatched")
+        )
         function = item.nodeid.partition("[")[0]
         sampled = not left_out and seen[function] % 10 == 0
         seen[function] += not left_out
@@ -112,7 +122,9 @@ def generator() -> torch.Generator:
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data sets: DIFFUSION_MP_DATA, or shared/data beside the repository."""
-    root = Path(os.environ.get("DIFFUSION_MP_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    root = Path(
+        os.environ.get("DIFFUSION_MP_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
+    )
     if not root.is_dir():
         reason = f"no data sets at {root}; point DIFFUSION_MP_DATA at the folder that holds Planetoid/, TUDataset/, ..."
         if os.environ.get("CI", "").lower() in ("1", "true"):

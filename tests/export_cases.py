@@ -19,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 QUICK = ("difformer", "certified", "gat")
 
 
-def marked(name: str, *more: Any, quick: tuple[str, ...] = QUICK, otherwise: Any = pytest.mark.exhaustive) -> Any:
+def marked(
+    name: str, *more: Any, quick: tuple[str, ...] = QUICK, otherwise: Any = pytest.mark.exhaustive
+) -> Any:
     return pytest.param(name, *more, marks=() if name in quick else otherwise)
 
 
@@ -55,6 +57,11 @@ def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(nam
 @pytest.mark.parametrize("name", ["gcn", "difformer", "gps"])
 def test_a_model_is_not_rewritten_for_nodes_of_several_kinds(name: str) -> None:
     """PyG traces symbolically what it rewrites, as torch.export does."""
-    kinds = (["user", "item"], [("user", "rates", "item"), ("item", "rated_by", "user"), ("user", "knows", "user")])
-    with pytest.raises(TypeError, match=r"to_hetero can not rewrite it\. Pass data\.to_homogeneous\(\).*HeteroConv"):
+    kinds = (
+        ["user", "item"],
+        [("user", "rates", "item"), ("item", "rated_by", "user"), ("user", "knows", "user")],
+    )
+    with pytest.raises(
+        TypeError, match=r"to_hetero can not rewrite it\. Pass data\.to_homogeneous\(\).*HeteroConv"
+    ):
         to_hetero(MODELS[name].model(), kinds)

@@ -32,7 +32,8 @@ def built(build: Callable[[], Any], seed: int = 0) -> Any:
 
 def largest_rise(energy: JointEnergy, states: Sequence[Tensor]) -> float:
     """The largest rise between states [N, C], relative to the sizes of the terms, for their sum may be near zero."""
-    worst, graph = -math.inf, energy.graph(states[0])
+    worst = -math.inf
+    graph = energy.graph(states[0])
     for before, after in pairwise(z.unsqueeze(1) for z in states):
         size = sum(float(term.value(before, graph).abs()) for term in energy.terms)
         worst = max(worst, float(energy(after) - energy(before)) / max(size, 1e-300))
@@ -57,8 +58,12 @@ def agree(
     """Both are equal up to (rtol, atol), and so are the gradients of a weighted sum, up to ``slopes``."""
     rtol, atol = values
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
-    losses, leaves = [(out * randn(*out.shape, seed=9).to(out)).sum() for out in (got, expected)], list(leaves)
-    grads = [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=unused) for loss in losses]
+    losses = [(out * randn(*out.shape, seed=9).to(out)).sum() for out in (got, expected)]
+    leaves = list(leaves)
+    grads = [
+        torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=unused)
+        for loss in losses
+    ]
     rtol, atol = slopes or values
     torch.testing.assert_close(*grads, rtol=rtol, atol=atol)
 
@@ -66,8 +71,12 @@ def agree(
 def refuses(*cases: tuple[Any, ...], error: Any = (TypeError, ValueError)) -> Callable[..., None]:
     """Make a test of calls, the error that each raises (``error`` where it does not say), and its words."""
 
-    @pytest.mark.usefixtures("no_typecheck")  # the package's own sentences, not those of the shape checks
-    @pytest.mark.parametrize(("call", "error", "message"), [(c[0], c[1] if c[2:] else error, c[-1]) for c in cases])
+    @pytest.mark.usefixtures(
+        "no_typecheck"
+    )  # the package's own sentences, not those of the shape checks
+    @pytest.mark.parametrize(
+        ("call", "error", "message"), [(c[0], c[1] if c[2:] else error, c[-1]) for c in cases]
+    )
     def refused(call: Callable[[], object], error: Any, message: str) -> None:
         with pytest.raises(error, match=message):
             call()
@@ -79,7 +88,8 @@ class Payload:
     """Where it is unpickled by anything that obeys, `marker` is there afterwards."""
 
     def __init__(self, marker: Path, way: str = "system") -> None:
-        self.marker, self.way = marker, way
+        self.marker = marker
+        self.way = way
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         if self.way == "system":

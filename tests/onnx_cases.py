@@ -17,7 +17,8 @@ from model_cases import FEW, MODELS
 
 # Batches, sums over edges, and linear, pairwise and sparse attention over all pairs; the other operations are compared
 # one by one in export/test_formulas.py.
-WRITTEN, QUICK = ("difformer-graphs", "difformer-sigmoid", "sfi-former", "gin"), ("gin",)
+WRITTEN = ("difformer-graphs", "difformer-sigmoid", "sfi-former", "gin")
+QUICK = ("gin",)
 SIZES = (12, 23, 40)
 
 
@@ -28,12 +29,15 @@ def quick(names: tuple[str, ...]) -> list[Any]:
 @cache
 def written_out(name: str) -> torch.export.ExportedProgram:
     case = MODELS[name]
-    return in_plain_torch(torch.export.export(case.model().eval(), (), case.inputs(12), dynamic_shapes=case.sizes))
+    return in_plain_torch(
+        torch.export.export(case.model().eval(), (), case.inputs(12), dynamic_shapes=case.sizes)
+    )
 
 
 @pytest.mark.parametrize("name", quick(WRITTEN))
 def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(name: str) -> None:
-    case, written = MODELS[name], written_out(name)
+    case = MODELS[name]
+    written = written_out(name)
     assert not any("diffusion_mp" in str(node.target) for node in every_node(written))
     model = case.model().eval()
     for size in (*FEW, *SIZES):
@@ -45,15 +49,23 @@ def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(name: str)
 def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(name: str, tmp_path: Path) -> None:
     case = MODELS[name]
     torch.onnx.export(written_out(name), f=tmp_path / "model.onnx", verbose=False)
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "model.onnx", providers=["CPUExecutionProvider"]
+    )
     model = case.model().eval()
     for size in SIZES:
         inputs = case.inputs(size)
         parts = zip(session.get_inputs(), tree_leaves(inputs), strict=True)
         found = session.run(None, {part.name: value.numpy() for part, value in parts})
-        torch.testing.assert_close([torch.from_numpy(part) for part in found], tree_leaves(model(**inputs)))
+        torch.testing.assert_close(
+            [torch.from_numpy(part) for part in found], tree_leaves(model(**inputs))
+        )
 
 
 def every_node(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    graphs = (module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule))
+    graphs = (
+        module.graph
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+    )
     return [node for graph in graphs for node in graph.nodes]

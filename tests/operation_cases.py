@@ -9,41 +9,67 @@ from diffusion_mp.export.plain import FORMULAS
 from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels import linear_attention, pairwise
 from diffusion_mp.kernels.linear_attention import Terms, linear_rows
-from diffusion_mp.kernels.log_linear_attention import Receivers, Senders, log_linear_pool, log_linear_read
+from diffusion_mp.kernels.log_linear_attention import (
+    Receivers,
+    Senders,
+    log_linear_pool,
+    log_linear_read,
+)
 from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise.scores import Weighting
 from diffusion_mp.kernels.sparse_flow import Features, sparse_flow_potentials
 from diffusion_mp.kernels.spmm import Rows
 
-N, H = 13, 2
+N = 13
+H = 2
 BATCHES = {"one graph": None, "ragged": torch.tensor([0, 5, 5, 6, 13])}
-DERIVED = (linear_attention._attention_backward, pairwise._backward, log_linear_pool, log_linear_read)
+DERIVED = (
+    linear_attention._attention_backward,
+    pairwise._backward,
+    log_linear_pool,
+    log_linear_read,
+)
 OPERATIONS = {operation.name: operation for operation in (*FORMULAS, *DERIVED)}
 
 
 def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.double)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.double
+    )
 
 
 def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
     """Some of every operation, by its name."""
-    q, k, v, few = draw(N, H, 3), draw(N, H, 4)[..., :3], draw(N, H, 5), draw(N, H, 1)
+    q = draw(N, H, 3)
+    k = draw(N, H, 4)[..., :3]
+    v = draw(N, H, 5)
+    few = draw(N, H, 1)
     source, target = torch.randint(N, (2, 40), generator=torch.Generator().manual_seed(0))
-    rows, cols = Compressed(target, source, N), Compressed(source, target, N)
+    rows = Compressed(target, source, N)
+    cols = Compressed(source, target, N)
     entries = Pattern(rows, cols).both_ways()
-    weight, prior = draw(40, H).abs(), (draw(40, 1) > -1).double()
+    weight = draw(40, H).abs()
+    prior = (draw(40, 1) > -1).double()
     shift = draw(N, H)
-    features, lam, leak = Features(q, k, draw(N, H, 2), draw(N, H, 7)[..., :2]), shift.exp(), 0.1 * shift.abs()
+    features = Features(q, k, draw(N, H, 2), draw(N, H, 7)[..., :2])
+    lam = shift.exp()
+    leak = 0.1 * shift.abs()
     terms = sparse_flow_potentials(*features, lam, leak, ptr).terms
     without_friction = Features(q, k, q[..., :0], k[..., :0])
-    mixed, alike = Terms(ptr, 1.0, 0.5, True), Terms(ptr, 1.0, 0.0, True)
+    mixed = Terms(ptr, 1.0, 0.5, True)
+    alike = Terms(ptr, 1.0, 0.0, True)
     senders = Senders(k, draw(N, H, 2), v)
     scores = draw(40, H), draw(40, 2 * H)[:, :H]
 
     def log_sum(x: Tensor) -> Tensor:
-        return torch.stack([x[target == node].logsumexp(0) for node in range(N)]).nan_to_num(neginf=0.0)
+        return torch.stack([x[target == node].logsumexp(0) for node in range(N)]).nan_to_num(
+            neginf=0.0
+        )
 
-    stencils = [Stencil([1, 3], kind, ptr) for kind in ("symmetric", "replicate", "drop", "periodic", "causal")]
+    stencils = [
+        Stencil([1, 3], kind, ptr)
+        for kind in ("symmetric", "replicate", "drop", "periodic", "causal")
+    ]
     return {
         "spmm": [(entries, weight, v), (entries.T, weight[:, :1], v)],
         "sddmm": [(entries, q, k)],
@@ -56,9 +82,13 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             (v, q, k, v, linear_rows(q, k, v, mixed, backend="cpu"), mixed),
             (q, q, None, None, linear_rows(q, q, q, alike, backend="cpu"), alike),  # in all roles
         ],
-        "log_linear_attention": [(Receivers(q, given), senders, ptr) for given in (None, draw(N, H, 3)[..., :2])],
+        "log_linear_attention": [
+            (Receivers(q, given), senders, ptr) for given in (None, draw(N, H, 3)[..., :2])
+        ],
         "log_linear_pool": [(senders,)],
-        "log_linear_read": [(Receivers(q, given), log_linear_pool(senders)) for given in (None, few[..., [0, 0]])],
+        "log_linear_read": [
+            (Receivers(q, given), log_linear_pool(senders)) for given in (None, few[..., [0, 0]])
+        ],
         "pairwise_attention": [
             *((q, k, v, ptr, score, True, False, False) for score in ("exp", "sigmoid")),
             (q, k, v[..., :0], ptr, "sigmoid", False, False, True),
@@ -73,9 +103,17 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             (v, shift, q, k, v, Weighting(shift, None, ptr, "exp")),
         ],
         "sparse_flow_potentials": [(f, lam, leak, ptr) for f in (features, without_friction)],
-        "sparse_flow_product": [(features, v, terms, ptr, transpose) for transpose in (False, True)],
-        "sparse_flow_support": [(*scores, log_sum(-scores[0]), log_sum(scores[1]), lam, leak, target)],
-        "neumann_product": [(v, draw(2, H), s, transpose) for s in stencils for transpose in (False, True)],
+        "sparse_flow_product": [
+            (features, v, terms, ptr, transpose) for transpose in (False, True)
+        ],
+        "sparse_flow_support": [
+            (*scores, log_sum(-scores[0]), log_sum(scores[1]), lam, leak, target)
+        ],
+        "neumann_product": [
+            (v, draw(2, H), s, transpose) for s in stencils for transpose in (False, True)
+        ],
         "neumann_inner": [(q, k, s) for s in stencils],
-        "neumann_transform": [(v, kind, inverse, ptr) for kind in (False, True) for inverse in (False, True)],
+        "neumann_transform": [
+            (v, kind, inverse, ptr) for kind in (False, True) for inverse in (False, True)
+        ],
     }

@@ -12,7 +12,9 @@ import torch
 from tqdm import tqdm
 
 
-def started(main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path) -> BaseProcess:
+def started(
+    main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path
+) -> BaseProcess:
     """Start ``main(arguments)`` within a folder, with stderr in said.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     process = get_context("fork").Process(target=_run, args=(main, arguments, folder))
@@ -27,5 +29,8 @@ def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder:
     torch.set_num_threads(1)  # the other threads of OpenMP were not forked, and would be waited for
     os.chdir(folder)
     sys.argv = [main.__module__]
-    with Path(os.devnull).open("w") as sys.stdout, Path("said.txt").open("w", buffering=1) as sys.stderr:
+    with (
+        Path(os.devnull).open("w") as sys.stdout,
+        Path("said.txt").open("w", buffering=1) as sys.stderr,
+    ):
         sys.exit(main(arguments))

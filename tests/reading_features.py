@@ -2,7 +2,13 @@
 
 from torch import Tensor, nn
 
-from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, Graph, SimpleDiffusivity, SymmetricDiffusivity
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    DiffusionConv,
+    Graph,
+    SimpleDiffusivity,
+    SymmetricDiffusivity,
+)
 
 
 class ReadsInputs(nn.Module):
@@ -14,10 +20,16 @@ class ReadsInputs(nn.Module):
         attention = SymmetricDiffusivity(attention, diagonal=False)
         self.encoder = nn.Linear(in_channels, out_channels)
         self.conv = DiffusionConv(
-            out_channels, out_channels, 0.5 * attention + 0.5 * AdjacencyDiffusivity("row"), reads="features", steps=2
+            out_channels,
+            out_channels,
+            0.5 * attention + 0.5 * AdjacencyDiffusivity("row"),
+            reads="features",
+            steps=2,
         )
 
-    def forward(self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None
+    ) -> Tensor:
         hidden: Tensor = self.encoder(x).tanh()
         out: Tensor = self.conv(hidden, edge_index, edge_weight, features=x)
         return out

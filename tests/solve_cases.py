@@ -12,7 +12,13 @@ from torch.export import Dim, export
 
 import diffusion_mp as dm
 from diffusion_mp.export import in_plain_torch
-from diffusion_mp.layers import APPNPConv, CertifiedBlock, CertifiedConv, DiffusionConv, WeightedGraph
+from diffusion_mp.layers import (
+    APPNPConv,
+    CertifiedBlock,
+    CertifiedConv,
+    DiffusionConv,
+    WeightedGraph,
+)
 from diffusion_mp.updates import CrankNicolson, HeatKernel, ImplicitEuler
 from helpers import built
 
@@ -25,12 +31,18 @@ EXPORTED: dict[str, Callable[[], nn.Module]] = {
     "CrankNicolson": lambda: DiffusionConv(4, 4, Adjacency("row"), CrankNicolson(0.5)),
     "HeatKernel": lambda: DiffusionConv(4, 4, Adjacency("sym"), HeatKernel(0.5)),
     "HeatKernel of attention": lambda: DiffusionConv(4, 4, dm.SimpleDiffusivity(), HeatKernel(0.5)),
-    "ImplicitEuler of attention": lambda: DiffusionConv(4, 4, dm.GaussianDiffusivity(), ImplicitEuler(0.5)),
-    "ImplicitEuler of sequences": lambda: DiffusionConv(4, 4, dm.NeumannDiffusivity(budget=None), ImplicitEuler(0.5)),
+    "ImplicitEuler of attention": lambda: DiffusionConv(
+        4, 4, dm.GaussianDiffusivity(), ImplicitEuler(0.5)
+    ),
+    "ImplicitEuler of sequences": lambda: DiffusionConv(
+        4, 4, dm.NeumannDiffusivity(budget=None), ImplicitEuler(0.5)
+    ),
     "APPNPConv(K=None)": lambda: APPNPConv(4, K=None),
     "LabelPropagation(None)": lambda: dm.LabelPropagation(None),
     "CertifiedConv": lambda: CertifiedConv(4, penalty=None, constraint=None, num_layers=None),
-    "CertifiedDIFFormer": lambda: dm.CertifiedDIFFormer(4, 8, 3, num_layers=None, penalty=None, constraint=None),
+    "CertifiedDIFFormer": lambda: dm.CertifiedDIFFormer(
+        4, 8, 3, num_layers=None, penalty=None, constraint=None
+    ),
 }
 REFUSED: dict[str, Callable[[], nn.Module]] = {
     "a ball": lambda: CertifiedConv(4, penalty=None, num_layers=None),
@@ -42,7 +54,9 @@ QUICK = ("APPNPConv(K=None)", "CertifiedDIFFormer", "HeatKernel", "matrices")
 
 
 def marked(names: dict[str, Callable[[], nn.Module]]) -> list[object]:
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in names]
+    return [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in names
+    ]
 
 
 def ring(num_nodes: int) -> Tensor:
@@ -65,14 +79,30 @@ def test_an_exported_solve_takes_graphs_of_all_sizes(name: str) -> None:
         programs.append(in_plain_torch(program))
     star = torch.tensor([[0, 0, 0, 1, 2, 3], [1, 2, 3, 0, 0, 0]])
     for exported in programs:
-        for args in (inputs(1), inputs(1, ring(1)[:, :0]), inputs(2), inputs(3), inputs(9), inputs(9, star)):
-            torch.testing.assert_close(exported.module()(*args), module(*args), rtol=1e-5, atol=1e-6)
+        for args in (
+            inputs(1),
+            inputs(1, ring(1)[:, :0]),
+            inputs(2),
+            inputs(3),
+            inputs(9),
+            inputs(9, star),
+        ):
+            torch.testing.assert_close(
+                exported.module()(*args), module(*args), rtol=1e-5, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_limit_that_iterates_is_not_exported_and_says_what_is(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=r"torch.export has no values. Export a fixed number of .*num_layers"):
-        export(built(REFUSED[name]).eval(), inputs(7), dynamic_shapes=({0: Dim("nodes")}, {1: Dim("edges")}))
+    with pytest.raises(
+        NotImplementedError,
+        match=r"torch.export has no values. Export a fixed number of .*num_layers",
+    ):
+        export(
+            built(REFUSED[name]).eval(),
+            inputs(7),
+            dynamic_shapes=({0: Dim("nodes")}, {1: Dim("edges")}),
+        )
 
 
 @pytest.mark.parametrize("name", marked(COMPILED))

@@ -19,8 +19,12 @@ RUNS = [
 
 def run_program(*arguments: str, **environment: str) -> str:
     """What Python prints when it is run with these arguments, unwatched by the coverage of this run."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")} | environment
-    result = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("COV")
+    } | environment
+    result = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -30,7 +34,18 @@ def run_tests(name: str, select: str, *, typecheck: bool) -> None:
     # Without the options of the outer run, such as a coverage floor.
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", select, str(TESTS / name)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            select,
+            str(TESTS / name),
+        ],
         env={**environment, "DIFFUSION_MP_TYPECHECK": "1" if typecheck else ""},
         cwd=TESTS.parent,
         capture_output=True,

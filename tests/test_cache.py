@@ -23,8 +23,15 @@ def edges() -> Tensor:
 
 
 def test_the_same_tensors_are_prepared_once() -> None:
-    edge_index, weight, batch = edges(), torch.rand(4), torch.zeros(4, dtype=torch.long)
-    for given in ((edge_index,), (edge_index, weight), (edge_index, weight, batch), (None, None, batch)):
+    edge_index = edges()
+    weight = torch.rand(4)
+    batch = torch.zeros(4, dtype=torch.long)
+    for given in (
+        (edge_index,),
+        (edge_index, weight),
+        (edge_index, weight, batch),
+        (None, None, batch),
+    ):
         graph = Graph.coerce(X, *given)
         assert Graph.coerce(X, *given) is graph
         assert Graph.coerce(X, edges()) is not graph
@@ -33,7 +40,9 @@ def test_the_same_tensors_are_prepared_once() -> None:
     narrow = edge_index.int()
     assert Graph.coerce(X, narrow) is Graph.coerce(X, narrow)
     assert Graph.coerce(X, edge_index).num_nodes == 4
-    assert Graph.coerce(torch.zeros(9, 2), edge_index).num_nodes == 9  # the same edges, of more nodes
+    assert (
+        Graph.coerce(torch.zeros(9, 2), edge_index).num_nodes == 9
+    )  # the same edges, of more nodes
 
 
 OTHER = torch.tensor([[3, 1, 2, 2], [1, 2, 3, 0]])
@@ -42,14 +51,18 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
     "through data": lambda edge_index: edge_index.data[0].narrow(0, 0, 1).fill_(3),
     "by setting": lambda edge_index: edge_index.set_(OTHER.clone()),  # type: ignore[call-overload]
     "by exchange": lambda edge_index: setattr(edge_index, "data", OTHER.clone()),
-    "in inference mode": torch.inference_mode()(lambda edge_index: edge_index[0].narrow(0, 0, 1).fill_(3)),
+    "in inference mode": torch.inference_mode()(
+        lambda edge_index: edge_index[0].narrow(0, 0, 1).fill_(3)
+    ),
     "through a view": lambda edge_index: edge_index[0].narrow(0, 0, 1).fill_(3),
 }
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> None:
-    layer, x, edge_index = GCNConv(2, 2), torch.rand(4, 2), edges()
+    layer = GCNConv(2, 2)
+    x = torch.rand(4, 2)
+    edge_index = edges()
     before = layer(x, edge_index)
     write(edge_index)
     assert torch.equal(edge_index, OTHER)
@@ -59,16 +72,20 @@ def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> 
 
 
 def test_tensors_learned_and_written_to() -> None:
-    edge_index, weight, batch = edges(), torch.rand(4), torch.zeros(4, dtype=torch.long)
+    edge_index = edges()
+    weight = torch.rand(4)
+    batch = torch.zeros(4, dtype=torch.long)
     graph = Graph.coerce(X, edge_index, weight, batch)
     weight.mul_(2)
     doubled = Graph.coerce(X, edge_index, weight, batch)
     assert torch.equal(doubled.weights(X), 2 * graph.weights(X))
-    loop, pairs = torch.tensor([[0, 2], [1, 3]]), torch.zeros(4, dtype=torch.long)
+    loop = torch.tensor([[0, 2], [1, 3]])
+    pairs = torch.zeros(4, dtype=torch.long)
     assert Graph.coerce(X, loop, None, pairs).num_graphs == 1
     pairs[2:] = 1
     assert Graph.coerce(X, loop, None, pairs).num_graphs == 2
-    edge_index, layer = edges(), GCNConv(2, 2)
+    edge_index = edges()
+    layer = GCNConv(2, 2)
     weight = torch.rand(4, requires_grad=True)
     for _ in range(2):
         layer(torch.rand(4, 2), edge_index, weight).sum().backward()
@@ -82,14 +99,17 @@ def test_what_is_found_in_inference_mode_serves_training() -> None:
         edge_index = edges()
         layer = GCNConv(2, 2)
         layer(torch.rand(4, 2), edge_index)
-    layer, x = GCNConv(2, 2), torch.rand(4, 2, requires_grad=True)
+    layer = GCNConv(2, 2)
+    x = torch.rand(4, 2, requires_grad=True)
     layer(x, edge_index).sum().backward()
     assert x.grad is not None
     a = torch.arange(4)
     with torch.inference_mode():
         found = cached_by((a,), "twice", lambda: a * 2)
         fresh = torch.arange(4)
-        assert counted(fresh)[1] == counted(fresh)[1] == 1  # whether it is written to nobody can tell
+        assert (
+            counted(fresh)[1] == counted(fresh)[1] == 1
+        )  # whether it is written to nobody can tell
     assert not found.is_inference()
 
 
@@ -99,8 +119,10 @@ def test_what_is_freed_or_old_is_forgotten() -> None:
     def take(edge_index: Tensor) -> Graph:
         return recent.get(4, (edge_index,), lambda e: Graph(4, e))
 
-    kept, passing = edges(), edges()
-    graph, gone = take(kept), weakref.ref(take(passing))
+    kept = edges()
+    passing = edges()
+    graph = take(kept)
+    gone = weakref.ref(take(passing))
     assert take(kept) is graph
     del passing
     gc.collect()
@@ -120,7 +142,10 @@ def test_what_is_freed_or_old_is_forgotten() -> None:
 
 
 def test_threads_get_the_graphs_of_their_own_edges() -> None:
-    several = [torch.randint(4, (2, 6), generator=torch.Generator().manual_seed(seed)) for seed in range(20)]
+    several = [
+        torch.randint(4, (2, 6), generator=torch.Generator().manual_seed(seed))
+        for seed in range(20)
+    ]
 
     def agrees(place: int) -> bool:
         return torch.equal(Graph.coerce(X, several[place]).edges, several[place])
@@ -152,7 +177,8 @@ def test_it_is_found_once_for_a_key_and_tensors_that_are_not_written_to() -> Non
     assert counted(a) == (6, 0)
     assert counted(a, key="another") == (6, 1)
     assert counted(a.clone()) == (6, 1)
-    a, b = torch.arange(4), torch.arange(3)
+    a = torch.arange(4)
+    b = torch.arange(3)
     assert counted(a, b) == (9, 1)
     b += 1
     assert counted(a, b) == (12, 1)

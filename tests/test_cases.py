@@ -26,14 +26,21 @@ REST = {"test_process", *(f"test_table[{case}]" for case in (*range(1, 10), 11))
 LONG = {"test_table[long]", "test_long"}
 
 
-@pytest.mark.parametrize(("options", "expected"), [
-    ("", SAMPLE | REST | LONG),
-    ("--cases=sample", SAMPLE),
-    ("--cases=rest", REST | LONG),
-    ("--cases=rest -m exhaustive", LONG),
-])  # fmt: skip
-def test_the_sample_and_the_rest_are_all(pytester: pytest.Pytester, options: str, expected: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", SAMPLE | REST | LONG),
+        ("--cases=sample", SAMPLE),
+        ("--cases=rest", REST | LONG),
+        ("--cases=rest -m exhaustive", LONG),
+    ],
+)
+def test_the_sample_and_the_rest_are_all(
+    pytester: pytest.Pytester, options: str, expected: set[str]
+) -> None:
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
     pytester.makepyfile(TESTS)
-    result = pytester.runpytest("--collect-only", "-p", "no:cacheprovider", "-W", "ignore", *options.split())
+    result = pytester.runpytest(
+        "--collect-only", "-p", "no:cacheprovider", "-W", "ignore", *options.split()
+    )
     assert set(re.findall(r"<Function (.*)>", result.stdout.str())) == expected

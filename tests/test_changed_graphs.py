@@ -117,7 +117,9 @@ ANSWERS: dict[str, Callable[[Graph], Any]] = {
 @pytest.mark.parametrize("question", ANSWERS)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_graph_answers_for_what_its_tensors_hold(question: str, write: str, weighted: bool) -> None:
+def test_a_graph_answers_for_what_its_tensors_hold(
+    question: str, write: str, weighted: bool
+) -> None:
     parts = tensors()
     parts["edge_index"][:, -1] = torch.tensor([8, 7])
     if not weighted and "weight" not in write and "optim" not in write:
@@ -211,5 +213,7 @@ def test_learned_weights_are_neither_cached_nor_checked_again() -> None:
         layer(X, graph).sum().backward()
         with torch.no_grad():
             weight -= 0.1 * weight.grad
-        expected = layer(X, Graph(9, graph.edge_index.clone(), weight.detach().clone(), validate=False))
+        expected = layer(
+            X, Graph(9, graph.edge_index.clone(), weight.detach().clone(), validate=False)
+        )
         torch.testing.assert_close(layer(X, graph), expected)

@@ -19,21 +19,35 @@ from diffusion_mp.couplings import *
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, Positive, RelationalBias
 from diffusion_mp.energies import Ball, Sphere
 from diffusion_mp.energies.constraints import CONSTRAINTS
-from diffusion_mp.layers import CertifiedBlock, GPSBlock, LaplacianEncoder, RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.layers import (
+    CertifiedBlock,
+    GPSBlock,
+    LaplacianEncoder,
+    RowAttention,
+    TiedMLP,
+    WeightedGraph,
+)
 from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer
 
-DOUBLE, SINGLE = torch.float64, torch.float32
+DOUBLE = torch.float64
+SINGLE = torch.float32
 PTR = torch.tensor([0, 4, 4, 5, 11])
 MEMBER = torch.repeat_interleave(torch.arange(4), PTR.diff())
-EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5], [1, 0, 2, 2, 2, 3, 6, 5, 8, 7]])  # loops, repeats, isolated nodes
+EDGES = torch.tensor(
+    [[0, 1, 1, 2, 2, 0, 5, 6, 7, 5], [1, 0, 2, 2, 2, 3, 6, 5, 8, 7]]
+)  # loops, repeats, isolated nodes
 
 
 def leaf(*shape: int, seed: int = 0, positive: bool = False, dtype: torch.dtype = DOUBLE) -> Tensor:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(dtype)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(
+        dtype
+    )
     return (values.abs() + 0.1 if positive else values).requires_grad_()
 
 
-def features(heads: int, *, positive: bool = False, dtype: torch.dtype = DOUBLE) -> tuple[Tensor, Tensor]:
+def features(
+    heads: int, *, positive: bool = False, dtype: torch.dtype = DOUBLE
+) -> tuple[Tensor, Tensor]:
     return tuple(leaf(11, heads, 3, seed=seed, positive=positive, dtype=dtype) for seed in (1, 2))  # type: ignore
 
 
@@ -43,8 +57,12 @@ def tied(score: str, normalize: bool) -> Coupling:
     return PairwiseCoupling(query, key, PTR, score, normalize=normalize, **{kind: True})  # type: ignore
 
 
-def flow(heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = DOUBLE, **options: Any) -> Coupling:
-    query, key, *friction = (0.6 * leaf(11, heads, 3, seed=seed, dtype=dtype) for seed in (1, 2, 3, 4))
+def flow(
+    heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = DOUBLE, **options: Any
+) -> Coupling:
+    query, key, *friction = (
+        0.6 * leaf(11, heads, 3, seed=seed, dtype=dtype) for seed in (1, 2, 3, 4)
+    )
     return SparseFlowCoupling(query, key, *friction, ptr, **{"lam": 0.05} | options)
 
 
@@ -55,12 +73,19 @@ def symmetric_low_rank() -> Coupling:
 
 def silent() -> Tensor:
     """Node 10 couples with nobody, not even with itself."""
-    return (leaf(11, 1, positive=True) * (torch.arange(11) < 10).unsqueeze(1)).detach().requires_grad_()
+    return (
+        (leaf(11, 1, positive=True) * (torch.arange(11) < 10).unsqueeze(1))
+        .detach()
+        .requires_grad_()
+    )
 
 
 def mutual() -> Coupling:
-    edges, weight = torch.cat([EDGES, EDGES.flip(0)], dim=1), torch.arange(1.0, 11.0, dtype=DOUBLE).repeat(2)
-    return SparseCoupling(Graph(11, edges[:, edges.amax(0) < 10], weight, ptr=PTR), nonnegative=True)
+    edges = torch.cat([EDGES, EDGES.flip(0)], dim=1)
+    weight = torch.arange(1.0, 11.0, dtype=DOUBLE).repeat(2)
+    return SparseCoupling(
+        Graph(11, edges[:, edges.amax(0) < 10], weight, ptr=PTR), nonnegative=True
+    )
 
 
 def symmetric_positive() -> Coupling:
@@ -85,14 +110,19 @@ def by_graph() -> list[Tensor]:
 undirected = partial(AdjacencyDiffusivity, direction="undirected")
 COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "distance": lambda: DistanceCoupling(cauchy, *features(2)),
-    "distance-ragged": lambda: DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True),
+    "distance-ragged": lambda: DistanceCoupling(
+        cauchy, *2 * features(2)[:1], PTR, nonnegative=True
+    ),
     "distance-float32": lambda: DistanceCoupling(cauchy, *features(1, dtype=SINGLE), PTR),
-    "distance-row-normalized-ragged":
-        lambda: row_normalized(DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True)),
+    "distance-row-normalized-ragged": lambda: row_normalized(
+        DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True)
+    ),
     "dense": lambda: DenseCoupling(leaf(11, 11)),
     "dense-heads-ragged": lambda: DenseCoupling(leaf(2, 11, 11) * (MEMBER[:, None] == MEMBER), PTR),
     "dense-blocks-ragged": lambda: DenseCoupling(by_graph()),
-    "dense-symmetric": lambda: DenseCoupling(leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T),
+    "dense-symmetric": lambda: DenseCoupling(
+        leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T
+    ),
     "dense-row-stochastic": lambda: DenseCoupling(leaf(3, 11, 11).softmax(2)),
     "dense-float32": lambda: DenseCoupling(leaf(2, 11, 11, dtype=SINGLE)),
     "dense-no-node": lambda: DenseCoupling(torch.zeros(0, 0, dtype=DOUBLE)),
@@ -104,116 +134,210 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "uniform-sum-one-graph": lambda: UniformCoupling(11, normalize=False, dtype=DOUBLE),
     "uniform-float32": lambda: UniformCoupling(11, PTR, dtype=SINGLE),
     "sparse-ragged": lambda: SparseCoupling(graph(True)),
-    "sparse-ones": lambda: SparseCoupling(Graph(11, EDGES), torch.ones(10, dtype=DOUBLE), nonnegative=True),
-    "sparse-no-edge": lambda: SparseCoupling(Graph(3, torch.zeros(2, 0, dtype=torch.long),
-        torch.zeros(0, dtype=DOUBLE)), symmetric=True),
+    "sparse-ones": lambda: SparseCoupling(
+        Graph(11, EDGES), torch.ones(10, dtype=DOUBLE), nonnegative=True
+    ),
+    "sparse-no-edge": lambda: SparseCoupling(
+        Graph(3, torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=DOUBLE)), symmetric=True
+    ),
     "sparse-heads-ragged": lambda: SparseCoupling(graph(), leaf(10, 2)),
-    "sparse-symmetric": lambda: SparseCoupling(Graph(4, torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 3]])),
-        torch.tensor([0.5, 0.5, 2, 2, 1], dtype=DOUBLE), symmetric=True, nonnegative=True),
-    "sparse-row-stochastic": lambda: SparseCoupling(Graph(3, torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])),
-        torch.tensor([1, 0.25, 1, 0.75], dtype=DOUBLE), row_stochastic=True, nonnegative=True),
+    "sparse-symmetric": lambda: SparseCoupling(
+        Graph(4, torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 3]])),
+        torch.tensor([0.5, 0.5, 2, 2, 1], dtype=DOUBLE),
+        symmetric=True,
+        nonnegative=True,
+    ),
+    "sparse-row-stochastic": lambda: SparseCoupling(
+        Graph(3, torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])),
+        torch.tensor([1, 0.25, 1, 0.75], dtype=DOUBLE),
+        row_stochastic=True,
+        nonnegative=True,
+    ),
     "sparse-float32": lambda: SparseCoupling(graph(), leaf(10, 2, dtype=SINGLE)),
-    "low-rank": lambda: LowRankCoupling(*features(1)), "low-rank-heads": lambda: LowRankCoupling(*features(2)),
+    "low-rank": lambda: LowRankCoupling(*features(1)),
+    "low-rank-heads": lambda: LowRankCoupling(*features(2)),
     "low-rank-ragged": lambda: LowRankCoupling(*features(2), PTR),
-    "linear-attention": lambda: LinearAttentionCoupling(*features(2, positive=True), PTR, nonnegative=True),
-    "linear-attention-difformer":
-        lambda: LinearAttentionCoupling(*features(2), PTR, constant=1.0, unit=True, nonnegative=True),
-    "linear-attention-sgformer": lambda: LinearAttentionCoupling(*features(2), PTR, own=1.0, unit=True),
-    "linear-attention-one-graph": lambda: LinearAttentionCoupling(*features(1), constant=2.0, own=0.5, unit=True),
-    "linear-attention-float32":
-        lambda: LinearAttentionCoupling(*features(2, dtype=SINGLE), PTR, constant=1.0, unit=True, nonnegative=True),
-    "linear-attention-tied": lambda: LinearAttentionCoupling(*2 * features(2, positive=True)[:1], PTR, constant=0.5,
-        own=0.25, nonnegative=True),
-    "linear-attention-tied-float32": lambda: LinearAttentionCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR,
-        constant=1.0, unit=True, nonnegative=True),
+    "linear-attention": lambda: LinearAttentionCoupling(
+        *features(2, positive=True), PTR, nonnegative=True
+    ),
+    "linear-attention-difformer": lambda: LinearAttentionCoupling(
+        *features(2), PTR, constant=1.0, unit=True, nonnegative=True
+    ),
+    "linear-attention-sgformer": lambda: LinearAttentionCoupling(
+        *features(2), PTR, own=1.0, unit=True
+    ),
+    "linear-attention-one-graph": lambda: LinearAttentionCoupling(
+        *features(1), constant=2.0, own=0.5, unit=True
+    ),
+    "linear-attention-float32": lambda: LinearAttentionCoupling(
+        *features(2, dtype=SINGLE), PTR, constant=1.0, unit=True, nonnegative=True
+    ),
+    "linear-attention-tied": lambda: LinearAttentionCoupling(
+        *2 * features(2, positive=True)[:1], PTR, constant=0.5, own=0.25, nonnegative=True
+    ),
+    "linear-attention-tied-float32": lambda: LinearAttentionCoupling(
+        *2 * features(2, dtype=SINGLE)[:1], PTR, constant=1.0, unit=True, nonnegative=True
+    ),
     "low-rank-symmetric": symmetric_low_rank,
-    "low-rank-distance": lambda: LowRankCoupling(*distance_features(leaf(11, 2, 3)), PTR, symmetric=True),
+    "low-rank-distance": lambda: LowRankCoupling(
+        *distance_features(leaf(11, 2, 3)), PTR, symmetric=True
+    ),
     "low-rank-float32": lambda: LowRankCoupling(*features(2, dtype=SINGLE), PTR),
     "log-low-rank": lambda: LogLowRankCoupling(*features(1)),
     "log-low-rank-ragged": lambda: LogLowRankCoupling(*features(2), PTR),
     "log-low-rank-samples-ragged": lambda: LogLowRankCoupling(*features(2), PTR, leaf(11, 2, 4)),
-    "log-low-rank-unnormalized": lambda: LogLowRankCoupling(*features(2), PTR, leaf(11, 2, 2), normalize=False),
+    "log-low-rank-unnormalized": lambda: LogLowRankCoupling(
+        *features(2), PTR, leaf(11, 2, 2), normalize=False
+    ),
     "log-low-rank-samples": lambda: LogLowRankCoupling(*features(2), None, leaf(11, 2, 4)),
-    "log-low-rank-transposed": lambda: LogLowRankCoupling(*features(2), None, leaf(11, 2, 2), normalize=False).T,
+    "log-low-rank-transposed": lambda: (
+        LogLowRankCoupling(*features(2), None, leaf(11, 2, 2), normalize=False).T
+    ),
     "log-low-rank-float32": lambda: LogLowRankCoupling(*features(2, dtype=SINGLE), PTR),
     "pairwise-exp": lambda: PairwiseCoupling(*features(2)),
     "pairwise-exp-ragged": lambda: PairwiseCoupling(*features(2), PTR),
     "pairwise-exp-unnormalized": lambda: PairwiseCoupling(*features(2), PTR, normalize=False),
     "pairwise-sigmoid": lambda: PairwiseCoupling(*features(1), score="sigmoid"),
     "pairwise-sigmoid-ragged": lambda: PairwiseCoupling(*features(2), PTR, score="sigmoid"),
-    "pairwise-sigmoid-unnormalized": lambda: PairwiseCoupling(*features(2), PTR, score="sigmoid", normalize=False),
-    "pairwise-gaussian": lambda: tied("exp", True), "pairwise-gaussian-symmetric": lambda: tied("exp", False),
+    "pairwise-sigmoid-unnormalized": lambda: PairwiseCoupling(
+        *features(2), PTR, score="sigmoid", normalize=False
+    ),
+    "pairwise-gaussian": lambda: tied("exp", True),
+    "pairwise-gaussian-symmetric": lambda: tied("exp", False),
     "pairwise-distance-sigmoid": lambda: tied("sigmoid", False),
     "pairwise-float32": lambda: PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
-    "sparse-flow": lambda: flow(1, ptr=None), "sparse-flow-ragged": flow,
+    "sparse-flow": lambda: flow(1, ptr=None),
+    "sparse-flow-ragged": flow,
     "sparse-flow-finite-ragged": lambda: flow(alpha=0.1),
-    "sparse-flow-constant-ragged": lambda: SparseFlowCoupling(*features(2), ptr=PTR, lam=0.3, alpha=1.0),
-    "sparse-flow-learnable-ragged": lambda: flow(lam=leaf(11, 1, positive=True), alpha=leaf(2, positive=True)),
-    "sparse-flow-softmax-ragged": lambda: flow(lam=0.0), "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
-    "sparse-flow-stored-ragged": lambda: flow().to_sparse(), "sparse-flow-float32": lambda: flow(dtype=SINGLE),
-    "reweighted-ragged":
-        lambda: ReweightedCoupling(LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)),
-    "reweighted-rows-of-one-head": lambda: ReweightedCoupling(LowRankCoupling(*features(1)), leaf(11, 3)),
+    "sparse-flow-constant-ragged": lambda: SparseFlowCoupling(
+        *features(2), ptr=PTR, lam=0.3, alpha=1.0
+    ),
+    "sparse-flow-learnable-ragged": lambda: flow(
+        lam=leaf(11, 1, positive=True), alpha=leaf(2, positive=True)
+    ),
+    "sparse-flow-softmax-ragged": lambda: flow(lam=0.0),
+    "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
+    "sparse-flow-stored-ragged": lambda: flow().to_sparse(),
+    "sparse-flow-float32": lambda: flow(dtype=SINGLE),
+    "reweighted-ragged": lambda: ReweightedCoupling(
+        LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)
+    ),
+    "reweighted-rows-of-one-head": lambda: ReweightedCoupling(
+        LowRankCoupling(*features(1)), leaf(11, 3)
+    ),
     "reweighted-rows": lambda: ReweightedCoupling(PairwiseCoupling(*features(1)), leaf(11, 3)),
-    "reweighted-columns-ragged": lambda: ReweightedCoupling(SparseCoupling(graph(True), nonnegative=True), None,
-        leaf(11, 2, positive=True), nonnegative=True),
-    "reweighted-symmetric": lambda: ReweightedCoupling(UniformCoupling(11, PTR, dtype=DOUBLE),
-        *2 * [leaf(11, 2, positive=True)], symmetric=True, nonnegative=True),
-    "reweighted-float32":
-        lambda: ReweightedCoupling(LowRankCoupling(*features(2, dtype=SINGLE), PTR), leaf(11, 2, dtype=SINGLE)),
-    "row-normalized-ragged":
-        lambda: row_normalized(LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)),
-    "row-normalized-symmetric-ragged": lambda: row_normalized(ReweightedCoupling(UniformCoupling(11, PTR,
-        normalize=False, dtype=DOUBLE), *2 * [silent()]) * 0.5 + 2.0 * mutual()),
+    "reweighted-columns-ragged": lambda: ReweightedCoupling(
+        SparseCoupling(graph(True), nonnegative=True),
+        None,
+        leaf(11, 2, positive=True),
+        nonnegative=True,
+    ),
+    "reweighted-symmetric": lambda: ReweightedCoupling(
+        UniformCoupling(11, PTR, dtype=DOUBLE),
+        *2 * [leaf(11, 2, positive=True)],
+        symmetric=True,
+        nonnegative=True,
+    ),
+    "reweighted-float32": lambda: ReweightedCoupling(
+        LowRankCoupling(*features(2, dtype=SINGLE), PTR), leaf(11, 2, dtype=SINGLE)
+    ),
+    "row-normalized-ragged": lambda: row_normalized(
+        LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)
+    ),
+    "row-normalized-symmetric-ragged": lambda: row_normalized(
+        ReweightedCoupling(UniformCoupling(11, PTR, normalize=False, dtype=DOUBLE), *2 * [silent()])
+        * 0.5
+        + 2.0 * mutual()
+    ),
     "polynomial-reversible": lambda: PolynomialCoupling(row_normalized(mutual()), leaf(2)),
-    "row-normalized-sum": lambda: row_normalized(IdentityCoupling(11,
-        dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)),
+    "row-normalized-sum": lambda: row_normalized(
+        IdentityCoupling(11, dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)
+    ),
     "symmetric-pairwise-ragged": lambda: symmetric_normalized(tied("sigmoid", False)),
-    "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(tied("exp", False), diagonal=False),
-    "symmetric-low-rank-off-diagonal-ragged": lambda: symmetric_normalized(symmetric_positive(), diagonal=False),
-    "symmetric-sum-off-diagonal": lambda: symmetric_normalized(0.5 * tied("exp", False) + SparseCoupling(graph(True),
-        nonnegative=True), diagonal=False),
-    "symmetric-float32": lambda: symmetric_normalized(PairwiseCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR,
-        normalize=False, symmetric=True), diagonal=False),
+    "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(
+        tied("exp", False), diagonal=False
+    ),
+    "symmetric-low-rank-off-diagonal-ragged": lambda: symmetric_normalized(
+        symmetric_positive(), diagonal=False
+    ),
+    "symmetric-sum-off-diagonal": lambda: symmetric_normalized(
+        0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True), diagonal=False
+    ),
+    "symmetric-float32": lambda: symmetric_normalized(
+        PairwiseCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR, normalize=False, symmetric=True),
+        diagonal=False,
+    ),
     "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=DOUBLE)),
     "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
     "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
-    "pairwise-tied-unnormalized": lambda: PairwiseCoupling(*2 * [leaf(11, 2, 3) / 2], PTR, normalize=False),
-    "pairwise-tied-symmetric": lambda: PairwiseCoupling(*2 * features(2)[:1], PTR, normalize="symmetric"),
-    "pairwise-tied-no-loops-ragged": lambda: PairwiseCoupling(*2 * features(2)[:1], PTR, loops=False),
+    "pairwise-tied-unnormalized": lambda: PairwiseCoupling(
+        *2 * [leaf(11, 2, 3) / 2], PTR, normalize=False
+    ),
+    "pairwise-tied-symmetric": lambda: PairwiseCoupling(
+        *2 * features(2)[:1], PTR, normalize="symmetric"
+    ),
+    "pairwise-tied-no-loops-ragged": lambda: PairwiseCoupling(
+        *2 * features(2)[:1], PTR, loops=False
+    ),
     "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
-    "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
-    "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
-    "polynomial-by-head-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True),
-        leaf(2, 3, positive=True), nonnegative=True),
+    "polynomial": lambda: PolynomialCoupling(
+        SparseCoupling(graph(True), nonnegative=True), leaf(1)
+    ),
+    "polynomial-heads-ragged": lambda: PolynomialCoupling(
+        SparseCoupling(graph(), leaf(10, 2)), leaf(3)
+    ),
+    "polynomial-by-head-ragged": lambda: PolynomialCoupling(
+        SparseCoupling(graph(True), nonnegative=True), leaf(2, 3, positive=True), nonnegative=True
+    ),
     "polynomial-symmetric": lambda: PolynomialCoupling(symmetric_low_rank(), leaf(2, 2)),
-    "polynomial-float32": lambda: PolynomialCoupling(PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
-        torch.tensor([0.5, 0.25], dtype=DOUBLE)),
+    "polynomial-float32": lambda: PolynomialCoupling(
+        PairwiseCoupling(*features(2, dtype=SINGLE), PTR), torch.tensor([0.5, 0.25], dtype=DOUBLE)
+    ),
     **{
-        f"neumann-{boundary}-ragged": partial(NeumannCoupling, 11, leaf(2, 2), (1, 3), boundary, PTR)
+        f"neumann-{boundary}-ragged": partial(
+            NeumannCoupling, 11, leaf(2, 2), (1, 3), boundary, PTR
+        )
         for boundary in ("symmetric", "replicate", "drop", "periodic", "causal")
     },
     **{
-        f"neumann-{boundary}": partial(NeumannCoupling, 11, leaf(3, 1, positive=True), (1, 2, 25), boundary)
+        f"neumann-{boundary}": partial(
+            NeumannCoupling, 11, leaf(3, 1, positive=True), (1, 2, 25), boundary
+        )
         for boundary in ("symmetric", "replicate", "drop", "periodic", "causal")
     },
     "neumann-nonnegative": lambda: NeumannCoupling(11, leaf(1, 2, positive=True), nonnegative=True),
     "neumann-replicate-one": lambda: NeumannCoupling(11, leaf(1, 2), (1,), "replicate"),
-    "neumann-float32": lambda: NeumannCoupling(11, leaf(2, 2, dtype=SINGLE), (1, 4), "replicate", PTR),
+    "neumann-float32": lambda: NeumannCoupling(
+        11, leaf(2, 2, dtype=SINGLE), (1, 4), "replicate", PTR
+    ),
     "neumann-no-node": lambda: NeumannCoupling(0, leaf(1, 1)),
     "scaled": lambda: 0.5 * LowRankCoupling(*features(2), PTR),
     "scaled-negative": lambda: -2.0 * SparseCoupling(graph(True), nonnegative=True),
     "scaled-learnable": lambda: leaf() * PairwiseCoupling(*features(2), PTR),
     "scaled-by-head": lambda: leaf(2) * PairwiseCoupling(*features(2), PTR),
-    "scaled-positive": lambda: ScaledCoupling(leaf(2, positive=True), tied("exp", False), nonnegative=True),
-    "simple-on-sphere-ragged": lambda: SimplePenalty().coupling(leaf(11, 2, 3), PTR, constraint=Sphere()),
-    "certified-ragged": lambda: (ScaledCoupling(leaf(positive=True), GaussianPenalty().coupling(leaf(11, 2, 3), PTR),
-        nonnegative=True) + 0.5 * SparseCoupling(graph(True).to_undirected(), nonnegative=True)),
-    "sum-of-halves": lambda: (0.5 * PairwiseCoupling(*features(2), PTR) + 0.5 * UniformCoupling(11, PTR, dtype=DOUBLE)),
-    "sum-with-graph": lambda: 0.5 * LowRankCoupling(*features(2), PTR) + 0.5 * SparseCoupling(graph(True)),
-    "sum-nested": lambda: ((IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(),
-        leaf(10, 2))) * 0.5 + LowRankCoupling(*features(1))),
-}  # fmt: skip
+    "scaled-positive": lambda: ScaledCoupling(
+        leaf(2, positive=True), tied("exp", False), nonnegative=True
+    ),
+    "simple-on-sphere-ragged": lambda: SimplePenalty().coupling(
+        leaf(11, 2, 3), PTR, constraint=Sphere()
+    ),
+    "certified-ragged": lambda: (
+        ScaledCoupling(
+            leaf(positive=True), GaussianPenalty().coupling(leaf(11, 2, 3), PTR), nonnegative=True
+        )
+        + 0.5 * SparseCoupling(graph(True).to_undirected(), nonnegative=True)
+    ),
+    "sum-of-halves": lambda: (
+        0.5 * PairwiseCoupling(*features(2), PTR) + 0.5 * UniformCoupling(11, PTR, dtype=DOUBLE)
+    ),
+    "sum-with-graph": lambda: (
+        0.5 * LowRankCoupling(*features(2), PTR) + 0.5 * SparseCoupling(graph(True))
+    ),
+    "sum-nested": lambda: (
+        (IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(), leaf(10, 2))) * 0.5
+        + LowRankCoupling(*features(1))
+    ),
+}
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
@@ -232,7 +356,9 @@ def public_subclasses(package: ModuleType, base: type) -> set[type]:
 
 
 def test_every_public_coupling_is_listed() -> None:
-    others = {ProjectedCoupling}  # it mixes channels, so it has no matrix over nodes: tests/couplings/test_weighted.py
+    others = {
+        ProjectedCoupling
+    }  # it mixes channels, so it has no matrix over nodes: tests/couplings/test_weighted.py
     missing = public_subclasses(couplings, Coupling) - listed_classes(COUPLINGS) - others
     assert not missing, f"add these to COUPLINGS: {missing}"
 
@@ -246,18 +372,41 @@ ALL_PAIR: dict[str, dict[str, Any]] = {
     "tied-symmetric": {"channels": 4, "heads": 2, "projection": "tied", "row_stochastic": False},
     "symmetric": {"row_stochastic": False},
     "energy": {"normalize": None, "measure": "distance"},
-    "energy-symmetric": {"normalize": None, "measure": "distance", "heads": 2, "row_stochastic": False},
+    "energy-symmetric": {
+        "normalize": None,
+        "measure": "distance",
+        "heads": 2,
+        "row_stochastic": False,
+    },
     "distance-separate": {"channels": 4, "projection": "separate", "measure": "distance"},
     "frobenius": {"normalize": "frobenius"},
-    "frobenius-separate": {"channels": 4, "heads": 2, "projection": "separate", "normalize": "frobenius"},
+    "frobenius-separate": {
+        "channels": 4,
+        "heads": 2,
+        "projection": "separate",
+        "normalize": "frobenius",
+    },
 }
-KINDS = {kind.__name__.removesuffix("Diffusivity").lower(): kind for kind in (
-    SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity,
-)}  # fmt: skip
+KINDS = {
+    kind.__name__.removesuffix("Diffusivity").lower(): kind
+    for kind in (
+        SimpleDiffusivity,
+        SigmoidDiffusivity,
+        SoftmaxDiffusivity,
+        GaussianDiffusivity,
+    )
+}
 # Of these the quick run takes every kind with its defaults, and every option with one kind.
-TAKEN = {f"{kind}-default" for kind in KINDS} | {f"{kind}-{name}" for kind, name in zip(cycle(KINDS), ALL_PAIR)}
+TAKEN = {f"{kind}-default" for kind in KINDS} | {
+    f"{kind}-{name}" for kind, name in zip(cycle(KINDS), ALL_PAIR)
+}
 LEFT_OUT = {f"{kind}-{name}" for kind in KINDS for name in ALL_PAIR} - TAKEN
-DIRECTIONS_AND_LOOPS = (("directed", "keep"), ("undirected", "remaining"), ("pyg", "add"), ("directed", "remove"))
+DIRECTIONS_AND_LOOPS = (
+    ("directed", "keep"),
+    ("undirected", "remaining"),
+    ("pyg", "add"),
+    ("directed", "remove"),
+)
 FROBENIUS = {"duplicated nodes": "the Frobenius norm grows with the number of nodes (ERRATA D1)"}
 
 
@@ -280,25 +429,47 @@ class StateFriction(torch.nn.Module):
 
 
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
-    **{f"{kind}-{name}": partial(cls, **options) for kind, cls in KINDS.items() for name, options in ALL_PAIR.items()},
+    **{
+        f"{kind}-{name}": partial(cls, **options)
+        for kind, cls in KINDS.items()
+        for name, options in ALL_PAIR.items()
+    },
     "function": lambda: PenaltyDiffusivity(FunctionPenalty(cauchy)),
-    "function-heads": lambda: PenaltyDiffusivity(FunctionPenalty(cauchy), 6, heads=2, normalize="row"),
-    "function-symmetric": lambda: PenaltyDiffusivity(FunctionPenalty(None, torch.log1p), row_stochastic=False),
-    "function-learned": lambda: PenaltyDiffusivity(FunctionPenalty(Tail()), 4, projection="separate", normalize="row"),
+    "function-heads": lambda: PenaltyDiffusivity(
+        FunctionPenalty(cauchy), 6, heads=2, normalize="row"
+    ),
+    "function-symmetric": lambda: PenaltyDiffusivity(
+        FunctionPenalty(None, torch.log1p), row_stochastic=False
+    ),
+    "function-learned": lambda: PenaltyDiffusivity(
+        FunctionPenalty(Tail()), 4, projection="separate", normalize="row"
+    ),
     "function-edges": lambda: EdgeDiffusivity(FunctionPenalty(cauchy)),
     "mixture": MixtureDiffusivity,
     "mixture-edges": lambda: EdgeDiffusivity(MixturePenalty([0.5, 2.0])),
-    "mixture-heads": lambda: MixtureDiffusivity(6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"),
-    "mixture-symmetric": lambda: MixtureDiffusivity(4, projection="tied", widths=(0.7,), row_stochastic=False),
+    "mixture-heads": lambda: MixtureDiffusivity(
+        6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"
+    ),
+    "mixture-symmetric": lambda: MixtureDiffusivity(
+        4, projection="tied", widths=(0.7,), row_stochastic=False
+    ),
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),
     "kernelized": lambda: KernelizedSoftmaxDiffusivity(6),
-    "kernelized-heads": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, head_channels=3, num_features=5,
-        logits="scaled_dot", num_samples=2),
-    "kernelized-state": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, projection=None, num_features=40, tau=0.5),
-    "kernelized-tied": lambda: KernelizedSoftmaxDiffusivity(6, projection="tied", normalize="row", num_samples=0),
-    "kernelized-frobenius": lambda: KernelizedSoftmaxDiffusivity(6, normalize="frobenius", num_samples=0),
-    "kernelized-stabilized": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, projection="tied", num_features=5,
-        num_samples=0, stabilizer=1e-3, bias=True),
+    "kernelized-heads": lambda: KernelizedSoftmaxDiffusivity(
+        6, heads=2, head_channels=3, num_features=5, logits="scaled_dot", num_samples=2
+    ),
+    "kernelized-state": lambda: KernelizedSoftmaxDiffusivity(
+        6, heads=2, projection=None, num_features=40, tau=0.5
+    ),
+    "kernelized-tied": lambda: KernelizedSoftmaxDiffusivity(
+        6, projection="tied", normalize="row", num_samples=0
+    ),
+    "kernelized-frobenius": lambda: KernelizedSoftmaxDiffusivity(
+        6, normalize="frobenius", num_samples=0
+    ),
+    "kernelized-stabilized": lambda: KernelizedSoftmaxDiffusivity(
+        6, heads=2, projection="tied", num_features=5, num_samples=0, stabilizer=1e-3, bias=True
+    ),
     "kernelized-edges": lambda: KernelizedSoftmaxDiffusivity(6, edge_regularization=0.5),
     "identity": IdentityDiffusivity,
     "uniform": UniformDiffusivity,
@@ -310,71 +481,125 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         for direction, loops in DIRECTIONS_AND_LOOPS
     },
     "adjacency-count": lambda: AdjacencyDiffusivity("sym", direction="pyg", degrees="count"),
-    "adjacency-count-row": lambda: AdjacencyDiffusivity("row", self_loops="remaining", degrees="count"),
+    "adjacency-count-row": lambda: AdjacencyDiffusivity(
+        "row", self_loops="remaining", degrees="count"
+    ),
     "adjacency-error": lambda: AdjacencyDiffusivity("row", zero_degree="error"),
     "gat": lambda: GATDiffusivity(6),
     "gat-edges": lambda: GATDiffusivity(6, 2, edge_dim=2),
     "gat-heads": lambda: GATDiffusivity(6, 3, negative_slope=0.1, self_loops="keep"),
     "gat-add": lambda: GATDiffusivity(6, 2, self_loops="add"),
     "gat-remove": lambda: GATDiffusivity(6, 2, self_loops="remove"),
-    **{f"edge-{name}": partial(EdgeDiffusivity, name) for name in ("quadratic", "simple", "sigmoid", "gaussian")},
+    **{
+        f"edge-{name}": partial(EdgeDiffusivity, name)
+        for name in ("quadratic", "simple", "sigmoid", "gaussian")
+    },
     "relational-bias": RelationalBias,
-    "relational-bias-hops": lambda: RelationalBias(2, hops=3, normalization="row", self_loops="add"),
-    "relational-bias-undirected":
-        lambda: RelationalBias(2, hops=2, normalization="sym", self_loops="remaining", direction="undirected"),
-    "relational-bias-pyg": lambda: RelationalBias(normalization="sym", self_loops="remove", direction="pyg"),
-    "relational-bias-reach": lambda: RelationalBias(2, hops=3, normalization="sym", powers="reach", gate=None),
+    "relational-bias-hops": lambda: RelationalBias(
+        2, hops=3, normalization="row", self_loops="add"
+    ),
+    "relational-bias-undirected": lambda: RelationalBias(
+        2, hops=2, normalization="sym", self_loops="remaining", direction="undirected"
+    ),
+    "relational-bias-pyg": lambda: RelationalBias(
+        normalization="sym", self_loops="remove", direction="pyg"
+    ),
+    "relational-bias-reach": lambda: RelationalBias(
+        2, hops=3, normalization="sym", powers="reach", gate=None
+    ),
     "edge-softmax": lambda: EdgeDiffusivity(SoftmaxPenalty(6)),
-    "edge-symmetric": lambda: EdgeDiffusivity("sigmoid", row_stochastic=False, self_loops="remaining"),
+    "edge-symmetric": lambda: EdgeDiffusivity(
+        "sigmoid", row_stochastic=False, self_loops="remaining"
+    ),
     "sgformer": lambda: SGFormerDiffusivity(6),
     "sgformer-heads": lambda: SGFormerDiffusivity(6, heads=2, head_channels=3),
     "sgformer-tied": lambda: SGFormerDiffusivity(6, heads=3, projection="tied"),
     "sgformer-no-projection": lambda: SGFormerDiffusivity(heads=2, projection=None),
     "sgformer-frobenius": lambda: SGFormerDiffusivity(6, heads=2, normalize="frobenius"),
     "sparse-flow": lambda: SparseFlowDiffusivity(6),
-    "sparse-flow-conserved": lambda: SparseFlowDiffusivity(6, heads=2, head_channels=3, alpha=math.inf, lam=3.0),
-    "sparse-flow-batch-max": lambda: SparseFlowDiffusivity(6, heads=2, projection="tied", lam_scale="batch_max"),
-    "sparse-flow-constant": lambda: SparseFlowDiffusivity(6, friction="constant", normalize="row", alpha=1.0),
+    "sparse-flow-conserved": lambda: SparseFlowDiffusivity(
+        6, heads=2, head_channels=3, alpha=math.inf, lam=3.0
+    ),
+    "sparse-flow-batch-max": lambda: SparseFlowDiffusivity(
+        6, heads=2, projection="tied", lam_scale="batch_max"
+    ),
+    "sparse-flow-constant": lambda: SparseFlowDiffusivity(
+        6, friction="constant", normalize="row", alpha=1.0
+    ),
     "sparse-flow-state": lambda: SparseFlowDiffusivity(6, heads=2, projection=None, alpha=math.inf),
-    "sparse-flow-frobenius": lambda: SparseFlowDiffusivity(6, normalize="frobenius", friction=StateFriction()),
+    "sparse-flow-frobenius": lambda: SparseFlowDiffusivity(
+        6, normalize="frobenius", friction=StateFriction()
+    ),
     "sparse-flow-softmax": lambda: SparseFlowDiffusivity(6, heads=2, lam=0.0),
     "edge-sparse-flow": lambda: EdgeSparseFlowDiffusivity(6),
-    "edge-sparse-flow-conserved":
-        lambda: EdgeSparseFlowDiffusivity(6, heads=2, head_channels=3, alpha=math.inf, lam=0.5, self_loops="keep"),
-    "edge-sparse-flow-hops": lambda: EdgeSparseFlowDiffusivity(6, heads=2, projection="tied", hops=2, self_loops="add"),
-    "edge-sparse-flow-remove": lambda: EdgeSparseFlowDiffusivity(6, projection=None, alpha=1.0, self_loops="remove"),
-    "edge-sparse-flow-constant": lambda: EdgeSparseFlowDiffusivity(6, normalize="row", friction="constant", hops=3),
-    "edge-sparse-flow-softmax": lambda: EdgeSparseFlowDiffusivity(6, heads=3, lam=0.0, friction=StateFriction()),
+    "edge-sparse-flow-conserved": lambda: EdgeSparseFlowDiffusivity(
+        6, heads=2, head_channels=3, alpha=math.inf, lam=0.5, self_loops="keep"
+    ),
+    "edge-sparse-flow-hops": lambda: EdgeSparseFlowDiffusivity(
+        6, heads=2, projection="tied", hops=2, self_loops="add"
+    ),
+    "edge-sparse-flow-remove": lambda: EdgeSparseFlowDiffusivity(
+        6, projection=None, alpha=1.0, self_loops="remove"
+    ),
+    "edge-sparse-flow-constant": lambda: EdgeSparseFlowDiffusivity(
+        6, normalize="row", friction="constant", hops=3
+    ),
+    "edge-sparse-flow-softmax": lambda: EdgeSparseFlowDiffusivity(
+        6, heads=3, lam=0.0, friction=StateFriction()
+    ),
     "neumann": NeumannDiffusivity,
     "neumann-heads": lambda: NeumannDiffusivity(2, strides=(1, 2, 4), alpha=0.2, budget=0.25),
-    "neumann-any-alpha": lambda: NeumannDiffusivity(strides=(1, 3), boundary="periodic", alpha=3.0, budget=None),
+    "neumann-any-alpha": lambda: NeumannDiffusivity(
+        strides=(1, 3), boundary="periodic", alpha=3.0, budget=None
+    ),
     "neumann-drop": lambda: NeumannDiffusivity(strides=(3,), boundary="drop"),
     "neumann-replicate": lambda: NeumannDiffusivity(2, strides=(2, 3), boundary="replicate"),
     "neumann-causal": lambda: NeumannDiffusivity(boundary="causal", budget=1.0),
-    "symmetric-attention": lambda: SymmetricDiffusivity(SimpleDiffusivity(6, heads=2, row_stochastic=False)),
-    "symmetric-off-diagonal": lambda: SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False),
+    "symmetric-attention": lambda: SymmetricDiffusivity(
+        SimpleDiffusivity(6, heads=2, row_stochastic=False)
+    ),
+    "symmetric-off-diagonal": lambda: SymmetricDiffusivity(
+        GaussianDiffusivity(row_stochastic=False), diagonal=False
+    ),
     "symmetric-graph": lambda: SymmetricDiffusivity(undirected("sum")),
-    "symmetric-sum":
-        lambda: SymmetricDiffusivity(SigmoidDiffusivity(row_stochastic=False) + undirected("sum"), diagonal=False),
-    "simple-in-ball":
-        lambda: SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=Ball(100.0)),
+    "symmetric-sum": lambda: SymmetricDiffusivity(
+        SigmoidDiffusivity(row_stochastic=False) + undirected("sum"), diagonal=False
+    ),
+    "simple-in-ball": lambda: SimpleDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False, constraint=Ball(100.0)
+    ),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
     "scaled-positive": lambda: Positive(2.0) * SimpleDiffusivity(heads=2, row_stochastic=False),
-    "scaled-learnable": lambda: torch.nn.Parameter(torch.tensor(0.5, dtype=DOUBLE)) * SimpleDiffusivity(),
+    "scaled-learnable": lambda: (
+        torch.nn.Parameter(torch.tensor(0.5, dtype=DOUBLE)) * SimpleDiffusivity()
+    ),
     "scaled-by-head": lambda: torch.tensor([0.5, 2.0]) * SimpleDiffusivity(heads=2),
-    "augmented-sum": lambda: GraphAugmentedDiffusivity(SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("sym")),
+    "augmented-sum": lambda: GraphAugmentedDiffusivity(
+        SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("sym")
+    ),
     "enhanced": lambda: AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(6, heads=2), gamma=0.5),
-    "enhanced-softmax":
-        lambda: AdjacencyEnhancedDiffusivity(SoftmaxDiffusivity(6, projection="tied"), self_loops="add"),
-    "augmented-mean": lambda: GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), "mean"),
-    "augmented-weight": lambda: GraphAugmentedDiffusivity(SimpleDiffusivity(6, projection="separate", bias=True),
-        AdjacencyDiffusivity("sym"), graph_weight=0.3),
+    "enhanced-softmax": lambda: AdjacencyEnhancedDiffusivity(
+        SoftmaxDiffusivity(6, projection="tied"), self_loops="add"
+    ),
+    "augmented-mean": lambda: GraphAugmentedDiffusivity(
+        SimpleDiffusivity(), AdjacencyDiffusivity("row"), "mean"
+    ),
+    "augmented-weight": lambda: GraphAugmentedDiffusivity(
+        SimpleDiffusivity(6, projection="separate", bias=True),
+        AdjacencyDiffusivity("sym"),
+        graph_weight=0.3,
+    ),
     "equation-24": lambda: 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"),
     "neumann-and-uniform": lambda: 0.5 * NeumannDiffusivity(2) + 0.5 * UniformDiffusivity(),
-    "three-terms": lambda: SimpleDiffusivity(6, heads=2) + 0.5 * IdentityDiffusivity() + GATDiffusivity(6, 2),
-}  # fmt: skip
+    "three-terms": lambda: (
+        SimpleDiffusivity(6, heads=2) + 0.5 * IdentityDiffusivity() + GATDiffusivity(6, 2)
+    ),
+}
 
-QUICK = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LEFT_OUT)) for name in DIFFUSIVITIES]
+QUICK = [
+    pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LEFT_OUT))
+    for name in DIFFUSIVITIES
+]
 
 
 @pytest.mark.parametrize("name", DIFFUSIVITIES)
@@ -382,7 +607,9 @@ QUICK = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LEFT_OUT))
 def test_diffusivities_pass_the_shape_checks(name: str) -> None:
     diffusivity = DIFFUSIVITIES[name]()
     edges = torch.cat([EDGES, torch.arange(11).expand(2, 11)], dim=1)
-    coupling = diffusivity(torch.rand(11, getattr(diffusivity, "channels", None) or 6), Graph(11, edges, ptr=PTR))
+    coupling = diffusivity(
+        torch.rand(11, getattr(diffusivity, "channels", None) or 6), Graph(11, edges, ptr=PTR)
+    )
     coupling @ torch.rand(11, 1, 2)
     coupling.degree()
     coupling.at(EDGES)
@@ -394,11 +621,15 @@ def test_diffusivities_pass_the_shape_checks(name: str) -> None:
 def test_diffusivities_obey_the_laws(name: str) -> None:
     skip = dict(FROBENIUS) if "frobenius" in name else {}
     if getattr(DIFFUSIVITIES[name](), "num_samples", 0):
-        skip["same in training"] = "in training it samples Gumbel noise; with num_samples=0 it does not"
+        skip["same in training"] = (
+            "in training it samples Gumbel noise; with num_samples=0 it does not"
+        )
     if name == "sparse-flow-batch-max":
         skip["batching"] = "the published λ depends on the largest graph in the batch (ERRATA S5)"
     if name == "adjacency-error":
-        skip = dict.fromkeys(("isolated nodes", "edge cases"), "a node of degree zero is refused, as asked")
+        skip = dict.fromkeys(
+            ("isolated nodes", "edge cases"), "a node of degree zero is refused, as asked"
+        )
     check_diffusivity(DIFFUSIVITIES[name], skip=skip, edges=True if "augmented" in name else None)
 
 
@@ -421,19 +652,27 @@ class AsConv(torch.nn.Module):
 
     def __init__(self, layer: PDEDiffusion1d) -> None:
         super().__init__()
-        self.layer, self.in_channels = layer, layer.in_channels
+        self.layer = layer
+        self.in_channels = layer.in_channels
 
     def reset_parameters(self) -> None:
         self.layer.reset_parameters()
 
     def forward(
-        self, x: Tensor, edge_index: Graph | None, weight: None = None, batch: Any = None, **options: Any
+        self,
+        x: Tensor,
+        edge_index: Graph | None,
+        weight: None = None,
+        batch: Any = None,
+        **options: Any,
     ) -> Any:
         return self.layer(x, batch=batch if edge_index is None else edge_index.batch, **options)
 
 
 def certified(constraint: str | None) -> DiffusionConv:
-    attention = Positive(0.5) * GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
+    attention = Positive(0.5) * GaussianDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False
+    )
     graph_term = Positive(2.0) * undirected("sym")
     step = CertifiedStep(Positive(1.0), constraint=constraint)
     return DiffusionConv(4, 4, attention + graph_term, step, transform=False, bias=False)
@@ -457,137 +696,261 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic": lambda: DiffusionConv(4, 3, SimpleDiffusivity()),
     "generic-no-edges": (lambda: DiffusionConv(4, 3, SigmoidDiffusivity()), {"edges": False}),
     "generic-concat": lambda: DiffusionConv(4, 3, SimpleDiffusivity(heads=2), heads=2, concat=True),
-    "generic-mean-of-heads": lambda: DiffusionConv(4, 3, GaussianDiffusivity(heads=2), heads=2, bias=False),
-    "generic-shared-diffusivity": lambda: DiffusionConv(4, 3, UniformDiffusivity(), heads=3, concat=True),
+    "generic-mean-of-heads": lambda: DiffusionConv(
+        4, 3, GaussianDiffusivity(heads=2), heads=2, bias=False
+    ),
+    "generic-shared-diffusivity": lambda: DiffusionConv(
+        4, 3, UniformDiffusivity(), heads=3, concat=True
+    ),
     "generic-shared-values": lambda: DiffusionConv(4, 3, SoftmaxDiffusivity(heads=2), concat=True),
-    "generic-no-transform": lambda: DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, bias=False),
-    "generic-state-in-heads":
-        lambda: DiffusionConv(4, 2, SimpleDiffusivity(heads=2), heads=2, transform=False, concat=True),
-    "generic-uniform-alone": lambda: DiffusionConv(4, 4, UniformDiffusivity(), ExplicitEuler(1.0, "residual"),
-        transform=False, bias=False),
-    "generic-identity-alone": lambda: DiffusionConv(4, 4, IdentityDiffusivity(), ExplicitEuler(1.0, "residual"),
-        transform=False, bias=False),
+    "generic-no-transform": lambda: DiffusionConv(
+        4, 4, SimpleDiffusivity(), transform=False, bias=False
+    ),
+    "generic-state-in-heads": lambda: DiffusionConv(
+        4, 2, SimpleDiffusivity(heads=2), heads=2, transform=False, concat=True
+    ),
+    "generic-uniform-alone": lambda: DiffusionConv(
+        4, 4, UniformDiffusivity(), ExplicitEuler(1.0, "residual"), transform=False, bias=False
+    ),
+    "generic-identity-alone": lambda: DiffusionConv(
+        4, 4, IdentityDiffusivity(), ExplicitEuler(1.0, "residual"), transform=False, bias=False
+    ),
     "generic-keep-state": lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"),
     "generic-reads-values": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"),
-    "generic-reads-features": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"),
-        reads="features"), {"extra": lambda x: {"features": 1 - x.cos()}}),
+    "generic-reads-features": (
+        lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"),
+        {"extra": lambda x: {"features": 1 - x.cos()}},
+    ),
     "generic-steps": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3),
     "generic-dropout": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5),
-    "generic-residual": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")),
-    "generic-source":
-        (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0, leak=0.2)), {"extra": source}),
-    "generic-default-source": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0)),
+    "generic-residual": lambda: DiffusionConv(
+        4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")
+    ),
+    "generic-source": (
+        lambda: DiffusionConv(4, 4, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0, leak=0.2)),
+        {"extra": source},
+    ),
+    "generic-default-source": lambda: DiffusionConv(
+        4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0)
+    ),
     "generic-implicit": lambda: DiffusionConv(4, 3, undirected("sym"), ImplicitEuler(2.0)),
     "generic-heat": lambda: DiffusionConv(4, 3, undirected("sym"), HeatKernel(1.0)),
     "generic-trapezoidal": lambda: DiffusionConv(4, 3, undirected("sym"), CrankNicolson(2.0)),
-    "generic-backtracking": lambda: DiffusionConv(4, 4, SigmoidDiffusivity(normalize=None, measure="distance"),
-        Backtracking(SigmoidPenalty(), 8.0), bias=False),
-    "generic-momentum": lambda: DiffusionConv(4, 3, undirected("sym"),
-        MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)),
-    "generic-positions": (lambda: DiffusionConv(4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False,
-        bias=False), {"edges": False}),
+    "generic-backtracking": lambda: DiffusionConv(
+        4,
+        4,
+        SigmoidDiffusivity(normalize=None, measure="distance"),
+        Backtracking(SigmoidPenalty(), 8.0),
+        bias=False,
+    ),
+    "generic-momentum": lambda: DiffusionConv(
+        4, 3, undirected("sym"), MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)
+    ),
+    "generic-positions": (
+        lambda: DiffusionConv(
+            4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False, bias=False
+        ),
+        {"edges": False},
+    ),
     "generic-equilibrium": lambda: DiffusionConv(4, 3, undirected("sym"), Equilibrium(leak=0.5)),
     **{
         f"generic-certified-{constraint}": (partial(certified, constraint), {"extra": source})
         for constraint in CONSTRAINTS
     },
-    "equation-24": lambda: DiffusionConv(4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")),
+    "equation-24": lambda: DiffusionConv(
+        4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
+    ),
     "difformer-conv": lambda: DIFFormerConv(4, 4),
     "difformer-conv-values": lambda: DIFFormerConv(4, 4, transform=True, keep="values", bias=True),
     "difformer-conv-no-edges": (lambda: DIFFormerConv(4, 4), {"edges": False}),
-    "difformer-conv-separate":
-        lambda: DIFFormerConv(4, 4, 2, projection="separate", graph="mean", keep="state", bias=False),
-    "difformer-conv-tied": lambda: DIFFormerConv(4, 4, 2, kernel="sigmoid", projection="tied", graph=None),
-    "difformer-conv-frobenius":
-        lambda: DIFFormerConv(4, 4, kernel="simple", projection="separate", normalize="frobenius"),
-    "difformer-conv-softmax": lambda: DIFFormerConv(4, 4, kernel="softmax", self_loops="keep", tau=0.2),
-    "difformer-conv-gaussian": lambda: DIFFormerConv(4, 4, kernel="gaussian", normalize=None, transform=False),
+    "difformer-conv-separate": lambda: DIFFormerConv(
+        4, 4, 2, projection="separate", graph="mean", keep="state", bias=False
+    ),
+    "difformer-conv-tied": lambda: DIFFormerConv(
+        4, 4, 2, kernel="sigmoid", projection="tied", graph=None
+    ),
+    "difformer-conv-frobenius": lambda: DIFFormerConv(
+        4, 4, kernel="simple", projection="separate", normalize="frobenius"
+    ),
+    "difformer-conv-softmax": lambda: DIFFormerConv(
+        4, 4, kernel="softmax", self_loops="keep", tau=0.2
+    ),
+    "difformer-conv-gaussian": lambda: DIFFormerConv(
+        4, 4, kernel="gaussian", normalize=None, transform=False
+    ),
     "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1), {"extra": source}),
-    "difformer-conv-released": lambda: DIFFormerConv(4, 4, 2, projection="separate", transform=True, qkv_bias=True,
-        graph_weight=0.3, direction="pyg", degrees="count"),
+    "difformer-conv-released": lambda: DIFFormerConv(
+        4,
+        4,
+        2,
+        projection="separate",
+        transform=True,
+        qkv_bias=True,
+        graph_weight=0.3,
+        direction="pyg",
+        degrees="count",
+    ),
     "sgformer-conv": lambda: SGFormerConv(4, 4),
     "sgformer-conv-no-edges": (lambda: SGFormerConv(4, 4, beta=1.0), {"edges": False}),
-    "sgformer-conv-source": (lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True), {"extra": source}),
+    "sgformer-conv-source": (
+        lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True),
+        {"extra": source},
+    ),
     "sgformer-conv-concat": lambda: SGFormerConv(4, 2, 2, projection="tied", concat=True),
     "sgformer-conv-no-transform": lambda: SGFormerConv(4, 4, 2, projection=None, transform=False),
     "sgformer-conv-frobenius": lambda: SGFormerConv(4, 4, 2, normalize="frobenius"),
-    "multi-head": lambda: MultiHeadConv(4, 3, SoftmaxDiffusivity(heads=2), 2, head_channels=5, bias=False),
-    "multi-head-residual":
-        lambda: MultiHeadConv(4, 4, GATDiffusivity(6, 3), 3, head_channels=2, residual=True, reads="values"),
+    "multi-head": lambda: MultiHeadConv(
+        4, 3, SoftmaxDiffusivity(heads=2), 2, head_channels=5, bias=False
+    ),
+    "multi-head-residual": lambda: MultiHeadConv(
+        4, 4, GATDiffusivity(6, 3), 3, head_channels=2, residual=True, reads="values"
+    ),
     "nodeformer-conv": lambda: NodeFormerConv(4, 3, 2),
-    "nodeformer-conv-slides":
-        lambda: NodeFormerConv(4, 3, 2, relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10),
+    "nodeformer-conv-slides": lambda: NodeFormerConv(
+        4, 3, 2, relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10
+    ),
     "nodeformer-conv-no-edges": (lambda: NodeFormerConv(4, 3), {"edges": False}),
-    "nodeformer-conv-normalized":
-        lambda: NodeFormerConv(4, 3, 2, head_channels=5, relational_bias="sym", hops=2, logits="scaled_dot"),
-    "nodeformer-conv-row": lambda: NodeFormerConv(4, 4, relational_bias="row", normalize="row", num_samples=0),
-    "nodeformer-conv-no-bias":
-        lambda: NodeFormerConv(4, 2, 2, relational_bias=None, projection=None, tau=1.0, num_features=7, bias=False),
-    "nodeformer-conv-released": lambda: NodeFormerConv(4, 3, 2, relational_bias="sym", hops=2, powers="reach",
-        gate=None, qkv_bias=True, stabilizer=1e-6),
+    "nodeformer-conv-normalized": lambda: NodeFormerConv(
+        4, 3, 2, head_channels=5, relational_bias="sym", hops=2, logits="scaled_dot"
+    ),
+    "nodeformer-conv-row": lambda: NodeFormerConv(
+        4, 4, relational_bias="row", normalize="row", num_samples=0
+    ),
+    "nodeformer-conv-no-bias": lambda: NodeFormerConv(
+        4, 2, 2, relational_bias=None, projection=None, tau=1.0, num_features=7, bias=False
+    ),
+    "nodeformer-conv-released": lambda: NodeFormerConv(
+        4,
+        3,
+        2,
+        relational_bias="sym",
+        hops=2,
+        powers="reach",
+        gate=None,
+        qkv_bias=True,
+        stabilizer=1e-6,
+    ),
     "sfi-conv": lambda: SFiConv(4, 4, 2),
     "sfi-conv-no-edges": (lambda: SFiConv(4, 4), {"edges": False}),
-    "sfi-conv-conserved":
-        lambda: SFiConv(4, 6, 3, head_channels=5, alpha=math.inf, lam=3.0, gamma=2.0, residual=False, bias=True),
-    "sfi-conv-alone":
-        lambda: SFiConv(4, 4, 2, adjacency=False, friction="constant", projection="tied", normalize="row"),
-    "sfi-conv-dense": lambda: SFiConv(4, 4, 2, lam=0.0, projection=None, self_loops="add", dropout=0.5),
+    "sfi-conv-conserved": lambda: SFiConv(
+        4, 6, 3, head_channels=5, alpha=math.inf, lam=3.0, gamma=2.0, residual=False, bias=True
+    ),
+    "sfi-conv-alone": lambda: SFiConv(
+        4, 4, 2, adjacency=False, friction="constant", projection="tied", normalize="row"
+    ),
+    "sfi-conv-dense": lambda: SFiConv(
+        4, 4, 2, lam=0.0, projection=None, self_loops="add", dropout=0.5
+    ),
     "sfi-conv-published-scale": lambda: SFiConv(4, 4, lam_scale="batch_max"),
-    "sfi-conv-hops": lambda: SFiConv(4, 4, 2, hops=2), "gated-gcn": lambda: GatedGCNConv(4),
+    "sfi-conv-hops": lambda: SFiConv(4, 4, 2, hops=2),
+    "gated-gcn": lambda: GatedGCNConv(4),
     "gated-gcn-layer-norm": lambda: GatedGCNConv(4, norm="layer", residual=False, dropout=0.5),
     "gated-gcn-no-norm": lambda: GatedGCNConv(4, norm=None, eps=0.1),
     "gps-block": lambda: GPSBlock(4, GatedGCNConv(4), SFiConv(4, 4, 2, residual=False)),
-    "gps-block-no-edges":
-        (lambda: GPSBlock(4, GatedGCNConv(4), SFiConv(4, 4, lam=0.0, residual=False)), {"edges": False}),
+    "gps-block-no-edges": (
+        lambda: GPSBlock(4, GatedGCNConv(4), SFiConv(4, 4, lam=0.0, residual=False)),
+        {"edges": False},
+    ),
     "gps-block-local": lambda: GPSBlock(4, GCNConv(4, 4), norm="layer", dropout=0.2),
     "gps-block-attention": lambda: GPSBlock(4, None, DIFFormerConv(4, 4), norm=None),
     **{
-        f"pde-diffusion-{name}": (lambda options=options: AsConv(PDEDiffusion1d(4, **options)), {"edges": False})
+        f"pde-diffusion-{name}": (
+            lambda options=options: AsConv(PDEDiffusion1d(4, **options)),
+            {"edges": False},
+        )
         for name, options in SEQUENCES.items()
     },
-    "mlp": lambda: MLPConv(4, 3), "gcn": lambda: GCNConv(4, 3), "gcn-sums": lambda: GCNConv(4, 3, normalize=False),
+    "mlp": lambda: MLPConv(4, 3),
+    "gcn": lambda: GCNConv(4, 3),
+    "gcn-sums": lambda: GCNConv(4, 3, normalize=False),
     "gcn-keep": lambda: GCNConv(4, 3, self_loops="keep", bias=False),
-    "sgc": lambda: SGConv(4, 3, K=3), "gin": lambda: GINConv(4, mlp(4), eps=0.2),
-    "gin-learnable": lambda: GINConv(4, mlp(4), train_eps=True), "gat": lambda: GATConv(4, 3),
+    "sgc": lambda: SGConv(4, 3, K=3),
+    "gin": lambda: GINConv(4, mlp(4), eps=0.2),
+    "gin-learnable": lambda: GINConv(4, mlp(4), train_eps=True),
+    "gat": lambda: GATConv(4, 3),
     "gat-concat": lambda: GATConv(4, 3, 2, negative_slope=0.1),
     "gat-mean": lambda: GATConv(4, 3, 2, concat=False, self_loops="add", bias=False),
     "gat-residual": lambda: GATConv(4, 3, 2, dropout=0.3, residual=True, value_dropout=0.2),
     "appnp": lambda: APPNPConv(4, K=4, alpha=0.2),
     "appnp-all-pairs": lambda: APPNPConv(4, K=2, diffusivity=SoftmaxDiffusivity(4, heads=2)),
-    "appnp-limit":
-        lambda: APPNPConv(4, K=None, diffusivity=SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False))),
+    "appnp-limit": lambda: APPNPConv(
+        4, K=None, diffusivity=SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False))
+    ),
     "gcnii": (lambda: GCNIIConv(4, 0.2, theta=0.5, layer=2), {"extra": source}),
-    "gcnii-plain": lambda: GCNIIConv(4), "difformer": lambda: DIFFormer(4, 6, 3),
-    "difformer-published": lambda: DIFFormer(4, 6, 3, heads=2, projection="separate", transform=True,
-        activation="relu", dropout=0.2, tau=0.5, layer_norm=True),
-    "difformer-source": lambda: DIFFormer(4, 6, 3, 3, source=True, leak=0.2, layer_norm=False, graph=None),
+    "gcnii-plain": lambda: GCNIIConv(4),
+    "difformer": lambda: DIFFormer(4, 6, 3),
+    "difformer-published": lambda: DIFFormer(
+        4,
+        6,
+        3,
+        heads=2,
+        projection="separate",
+        transform=True,
+        activation="relu",
+        dropout=0.2,
+        tau=0.5,
+        layer_norm=True,
+    ),
+    "difformer-source": lambda: DIFFormer(
+        4, 6, 3, 3, source=True, leak=0.2, layer_norm=False, graph=None
+    ),
     "certified-conv": lambda: CertifiedConv(4),
     "certified-conv-no-edges": (lambda: CertifiedConv(4, heads=2), {"edges": False}),
-    "certified-conv-source": (lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2,
-        projection="tied"), {"extra": source}),
-    "certified-conv-sphere": (lambda: CertifiedConv(4, constraint="sphere",
-        graph=undirected("sum")), {"extra": source}),
+    "certified-conv-source": (
+        lambda: CertifiedConv(
+            4, penalty="gaussian", constraint="nonnegative", heads=2, projection="tied"
+        ),
+        {"extra": source},
+    ),
+    "certified-conv-sphere": (
+        lambda: CertifiedConv(4, constraint="sphere", graph=undirected("sum")),
+        {"extra": source},
+    ),
     "certified-conv-no-attention": lambda: CertifiedConv(4, penalty=None, constraint=None),
-    "certified-conv-source-alone": lambda: CertifiedConv(4, penalty=None, constraint=None, graph=False,
-        num_layers=None),
+    "certified-conv-source-alone": lambda: CertifiedConv(
+        4, penalty=None, constraint=None, graph=False, num_layers=None
+    ),
     "certified": lambda: CertifiedDIFFormer(4, 6, 3, 3),
-    "certified-heads": lambda: CertifiedDIFFormer(4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2,
-        projection="tied", dropout=0.2),
-    "certified-inputs": lambda: CertifiedDIFFormer(4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False),
-        graph=False, encoder_layers=1),
-    "certified-at-rest":
-        lambda: CertifiedDIFFormer(4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0),
-    "certified-block": lambda: CertifiedBlock(4, [WeightedGraph(4), RowAttention(4, 2), TiedMLP(4, 6)]),
-    "certified-block-sphere": lambda: CertifiedBlock(4, [WeightedGraph(4, gate=True)], 3, constraint="sphere"),
+    "certified-heads": lambda: CertifiedDIFFormer(
+        4,
+        6,
+        3,
+        2,
+        penalty="sigmoid",
+        constraint="nonnegative",
+        heads=2,
+        projection="tied",
+        dropout=0.2,
+    ),
+    "certified-inputs": lambda: CertifiedDIFFormer(
+        4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False), graph=False, encoder_layers=1
+    ),
+    "certified-at-rest": lambda: CertifiedDIFFormer(
+        4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0
+    ),
+    "certified-block": lambda: CertifiedBlock(
+        4, [WeightedGraph(4), RowAttention(4, 2), TiedMLP(4, 6)]
+    ),
+    "certified-block-sphere": lambda: CertifiedBlock(
+        4, [WeightedGraph(4, gate=True)], 3, constraint="sphere"
+    ),
     "certified-block-at-rest": lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint=None),
-    "certified-block-diagonal": lambda: CertifiedBlock(4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3),
-    "certified-block-identity": lambda: CertifiedBlock(4, [WeightedGraph(4, matrix="identity", hops=2)], 3),
-    "certified-transformer": lambda: CertifiedTransformer(4, 6, 3, 2, attention="neighbours", mlp_channels=5,
-        layer_norm=True, dropout=0.2),
-    "certified-transformer-directed": lambda: CertifiedTransformer(4, 6, 3, 1, 3, symmetric=False, hops=2,
-        attention="all", heads=2, constraint="ball"),
+    "certified-block-diagonal": lambda: CertifiedBlock(
+        4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3
+    ),
+    "certified-block-identity": lambda: CertifiedBlock(
+        4, [WeightedGraph(4, matrix="identity", hops=2)], 3
+    ),
+    "certified-transformer": lambda: CertifiedTransformer(
+        4, 6, 3, 2, attention="neighbours", mlp_channels=5, layer_norm=True, dropout=0.2
+    ),
+    "certified-transformer-directed": lambda: CertifiedTransformer(
+        4, 6, 3, 1, 3, symmetric=False, hops=2, attention="all", heads=2, constraint="ball"
+    ),
     "nodeformer": lambda: NodeFormer(4, 6, 3, heads=2),
-    "nodeformer-max": lambda: NodeFormer(4, 6, 3, jump="max", activation="elu", residual=False, dropout=0.2),
+    "nodeformer-max": lambda: NodeFormer(
+        4, 6, 3, jump="max", activation="elu", residual=False, dropout=0.2
+    ),
     **{
         f"gnn-{conv}": partial(DiffusionGNN, 4, 6, 3, 2, conv=conv, heads=2, alpha=0.2)
         for conv in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")
@@ -595,17 +958,38 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "gnn-jumps": lambda: DiffusionGNN(4, 6, 3, 2, norm="layer", act="elu", jk="cat"),
     "gnn-jumps-gat": lambda: DiffusionGNN(4, 6, 3, 2, conv="gat", heads=2, norm="batch", jk="max"),
     "sgformer": lambda: SGFormer(4, 6, 3),
-    "sgformer-released": lambda: SGFormer(4, 6, 3, heads=2, num_gnn_layers=1, alpha=0.8, beta=0.9,
-        shared_encoder=False, dropout=0.2, gnn_dropout=0.5),
-    "sgformer-pyg": lambda: SGFormer(4, 6, 3, trans_num_layers=2, gnn="residual", activation="relu",
-        dropout_on="state", qkv_bias=True),
+    "sgformer-released": lambda: SGFormer(
+        4,
+        6,
+        3,
+        heads=2,
+        num_gnn_layers=1,
+        alpha=0.8,
+        beta=0.9,
+        shared_encoder=False,
+        dropout=0.2,
+        gnn_dropout=0.5,
+    ),
+    "sgformer-pyg": lambda: SGFormer(
+        4,
+        6,
+        3,
+        trans_num_layers=2,
+        gnn="residual",
+        activation="relu",
+        dropout_on="state",
+        qkv_bias=True,
+    ),
     "sgformer-cat": lambda: SGFormer(4, 6, 3, trans_num_layers=2, aggregate="cat", dropout=0.2),
-    "gated-gcn-model": lambda: GatedGCN(4, 6, 3, 2), "gps": lambda: GPS(4, 6, 3, 1, heads=2),
-    "gps-attention": lambda: GPS(4, 6, 3, 1, heads=2, local=False, norm="layer", attention={"hops": 1}),
+    "gated-gcn-model": lambda: GatedGCN(4, 6, 3, 2),
+    "gps": lambda: GPS(4, 6, 3, 1, heads=2),
+    "gps-attention": lambda: GPS(
+        4, 6, 3, 1, heads=2, local=False, norm="layer", attention={"hops": 1}
+    ),
     "dfi-former": lambda: DFiFormer(4, 6, 3, 1, heads=2, dropout=0.1, attention_dropout=0.5),
     "sfi-former": lambda: SFiFormer(4, 6, 3, 2, heads=2),
     "gnn-one-layer": lambda: DiffusionGNN(4, 6, 3, 1, conv="gat", dropout=0.0),
-}  # fmt: skip
+}
 LAYERS = {name: case if isinstance(case, tuple) else (case, {}) for name, case in CALLED.items()}
 
 
@@ -627,7 +1011,9 @@ def test_layers_obey_the_laws(name: str) -> None:
     if name in {*solved, "appnp-limit", "certified-at-rest", "certified-block-at-rest"}:
         skip["poisoned batch mate"] = "a solve for the whole batch refuses NaN anywhere in it"
     if name == "generic-backtracking":
-        skip["poisoned batch mate"] = "no τ lowers the energy of a graph with NaN in it, which is an error"
+        skip["poisoned batch mate"] = (
+            "no τ lowers the energy of a graph with NaN in it, which is an error"
+        )
     if name == "sfi-conv-published-scale":
         skip["batching"] = "the published λ depends on the largest graph in the batch (ERRATA S5)"
     if name.startswith("pde-diffusion") or name == "generic-positions":
@@ -637,14 +1023,23 @@ def test_layers_obey_the_laws(name: str) -> None:
 
 def test_every_public_layer_and_model_is_listed() -> None:
     built = listed_classes({name: build for name, (build, _) in LAYERS.items()})
-    exported = public_subclasses(layers, torch.nn.Module) | public_subclasses(models, torch.nn.Module)
+    exported = public_subclasses(layers, torch.nn.Module) | public_subclasses(
+        models, torch.nn.Module
+    )
     # label propagation moves labels, an encoder reads positions, a Transformer sequences: other signatures, own tests
-    others = {LabelPropagation, LaplacianEncoder, PDETransformer, PDEDiffusion1d}  # the last is listed as AsConv
+    others = {
+        LabelPropagation,
+        LaplacianEncoder,
+        PDETransformer,
+        PDEDiffusion1d,
+    }  # the last is listed as AsConv
     others |= {WeightedGraph, RowAttention, TiedMLP}  # parts of a CertifiedBlock
     missing = exported - built - others
     assert not missing, f"add these to LAYERS: {missing}"
 
 
 def test_every_public_update_is_exercised_by_a_layer() -> None:
-    used = {type(build().update) for name, (build, _) in LAYERS.items() if name.startswith("generic")}
+    used = {
+        type(build().update) for name, (build, _) in LAYERS.items() if name.startswith("generic")
+    }
     assert public_subclasses(updates, StateUpdate) - used == set()

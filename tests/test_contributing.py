@@ -31,7 +31,8 @@ def test_each_example_is_short() -> None:
 
 
 def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
-    graph_sum, x = scope["graph_sum"], torch.rand(9, 2, 3, dtype=torch.float64, requires_grad=True)
+    graph_sum = scope["graph_sum"]
+    x = torch.rand(9, 2, 3, dtype=torch.float64, requires_grad=True)
     expected = scope["formula"](x, PTR)
     for backend in ("auto", "cpu", "reference"):
         torch.testing.assert_close(graph_sum(x, PTR, backend=backend), expected)

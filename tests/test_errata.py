@@ -23,7 +23,8 @@ def two_herds(members: int, near: float, far: float) -> tuple[Tensor, Graph]:
     Attention pulls the two back to their herds, the edge pulls them to each other, and harder.
     """
     x = torch.tensor([-near, *[-far] * members, near, *[far] * members], dtype=DOUBLE).unsqueeze(1)
-    one, other = 0, members + 1
+    one = 0
+    other = members + 1
     return x, Graph(len(x), torch.tensor([[one, other], [other, one]]))
 
 
@@ -48,7 +49,9 @@ def test_equation_24_raises_equation_25(tau: float) -> None:
     assert joint(repaired) < joint(x) - 3
 
 
-@pytest.mark.parametrize(("mix", "form"), [("sum", "residual"), ("joint", "residual"), ("mean", "conservative")])
+@pytest.mark.parametrize(
+    ("mix", "form"), [("sum", "residual"), ("joint", "residual"), ("mean", "conservative")]
+)
 def test_no_layer_with_a_normalised_attention_descends_equation_25(mix: Mix, form: Form) -> None:
     """D24, for Eqs. 61–63, their sum divided by its own rows, and Eq. 24: at τ = 0.1 the energy rises."""
     x, graph = two_herds(7, 1.6, 2.6)
@@ -61,7 +64,8 @@ def test_no_layer_with_a_normalised_attention_descends_equation_25(mix: Mix, for
 def slopes(members: int, near: float, far: float) -> tuple[float, float]:
     """(a, b): along the direction of Eq. 24 the slope of Σδ + c Σ ã_ij‖z_i − z_j‖² is −2(a + cb), for any c."""
     x, graph = two_herds(members, near, far)
-    omega, edges = PENALTY.coupling(x), adjacency(x, graph)
+    omega = PENALTY.coupling(x)
+    edges = adjacency(x, graph)
     pairs, links = (coupling.laplacian(x.unsqueeze(1)).squeeze(1) for coupling in (omega, edges))
     direction = pairs / omega.degree() + links
     return float((pairs * direction).sum()), float((links * direction).sum())
@@ -69,7 +73,8 @@ def slopes(members: int, near: float, far: float) -> tuple[float, float]:
 
 def test_no_rescaling_of_the_adjacency_saves_equation_24() -> None:
     """D24: one wide pair of herds and 35 narrow ones, all out of each other's sight: both slopes rise."""
-    wide, narrow = slopes(30, 0.8, 2.3), slopes(30, 0.2, 3.3)
+    wide = slopes(30, 0.8, 2.3)
+    narrow = slopes(30, 0.2, 3.3)
     assert wide[0] + 35 * narrow[0] < -6
     assert wide[1] + 35 * narrow[1] < -1
 
@@ -96,7 +101,8 @@ def test_the_steady_state_of_equation_11_has_a_half() -> None:
     """D25: 0 = ∂E/∂Z at Z = Z_k = η/(2λ) (D̄ − S)⁻¹H, for a source that the kernel of D̄ − S has no part in."""
     laplacian = torch.tensor([[1.0, -1.0, 0.0], [-1.0, 3.0, -2.0], [0.0, -2.0, 2.0]], dtype=DOUBLE)
     source = torch.tensor([[1.0], [2.0], [-3.0]], dtype=DOUBLE)
-    eta, lam = 0.6, 0.8
+    eta = 0.6
+    lam = 0.8
 
     def gradient(share: float) -> Tensor:
         z = (share * eta / lam * torch.linalg.pinv(laplacian) @ source).requires_grad_()
@@ -111,7 +117,10 @@ def test_the_steady_state_of_equation_11_has_a_half() -> None:
 def test_the_variational_bound_is_from_above() -> None:
     """D25: Eq. 37 with its inequality turned: ρ(s) ≤ ωs − ρ̃(ω), with equality at ω = ρ′(s) and nowhere below."""
     s = torch.tensor(1.5, dtype=DOUBLE)
-    gap = [float(w * s - PENALTY.conjugate(w) - PENALTY.delta(s)) for w in PENALTY.f(torch.linspace(0, 6, 13).double())]
+    gap = [
+        float(w * s - PENALTY.conjugate(w) - PENALTY.delta(s))
+        for w in PENALTY.f(torch.linspace(0, 6, 13).double())
+    ]
     assert min(gap) == pytest.approx(0, abs=1e-12)
     assert gap.index(min(gap)) == 3
     assert max(gap) > 0.5
@@ -128,7 +137,9 @@ def test_the_variance_of_random_features(radius: float, tau: float) -> None:
     samples = (log_query + log_key - 2 * half_norm).exp()  # one feature each
     exponent = radius**2 / tau
     assert float(samples.mean()) == pytest.approx(math.exp(exponent), rel=0.01)
-    assert float(samples.var()) == pytest.approx(math.exp(6 * exponent) - math.exp(2 * exponent), rel=0.05)
+    assert float(samples.var()) == pytest.approx(
+        math.exp(6 * exponent) - math.exp(2 * exponent), rel=0.05
+    )
     assert (float(samples.var()) > math.exp(6 * radius / tau)) == (radius > 1)
 
 
@@ -143,7 +154,9 @@ def test_a_row_stochastic_matrix_can_have_the_norm_root_n() -> None:
 def test_a_stride_beyond_one_is_no_low_pass() -> None:
     """P8: gains at h = 4, α = 0.48, L = 24: fast modes pass, slower ones do not; at stride 1 gains fall."""
     position = torch.arange(24, dtype=DOUBLE) + 0.5
-    modes = torch.cos(math.pi / 24 * torch.arange(24, dtype=DOUBLE).unsqueeze(0) * position.unsqueeze(1))
+    modes = torch.cos(
+        math.pi / 24 * torch.arange(24, dtype=DOUBLE).unsqueeze(0) * position.unsqueeze(1)
+    )
 
     def gains(stride: int, alpha: float) -> Tensor:
         coupling = NeumannCoupling(24, torch.full((1, 1), alpha, dtype=DOUBLE), (stride,))

@@ -23,11 +23,14 @@ def without_extras() -> dict[str, Any]:
     return found
 
 
-PLOT, SKLEARN, EXPERIMENTS = "'diffusion-mp[plot]'", "'diffusion-mp[sklearn]'", "diffusion-mp-experiments"
+PLOT = "'diffusion-mp[plot]'"
+SKLEARN = "'diffusion-mp[sklearn]'"
+EXPERIMENTS = "diffusion-mp-experiments"
 #: What needs an optional package, which one, and what pip is to install.
 FUNCTIONS = {
     **dict.fromkeys(
-        ["plot_attention", "EnergyTrace.plot", "PlacementReport.plot", "plot.energies"], ("matplotlib", PLOT)
+        ["plot_attention", "EnergyTrace.plot", "PlacementReport.plot", "plot.energies"],
+        ("matplotlib", PLOT),
     ),
     **dict.fromkeys(["knn_graph", "KNNGraph", "DiffusionClassifier"], ("sklearn", SKLEARN)),
     "find_clusters": ("pymetis", "diffusion-mp[metis]"),
@@ -37,7 +40,10 @@ EXAMPLES = {
     "energy_descent.py": PLOT,
     "classifier.py": SKLEARN,
     "gallery.py": "'diffusion-mp[plot,sklearn]'",
-    **{f"{name}.py": EXPERIMENTS for name in ("attention", "cora", "inside", "pde_transformer", "pokec", "sfi_former")},
+    **{
+        f"{name}.py": EXPERIMENTS
+        for name in ("attention", "cora", "inside", "pde_transformer", "pokec", "sfi_former")
+    },
 }
 
 
@@ -62,7 +68,10 @@ def test_what_needs_none_starts_and_says_nothing(without_extras):
     assert without_extras["examples"]["custom_layer.py"][0] == 0
     with needed_by("This test", "diffusion-mp[test]"):
         import json  # noqa: F401
-    with pytest.raises(ImportError, match="cannot import name 'nothing'"), needed_by("This test", "diffusion-mp[test]"):
+    with (
+        pytest.raises(ImportError, match="cannot import name 'nothing'"),
+        needed_by("This test", "diffusion-mp[test]"),
+    ):
         from json import nothing  # noqa: F401
 
 
@@ -70,12 +79,26 @@ def test_what_needs_none_starts_and_says_nothing(without_extras):
 @pytest.mark.parametrize("project", [ROOT, ROOT / "experiments"], ids=["library", "experiments"])
 def test_a_wheel_has_every_file_of_the_package_and_the_licence(project, tmp_path):
     """Built by pip, which fetches the build backend."""
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(project)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(project),
+    ]
     subprocess.run(build, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    files = (path for path in (project / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path
+        for path in (project / "src").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
     assert {str(path.relative_to(project / "src")) for path in files} == {
         name for name in names if "dist-info" not in name
     }

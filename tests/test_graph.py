@@ -34,9 +34,13 @@ def test_self_loop_policies_with_weights() -> None:
     plain = adjacency(graph)
     assert graph.with_self_loops("keep") is graph
     assert torch.equal(adjacency(graph.with_self_loops("add")), plain + torch.eye(4))
-    assert torch.equal(adjacency(graph.with_self_loops("remove")), plain - torch.diag(plain.diagonal()))
+    assert torch.equal(
+        adjacency(graph.with_self_loops("remove")), plain - torch.diag(plain.diagonal())
+    )
     index, weight = add_remaining_self_loops(EDGES, WEIGHT, num_nodes=4)
-    assert torch.equal(adjacency(graph.with_self_loops("remaining")), adjacency(Graph(4, index, weight)))
+    assert torch.equal(
+        adjacency(graph.with_self_loops("remaining")), adjacency(Graph(4, index, weight))
+    )
 
 
 def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph() -> None:
@@ -53,24 +57,42 @@ def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph() -> None:
     ):
         diffusivity = AdjacencyDiffusivity(options[0], self_loops=options[1], direction=options[2])
         expected = diffusivity(x, whole).to_dense()[0][part][:, part]
-        assert torch.allclose(diffusivity(x[part], cut).to_dense()[0], expected, rtol=1e-6, atol=0), options
+        assert torch.allclose(
+            diffusivity(x[part], cut).to_dense()[0], expected, rtol=1e-6, atol=0
+        ), options
         turned = diffusivity(x, whole.reverse()).to_dense()[0][part][:, part]
-        assert torch.allclose(diffusivity(x[part], cut.reverse()).to_dense()[0], turned, rtol=1e-6, atol=0), options
+        assert torch.allclose(
+            diffusivity(x[part], cut.reverse()).to_dense()[0], turned, rtol=1e-6, atol=0
+        ), options
     bare = AdjacencyDiffusivity("sym")(x[part], Graph(3, local, WEIGHT[inside])).to_dense()[0]
-    assert not torch.allclose(bare, AdjacencyDiffusivity("sym")(x, whole).to_dense()[0][part][:, part])
-    assert not AdjacencyDiffusivity("row")(x[part], cut).row_stochastic  # rows lost what went to node 1
-    assert torch.equal(Graph.from_data(Data(edge_index=local, num_nodes=3, full_degree=degree)).degree(), degree[:, 0])
+    assert not torch.allclose(
+        bare, AdjacencyDiffusivity("sym")(x, whole).to_dense()[0][part][:, part]
+    )
+    assert not AdjacencyDiffusivity("row")(
+        x[part], cut
+    ).row_stochastic  # rows lost what went to node 1
+    assert torch.equal(
+        Graph.from_data(Data(edge_index=local, num_nodes=3, full_degree=degree)).degree(),
+        degree[:, 0],
+    )
     assert torch.equal(cut.within(1).degree(), torch.tensor([1.0, 2, 0]))
 
 
-DEGREES, ADJACENCY = r"full_degree must be floating point \[3, 2\].*got a", torch.eye(3).to_sparse()
+DEGREES = r"full_degree must be floating point \[3, 2\].*got a"
+ADJACENCY = torch.eye(3).to_sparse()
 test_what_is_no_graph_is_refused = refuses(
     (lambda: Graph(3, EDGES, full_degree=torch.zeros(3)), DEGREES),
     (lambda: Graph(3, EDGES, full_degree=torch.zeros(3, 2).long()), DEGREES),
     (lambda: Graph.from_edge_index(EDGES.to("meta")), "edge_index must have values"),
-    (lambda: Graph.from_sparse(ADJACENCY.bool()), r"adjacency must be floating point; got a bool .*\.float\(\)"),
+    (
+        lambda: Graph.from_sparse(ADJACENCY.bool()),
+        r"adjacency must be floating point; got a bool .*\.float\(\)",
+    ),
     (lambda: Graph.from_sparse(torch.eye(3).to_sparse(1)), "adjacency must be square"),
-    (lambda: Graph(3, EDGES, WEIGHT / 2).degree(dtype=torch.long), "would be cut off as torch.int64"),
+    (
+        lambda: Graph(3, EDGES, WEIGHT / 2).degree(dtype=torch.long),
+        "would be cut off as torch.int64",
+    ),
     (lambda: Graph(3, EDGES, WEIGHT / 2).weights(EDGES), "would be cut off as torch.int64"),
 )
 
@@ -104,16 +126,21 @@ def test_a_batch_of_pyg_is_a_ragged_batch() -> None:
     assert graph.ptr.tolist() == [0, 3, 5]
     assert graph.batch.tolist() == batch.batch.tolist()
     assert not graph.is_single
-    part = batch.subgraph(torch.tensor([1, 1, 0, 1, 1]).bool())  # PyG leaves the boundaries of the whole
+    part = batch.subgraph(
+        torch.tensor([1, 1, 0, 1, 1]).bool()
+    )  # PyG leaves the boundaries of the whole
     assert Graph.from_data(part).ptr.tolist() == [0, 2, 4]
 
 
 def test_data_with_several_kinds_of_nodes_are_refused_and_taken_when_they_are_one() -> None:
     data = HeteroData()
-    data["author"].x, data["paper"].x = torch.rand(3, 2), torch.rand(2, 2)
+    data["author"].x = torch.rand(3, 2)
+    data["paper"].x = torch.rand(2, 2)
     data["author", "writes", "paper"].edge_index = torch.tensor([[0, 2], [1, 0]])
     for several in (data, Batch.from_data_list([data, data])):
-        with pytest.raises(TypeError, match=r"kinds of nodes author, paper\. Pass data\.to_homogeneous\(\)"):
+        with pytest.raises(
+            TypeError, match=r"kinds of nodes author, paper\. Pass data\.to_homogeneous\(\)"
+        ):
             Graph.from_data(several)
     assert Graph.from_data(data.to_homogeneous()).edges.tolist() == [[0, 2], [4, 3]]
 
@@ -148,7 +175,9 @@ def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int, seed: in
     edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator)
     graph = Graph(num_nodes, edge_index)
     plain = adjacency(graph)
-    remaining = adjacency(graph.with_self_loops("remaining"))  # one loop each; parallel ones count with their mean
+    remaining = adjacency(
+        graph.with_self_loops("remaining")
+    )  # one loop each; parallel ones count with their mean
     assert torch.equal(remaining, plain - torch.diag(plain.diagonal()) + torch.eye(num_nodes))
     assert torch.equal(graph.degree("in"), plain.sum(1))
     assert torch.equal(graph.degree("out"), plain.sum(0))
@@ -156,7 +185,8 @@ def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int, seed: in
 
 
 def test_what_a_graph_keeps_serves_training_and_learned_weights() -> None:
-    graph, model = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]])), DIFFormer(3, 4, 2)
+    graph = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    model = DIFFormer(3, 4, 2)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = model(x, graph)
@@ -168,14 +198,17 @@ def test_what_a_graph_keeps_serves_training_and_learned_weights() -> None:
     graph = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), weight)
     assert graph.is_symmetric
     for _ in range(2):
-        AdjacencyDiffusivity("sym", self_loops="add")(torch.ones(3, 1), graph).degree().sum().backward()
+        AdjacencyDiffusivity("sym", self_loops="add")(
+            torch.ones(3, 1), graph
+        ).degree().sum().backward()
     with torch.no_grad():
         weight[0] = 2
     assert not graph.is_symmetric
 
 
 def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, normalized = [], AdjacencyDiffusivity._normalized
+    calls = []
+    normalized = AdjacencyDiffusivity._normalized
 
     def counted(*args: Any) -> Graph:
         calls.append(args)
@@ -189,7 +222,9 @@ def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 2  # of another precision
 
 
-def sorted_by_torch(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def sorted_by_torch(
+    node: Tensor, opposite: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor, Tensor]:
     ordered, order = torch.sort(node, stable=True)
     return torch.searchsorted(ordered, torch.arange(num_nodes + 1)), order, opposite[order]
 
@@ -197,7 +232,9 @@ def sorted_by_torch(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Ten
 @pytest.mark.parametrize(("nodes", "edges"), [(0, 0), (4, 0), (1, 3), (5, 40), (997, 2003)])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ordered: bool) -> None:
-    node, opposite = torch.randint(max(nodes, 1), (2, edges), generator=torch.Generator().manual_seed(edges))
+    node, opposite = torch.randint(
+        max(nodes, 1), (2, edges), generator=torch.Generator().manual_seed(edges)
+    )
     node = node.sort().values if ordered else node
     expected = sorted_by_torch(node, opposite, nodes)
     found = Compressed(node, opposite, nodes)
@@ -206,7 +243,9 @@ def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ord
         for got, want in zip(parts, expected, strict=True):
             assert got.dtype == torch.int32
             assert torch.equal(got.long(), want)
-    for got, want in zip(torch.ops.diffusion_mp.compress(node, opposite, nodes), expected, strict=True):
+    for got, want in zip(
+        torch.ops.diffusion_mp.compress(node, opposite, nodes), expected, strict=True
+    ):
         assert torch.equal(got.long(), want)
 
 
@@ -221,12 +260,16 @@ def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist() -> Non
 
 @pytest.mark.parametrize("policy", ["add", "remaining"])
 def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: str) -> None:
-    graph = Graph(5, torch.tensor([[4, 0, 0, 3, 1], [2, 1, 0, 1, 4]]), torch.rand(5)).with_self_loops(policy)  # type: ignore[arg-type]
+    graph = Graph(
+        5, torch.tensor([[4, 0, 0, 3, 1], [2, 1, 0, 1, 4]]), torch.rand(5)
+    ).with_self_loops(policy)  # type: ignore[arg-type]
     assert graph.csr.parts[1] is None
     assert graph.csc.parts[1] is not None
     for compressed, ends in ((graph.csr, 1), (graph.csc, 0)):
         expected = sorted_by_torch(graph.edges[ends], graph.edges[1 - ends], 5)
-        for got, want in zip((compressed.ptr, compressed.order, compressed.other), expected, strict=True):
+        for got, want in zip(
+            (compressed.ptr, compressed.order, compressed.other), expected, strict=True
+        ):
             assert torch.equal(got.long(), want)
 
 
@@ -236,7 +279,9 @@ def test_sums_of_half_precision_weights() -> None:
 
 
 def test_the_default_device_is_not_that_of_the_data() -> None:
-    layer, x, batch = GCNConv(2, 2), torch.rand(5, 2), torch.tensor([0, 0, 1, 1, 1])
+    layer = GCNConv(2, 2)
+    x = torch.rand(5, 2)
+    batch = torch.tensor([0, 0, 1, 1, 1])
     expected = layer(x, EDGES[:, :1], batch=batch)
     with torch.device("meta"):
         graph = Graph(5, EDGES[:, :1], batch=batch)

@@ -59,29 +59,50 @@ for package in (diffusion_mp, diffusion_mp_experiments):
 @pytest.mark.exhaustive
 def test_no_module_warns_when_it_is_imported() -> None:
     printed = run_program("-c", EVERYTHING)
-    files = [path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")]
+    files = [
+        path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")
+    ]
     assert len(printed.split()) == len(files) - 2  # of a package itself, the name is not printed
 
 
 #: Packages of the library from the bottom up: each imports those before it alone.
 FLOORS = [
-    "runtime", "errors", "progress", "saving", "modules", "graph", "kernels", "couplings", "energies", "updates",
-    "diffusivities", "layers", "models",
-]  # fmt: skip
+    "runtime",
+    "errors",
+    "progress",
+    "saving",
+    "modules",
+    "graph",
+    "kernels",
+    "couplings",
+    "energies",
+    "updates",
+    "diffusivities",
+    "layers",
+    "models",
+]
 #: What stands beside them, and the highest floor that it may import.
 BESIDE = {
-    "cite": "errors", "data": "graph", "export": "kernels", "distributed": "models", "diagnostics": "layers",
-    "estimators": "layers", "plot": "layers", "testing": "models",
-}  # fmt: skip
+    "cite": "errors",
+    "data": "graph",
+    "export": "kernels",
+    "distributed": "models",
+    "diagnostics": "layers",
+    "estimators": "layers",
+    "plot": "layers",
+    "testing": "models",
+}
 ALSO = {("estimators", "data"), ("plot", "diagnostics")}
 FILES = sorted((ROOT / "src").rglob("*.py"))
 MODULES = {
-    ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"): file for file in FILES
+    ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"): file
+    for file in FILES
 }
 
 
 def imported(module: str, *, anywhere: bool) -> set[str]:
-    tree, found = ast.parse(MODULES[module].read_text()), set()
+    tree = ast.parse(MODULES[module].read_text())
+    found = set()
     for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -99,17 +120,24 @@ def test_imports_run_downward(module: str) -> None:
         assert not name.startswith("diffusion_mp_experiments")
         other = [*name.split("."), ""][1]
         if name.startswith("diffusion_mp.") and own not in ("", other) and (own, other) not in ALSO:
-            floors = FLOORS[: FLOORS.index(BESIDE[own]) + 1] if own in BESIDE else FLOORS[: FLOORS.index(own)]
+            if own in BESIDE:
+                floors = FLOORS[: FLOORS.index(BESIDE[own]) + 1]
+            else:
+                floors = FLOORS[: FLOORS.index(own)]
             assert other in floors, f"{module} imports {name}, which is not below it"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    parts = {module: imported(module, anywhere=False) & MODULES.keys() - {module} for module in MODULES}
+    parts = {
+        module: imported(module, anywhere=False) & MODULES.keys() - {module} for module in MODULES
+    }
     assert list(TopologicalSorter(parts).static_order())  # raises CycleError
 
 
 def test_the_experiments_are_of_the_version_of_the_library() -> None:
     project = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text())["project"]
-    (library,) = [asked for asked in map(Requirement, project["dependencies"]) if asked.name == "diffusion-mp"]
+    (library,) = [
+        asked for asked in map(Requirement, project["dependencies"]) if asked.name == "diffusion-mp"
+    ]
     assert project["version"] == diffusion_mp.__version__
     assert str(library.specifier) == f"=={diffusion_mp.__version__}"

@@ -42,10 +42,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before)
 
 
 def case(diffusivity: str, num_nodes: int, limit: float, mark: pytest.MarkDecorator) -> Any:
-    return pytest.param(diffusivity, num_nodes, limit, marks=mark, id=f"{diffusivity.partition('(')[0]}-{num_nodes}")
+    return pytest.param(
+        diffusivity, num_nodes, limit, marks=mark, id=f"{diffusivity.partition('(')[0]}-{num_nodes}"
+    )
 
 
-SLOW, EXHAUSTIVE, SHARE = pytest.mark.slow, pytest.mark.exhaustive, 0.8
+SLOW = pytest.mark.slow
+EXHAUSTIVE = pytest.mark.exhaustive
+SHARE = 0.8
 #: Bytes that D(x) @ v may need, forward and backward, with 64 channels, input, values and gradients.
 CASES = [
     # the dense scores would take 1.07 GB in float32, seven times over
@@ -55,11 +59,20 @@ CASES = [
     case("SparseFlowDiffusivity(64, heads=4)", 8_192, 1e9, SLOW),
     # less than the scores alone
     case("SigmoidDiffusivity()", 6_000, SHARE * 4 * 6_000**2, pytest.mark.unwatched),
-    case("SparseFlowDiffusivity(64, heads=4, head_channels=16)", 3_000, SHARE * 4 * 4 * 3_000**2, EXHAUSTIVE),
+    case(
+        "SparseFlowDiffusivity(64, heads=4, head_channels=16)",
+        3_000,
+        SHARE * 4 * 4 * 3_000**2,
+        EXHAUSTIVE,
+    ),
     # 50 samples of 32 features for every node and sample would be 0.12 GiB; they never exist together
-    case("KernelizedSoftmaxDiffusivity(64, head_channels=16, num_samples=50, num_features=32)", 20_000,
-        SHARE * 4 * 20_000 * 50 * 32, EXHAUSTIVE),
-]  # fmt: skip
+    case(
+        "KernelizedSoftmaxDiffusivity(64, head_channels=16, num_samples=50, num_features=32)",
+        20_000,
+        SHARE * 4 * 20_000 * 50 * 32,
+        EXHAUSTIVE,
+    ),
+]
 
 
 @pytest.mark.parametrize(("diffusivity", "num_nodes", "limit"), CASES)

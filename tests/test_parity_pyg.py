@@ -16,10 +16,13 @@ from diffusion_mp.testing import tolerance
 from helpers import agree, close, randn
 
 # directed, with self-loops at 0 and 3 and parallel edges; node 7 only sends, 8 only receives, 9 is isolated
-EDGES = torch.tensor([[0, 0, 1, 2, 3, 3, 4, 5, 6, 7, 1, 2, 1], [0, 1, 2, 0, 3, 4, 5, 6, 4, 1, 8, 8, 2]])
+EDGES = torch.tensor(
+    [[0, 0, 1, 2, 3, 3, 4, 5, 6, 7, 1, 2, 1], [0, 1, 2, 0, 3, 4, 5, 6, 4, 1, 8, 8, 2]]
+)
 UNDIRECTED = torch.cat([EDGES, EDGES[:, EDGES[0] != EDGES[1]].flip(0)], dim=1).unique(dim=1)
 GRAPHS = {"directed": EDGES, "undirected": UNDIRECTED, "no-edges": EDGES[:, :0]}
-N, C = 10, 6
+N = 10
+C = 6
 SENDERS = 7
 BETWEEN = torch.stack([EDGES[0] % SENDERS, EDGES[1]])
 
@@ -42,20 +45,28 @@ def drawn(module: nn.Module) -> nn.Module:
 
 
 def assert_same(
-    ours: nn.Module, theirs: nn.Module, inputs: list[Tensor], mine: Callable[..., Arguments],
-    other: Callable[..., Arguments] | None = None, names: nn.Module | None = None,
-) -> None:  # fmt: skip
+    ours: nn.Module,
+    theirs: nn.Module,
+    inputs: list[Tensor],
+    mine: Callable[..., Arguments],
+    other: Callable[..., Arguments] | None = None,
+    names: nn.Module | None = None,
+) -> None:
     """Equal values, and gradients of inputs and PyG's parameters, which are drawn; ``names`` is a layer that has those.
 
     ``mine`` and ``other`` make the arguments of the inputs. What one of the two does not read has gradient zero.
     """
-    ours, learned = ours.double(), dict(drawn(theirs).named_parameters())
+    ours = ours.double()
+    learned = dict(drawn(theirs).named_parameters())
     leaves = [leaf.clone().requires_grad_() for leaf in inputs]
     state = mp.from_pyg(names or ours, theirs.state_dict() | learned)
     assert state.keys() == ours.state_dict().keys()
     args, options = (other or mine)(*leaves)
-    got, expected = functional_call(ours, state, *mine(*leaves)), theirs(*args, **options)
-    agree(got, expected, [*leaves, *learned.values()], tolerance("parity", torch.float64), unused=True)
+    got = functional_call(ours, state, *mine(*leaves))
+    expected = theirs(*args, **options)
+    agree(
+        got, expected, [*leaves, *learned.values()], tolerance("parity", torch.float64), unused=True
+    )
 
 
 @pytest.fixture(params=GRAPHS.values(), ids=GRAPHS)
@@ -75,36 +86,56 @@ def gcn_like(steps: int = 1) -> nn.Module:
 
 
 def appnp_like(alpha: float, steps: int) -> nn.Module:
-    diffusivity, rate = mp.AdjacencyDiffusivity("sym", self_loops="remaining", direction="pyg"), alpha / (1 - alpha)
+    diffusivity = mp.AdjacencyDiffusivity("sym", self_loops="remaining", direction="pyg")
+    rate = alpha / (1 - alpha)
     update = mp.ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
     return mp.DiffusionConv(C, C, diffusivity, update, transform=False, bias=False, steps=steps)
 
 
 Build = Callable[[], nn.Module]
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "GCNConv": [{}, {"bias": False}, {"normalize": False}, {"add_self_loops": False},
-        {"improved": False, "flow": "source_to_target", "aggr": "add"}],
+    "GCNConv": [
+        {},
+        {"bias": False},
+        {"normalize": False},
+        {"add_self_loops": False},
+        {"improved": False, "flow": "source_to_target", "aggr": "add"},
+    ],
     "SGConv": [{}, {"K": 3}, {"K": 2, "add_self_loops": False}],
-}  # fmt: skip
+}
 # Ours and theirs; for a layer of parts also the one whose names it has.
 WEIGHTED: dict[str, tuple[Build, ...]] = {
-    **{f"{kind}-{options}": tuple(partial(getattr(lib, kind), C, 4, **options) for lib in (mp, pyg))
-       for kind, several in OPTIONS.items() for options in several},
+    **{
+        f"{kind}-{options}": tuple(
+            partial(getattr(lib, kind), C, 4, **options) for lib in (mp, pyg)
+        )
+        for kind, several in OPTIONS.items()
+        for options in several
+    },
     "APPNP": (lambda: mp.APPNPConv(C, K=5, alpha=0.15), lambda: pyg.APPNP(5, 0.15)),
     "GCN of parts": (gcn_like, lambda: pyg.GCNConv(C, 4), lambda: mp.GCNConv(C, 4)),
     "SGC of parts": (lambda: gcn_like(3), lambda: pyg.SGConv(C, 4, 3), lambda: mp.SGConv(C, 4, 3)),
     "APPNP of parts": (lambda: appnp_like(0.15, 5), lambda: pyg.APPNP(5, 0.15)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_layers_of_weighted_edges(name: str, edges: Tensor, weight: list[Tensor]) -> None:
     ours, theirs, *names = (build() for build in WEIGHTED[name])
-    assert_same(ours, theirs, [randn(N, C), *weight], lambda x, *w: given(x, edges, *w), None, *names)
+    assert_same(
+        ours, theirs, [randn(N, C), *weight], lambda x, *w: given(x, edges, *w), None, *names
+    )
 
 
-@pytest.mark.parametrize("options", [{}, *({"theta": 0.5, "layer": k} for k in (1, 4)), {"normalize": False},
-    {"add_self_loops": False}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *({"theta": 0.5, "layer": k} for k in (1, 4)),
+        {"normalize": False},
+        {"add_self_loops": False},
+    ],
+)
 def test_gcnii(options: dict[str, Any], edges: Tensor, weight: list[Tensor]) -> None:
     assert_same(
         mp.GCNIIConv(C, 0.2, **options),
@@ -121,29 +152,46 @@ def mlp() -> nn.Module:
 
 @pytest.mark.parametrize("train_eps", [True, False], ids=["learned-eps", "fixed-eps"])
 def test_gin(edges: Tensor, train_eps: bool) -> None:
-    ours, theirs = mp.GINConv(C, mlp(), 0.25, train_eps=train_eps), pyg.GINConv(mlp(), 0.25, train_eps=train_eps)
+    ours = mp.GINConv(C, mlp(), 0.25, train_eps=train_eps)
+    theirs = pyg.GINConv(mlp(), 0.25, train_eps=train_eps)
     assert_same(ours, theirs, [randn(N, C)], lambda x: given(x, edges))
-    assert_same(ours, theirs, [randn(SENDERS, C), randn(N, C, seed=1)], lambda *x: given(x, BETWEEN))
+    assert_same(
+        ours, theirs, [randn(SENDERS, C), randn(N, C, seed=1)], lambda *x: given(x, BETWEEN)
+    )
 
 
 def test_gin_of_parts(edges: Tensor) -> None:
     diffusivity = 1.25 * mp.IdentityDiffusivity() + mp.AdjacencyDiffusivity("sum")
-    ours = mp.DiffusionConv(C, C, diffusivity, mp.ExplicitEuler(1.0, "residual"), transform=False, bias=False)
+    ours = mp.DiffusionConv(
+        C, C, diffusivity, mp.ExplicitEuler(1.0, "residual"), transform=False, bias=False
+    )
     names = mp.GINConv(C, nn.Identity(), 0.25)
-    assert_same(ours, pyg.GINConv(nn.Identity(), 0.25), [randn(N, C)], lambda x: given(x, edges), None, names)
+    assert_same(
+        ours,
+        pyg.GINConv(nn.Identity(), 0.25),
+        [randn(N, C)],
+        lambda x: given(x, edges),
+        None,
+        names,
+    )
 
 
 def gat_like(heads: int, concat: bool) -> nn.Module:
-    diffusivity, update = mp.GATDiffusivity(heads * 4, heads, negative_slope=0.1), mp.ExplicitEuler(1.0, "residual")
+    diffusivity = mp.GATDiffusivity(heads * 4, heads, negative_slope=0.1)
+    update = mp.ExplicitEuler(1.0, "residual")
     return mp.DiffusionConv(C, 4, diffusivity, update, heads, concat=concat, reads="values")
 
 
 GAT: list[dict[str, Any]] = [
-    {}, {"heads": 3, "negative_slope": 0.1}, {"heads": 2, "concat": False, "bias": False},
-    {"heads": 2, "residual": True}, {"heads": 2, "concat": False, "residual": True}, {"heads": 2, "edge_dim": 3},
+    {},
+    {"heads": 3, "negative_slope": 0.1},
+    {"heads": 2, "concat": False, "bias": False},
+    {"heads": 2, "residual": True},
+    {"heads": 2, "concat": False, "residual": True},
+    {"heads": 2, "edge_dim": 3},
     {"heads": 2, "edge_dim": 3, "add_self_loops": False},
     {"heads": 2, "edge_dim": 3, "concat": False, "residual": True, "fill_value": "mean"},
-]  # fmt: skip
+]
 
 
 def with_features(edges: Tensor) -> Callable[..., Arguments]:
@@ -153,7 +201,8 @@ def with_features(edges: Tensor) -> Callable[..., Arguments]:
 @pytest.mark.parametrize("options", GAT, ids=str)
 def test_gat(edges: Tensor, options: dict[str, Any]) -> None:
     features = [randn(edges.size(1), 3, seed=2)] if "edge_dim" in options else []
-    ours, theirs = mp.GATConv(C, 4, **options), pyg.GATConv(C, 4, **options)
+    ours = mp.GATConv(C, 4, **options)
+    theirs = pyg.GATConv(C, 4, **options)
     assert_same(ours, theirs, [randn(N, C), *features], with_features(edges))
 
 
@@ -162,11 +211,16 @@ def test_gat(edges: Tensor, options: dict[str, Any]) -> None:
 def test_gat_of_parts(edges: Tensor, heads: int, concat: bool) -> None:
     # PyG replaces the self-loops it finds, so that each node has exactly one; so do repeated loops here
     options = {"concat": concat, "negative_slope": 0.1}
-    names, theirs = mp.GATConv(C, 4, heads, **options), pyg.GATConv(C, 4, heads, **options)
-    assert_same(gat_like(heads, concat), theirs, [randn(N, C)], lambda x: given(x, edges), None, names)
+    names = mp.GATConv(C, 4, heads, **options)
+    theirs = pyg.GATConv(C, 4, heads, **options)
+    assert_same(
+        gat_like(heads, concat), theirs, [randn(N, C)], lambda x: given(x, edges), None, names
+    )
 
 
-@pytest.mark.parametrize("options", [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}])
+@pytest.mark.parametrize(
+    "options", [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}]
+)
 def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
     ours, theirs = (lib.GATConv(C, 4, add_self_loops=False, **options) for lib in (mp, pyg))
     features = [randn(EDGES.size(1), 3, seed=5)] if "edge_dim" in options else []
@@ -182,19 +236,27 @@ def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
 
 
 def test_gat_attention_weights(edges: Tensor) -> None:
-    ours, theirs = mp.GATConv(C, 4, 2).double(), drawn(pyg.GATConv(C, 4, 2))
+    ours = mp.GATConv(C, 4, 2).double()
+    theirs = drawn(pyg.GATConv(C, 4, 2))
     ours.load_state_dict(mp.from_pyg(ours, theirs.state_dict()))
     _, coupling = ours(randn(N, C), edges, return_coupling=True)
     _, (pairs, attention) = theirs(randn(N, C), edges, return_attention_weights=True)
     once, index = pairs.unique(dim=1, return_inverse=True)  # parallel edges add up in a coupling
-    close(coupling.at(once), attention.new_zeros(once.shape[1], 2).index_add(0, index, attention), "parity")
+    close(
+        coupling.at(once),
+        attention.new_zeros(once.shape[1], 2).index_add(0, index, attention),
+        "parity",
+    )
 
 
 def test_label_propagation(edges: Tensor, weight: list[Tensor]) -> None:
-    y, mask = torch.arange(N) % 3, torch.tensor([1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
+    y = torch.arange(N) % 3
+    mask = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
     known = weight[0].float() if weight else None
     got = mp.LabelPropagation(20, 0.8)(y, edges, known, mask)
-    if known is not None:  # PyG takes weights that come as they are, and normalises only where none do
+    if (
+        known is not None
+    ):  # PyG takes weights that come as they are, and normalises only where none do
         known = gcn_norm(edges, known, N, add_self_loops=False)[1]
     expected = pyg.LabelPropagation(20, 0.8)(y, edges, mask=mask, edge_weight=known)
     rtol, atol = tolerance("parity", torch.float32)

@@ -18,10 +18,14 @@ PRIVATE = re.compile(
 FILES = sorted({*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "experiments" / "src").rglob("*.py")})
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(SOURCE.parents[1]).as_posix())
+@pytest.mark.parametrize(
+    "file", FILES, ids=lambda file: file.relative_to(SOURCE.parents[1]).as_posix()
+)
 def test_no_private_name_of_torch(file: Path) -> None:
     lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
-    found = [f"{file.name}:{number}: {line.strip()}" for number, line in lines if PRIVATE.search(line)]
+    found = [
+        f"{file.name}:{number}: {line.strip()}" for number, line in lines if PRIVATE.search(line)
+    ]
     assert file == ALLOWED or not found, "\n".join(found)
 
 

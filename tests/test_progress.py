@@ -13,10 +13,13 @@ from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.linear_solve import conjugate_gradients
 
 
-@pytest.mark.parametrize(("what", "call"), [
-    ("neighbours", lambda: knn_graph(torch.eye(9), 3)),
-    ("linear system", lambda: conjugate_gradients(torch.clone, torch.ones(2, 1, 3))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("neighbours", lambda: knn_graph(torch.eye(9), 3)),
+        ("linear system", lambda: conjugate_gradients(torch.clone, torch.ones(2, 1, 3))),
+    ],
+)
 def test_a_bar_shows_where_it_was_asked_for(what, call, capsys, monkeypatch):
     with show_progress():
         call()  # in less than five seconds
@@ -39,7 +42,8 @@ def test_it_says_what_share_of_the_digits_has_been_gained(capsys, monkeypatch):
 
 
 def test_rows_are_counted_and_the_parts_are_one_search(monkeypatch, generator):
-    counted, x = [], torch.randn(50, 70, generator=generator)
+    counted = []
+    x = torch.randn(50, 70, generator=generator)
     whole = knn_graph(x, 4)
     monkeypatch.setattr(tqdm, "update", lambda bar, n: counted.append(n))
     monkeypatch.setattr(knn, "_PART", 7)

@@ -22,33 +22,48 @@ def test_the_five_lines_find_what_it_says(capsys):
 def test_it_is_read_in_thirty_seconds():
     lines = README.read_text().splitlines()
     assert len(lines) <= 120
-    assert not [line for line in lines if len(line) > 100 and not line.startswith("python -m pip install")]
+    assert not [
+        line for line in lines if len(line) > 100 and not line.startswith("python -m pip install")
+    ]
 
 
 def test_its_links_lead_somewhere():
     """To files, and to headings in them, by the names that GitHub gives headings."""
-    for path, heading in re.findall(r"(?:\]\(|\]: )(?!https?:)([\w./-]+)(?:#([\w-]+))?", README.read_text()):
+    for path, heading in re.findall(
+        r"(?:\]\(|\]: )(?!https?:)([\w./-]+)(?:#([\w-]+))?", README.read_text()
+    ):
         linked = README.parent / path
         assert linked.is_file(), path
         if heading:
             heads = re.findall(r"^#+ (.*)", linked.read_text(), re.M)
-            assert heading in {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}, heading
+            assert heading in {
+                re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads
+            }, heading
 
 
 def test_its_scores_stand_in_the_tables_that_it_links_to():
     text = README.read_text()
     page = (README.parent / "docs" / "results.md").read_text()
-    tables = {re.sub(r"[^\w -]", "", part.partition("\n")[0]): part for part in re.split(r"^#+ ", page, flags=re.M)}
+    tables = {
+        re.sub(r"[^\w -]", "", part.partition("\n")[0]): part
+        for part in re.split(r"^#+ ", page, flags=re.M)
+    }
     tables = {name.lower().replace(" ", "-"): part for name, part in tables.items()}
     links = dict(re.findall(r"^\[(\w+)\]: docs/results\.md#(\S+)", text, re.M))
-    claims = [(claim, name) for claim, name in re.findall(r"\[([^\]]*\d\.\d[^\]]*)\]\[(\w+)\]", text) if name in links]
+    claims = [
+        (claim, name)
+        for claim, name in re.findall(r"\[([^\]]*\d\.\d[^\]]*)\]\[(\w+)\]", text)
+        if name in links
+    ]
     assert len(claims) == 4
     for claim, name in claims:
         scores = re.findall(r"^\| [^|]+ \| (\d+\.\d) ", tables[links[name]], re.M)
         assert {*re.findall(r"\d+\.\d", claim)} <= {*scores}, claim
 
 
-@pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").rglob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [README, *sorted((README.parent / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
 def test_every_file_it_names_exists(page):
     text = page.read_text()
     named = set(re.findall(r"\b(?:configs|examples|docs|tests|benchmarks|\.ci)/[\w/.*-]*\w", text))

@@ -18,14 +18,18 @@ EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 2], [1, 0, 2, 1, 3, 2, 4
 
 
 def state(num_nodes: int = 6, channels: int = 4, seed: int = 0) -> Tensor:
-    return torch.randn(num_nodes, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        num_nodes, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def two_clusters(num_nodes: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     centre = torch.zeros(2, 16)
     centre[:, 0] = torch.tensor([1.0, -1.0])
-    return centre.repeat_interleave(num_nodes // 2, dim=0) + 0.1 * torch.randn(num_nodes, 16, generator=generator)
+    return centre.repeat_interleave(num_nodes // 2, dim=0) + 0.1 * torch.randn(
+        num_nodes, 16, generator=generator
+    )
 
 
 def distance_from_the_mean(diffusivity: Diffusivity, x: Tensor) -> float:
@@ -41,10 +45,14 @@ def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queri
     with torch.no_grad():
         assert distance_from_the_mean(SimpleDiffusivity(), x) > 0.1
         assert distance_from_the_mean(row, x) > 0.1
-        assert distance_from_the_mean(frobenius, x) < 1e-4  # the released form, D1: uniform for every practical purpose
+        assert (
+            distance_from_the_mean(frobenius, x) < 1e-4
+        )  # the released form, D1: uniform for every practical purpose
     sizes = {}
     for normalize in ("row", "frobenius"):
-        diffusivity = built(lambda n=normalize: SimpleDiffusivity(16, projection="separate", normalize=n))
+        diffusivity = built(
+            lambda n=normalize: SimpleDiffusivity(16, projection="separate", normalize=n)
+        )
         (diffusivity(x) @ x.unsqueeze(1)).square().sum().backward()
         assert diffusivity.query.weight.grad.isfinite().all()
         sizes[normalize] = float(diffusivity.query.weight.grad.norm() / len(x))
@@ -58,16 +66,21 @@ def test_every_kernel_normalises_its_queries_by_default() -> None:
     for kind in ALL_PAIR:
         close(kind()(7.0 * x).to_dense(), kind()(x).to_dense())
     assert not torch.allclose(
-        SigmoidDiffusivity(normalize=None)(7.0 * x).to_dense(), SigmoidDiffusivity(normalize=None)(x).to_dense()
+        SigmoidDiffusivity(normalize=None)(7.0 * x).to_dense(),
+        SigmoidDiffusivity(normalize=None)(x).to_dense(),
     )
 
 
-@pytest.mark.parametrize(("kind", "score"), [
-    (SimpleDiffusivity, lambda s: 1 + s),
-    (SigmoidDiffusivity, torch.sigmoid),
-    (SoftmaxDiffusivity, lambda s: torch.exp(s / 2)),  # √d of four channels
-    (GaussianDiffusivity, lambda s: torch.exp(-(2 - 2 * s) / 2)),
-], ids=lambda value: getattr(value, "__name__", None))  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        (SimpleDiffusivity, lambda s: 1 + s),
+        (SigmoidDiffusivity, torch.sigmoid),
+        (SoftmaxDiffusivity, lambda s: torch.exp(s / 2)),  # √d of four channels
+        (GaussianDiffusivity, lambda s: torch.exp(-(2 - 2 * s) / 2)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_scores_on_unit_vectors(kind: type[Diffusivity], score: Callable[[Tensor], Tensor]) -> None:
     """D8, D9: on unit vectors the inner product and the actual distance are the same score; D25: with √d in ŝ, too."""
     unit = torch.nn.functional.normalize(state(), dim=1)
@@ -97,8 +110,10 @@ def test_no_softmax_penalty_of_an_unknown_dimension() -> None:
 
 def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
     """D3: ½(Ŝ + Ã) with the conservative step, Ŝ + Ã with the residual one."""
-    x, graph = state(), Graph(6, EDGES)
-    attention, adjacency = SimpleDiffusivity()(x).to_dense()[0], AdjacencyDiffusivity("sym")(x, graph).to_dense()[0]
+    x = state()
+    graph = Graph(6, EDGES)
+    attention = SimpleDiffusivity()(x).to_dense()[0]
+    adjacency = AdjacencyDiffusivity("sym")(x, graph).to_dense()[0]
     options = {"transform": False, "bias": False, "self_loops": "keep", "tau": 0.4}
     mixed = 0.5 * (attention + adjacency)
     eq24 = x - 0.4 * (mixed.sum(1, keepdim=True) * x - mixed @ x)
@@ -111,12 +126,24 @@ def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["simple", "sigmoid", "softmax", "gaussian"])
-@pytest.mark.parametrize(("graph", "share"), [("sum", None), ("mean", None), (None, None), ("sum", 0.3), ("mean", 0.3)])
-def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | None, share: float | None) -> None:
+@pytest.mark.parametrize(
+    ("graph", "share"), [("sum", None), ("mean", None), (None, None), ("sum", 0.3), ("mean", 0.3)]
+)
+def test_the_returned_coupling_reproduces_the_output(
+    kernel: str, graph: str | None, share: float | None
+) -> None:
     """``graph="sum"`` keeps (1 − τ) x, ``graph="mean"`` conserves with the row sums of what is mixed."""
     x = state()
-    mapped: Any = {"transform": True, "keep": "values", "bias": True, "kernel": kernel, "graph": graph}
-    conv = built(lambda: DIFFormerConv(4, 4, 2, projection="separate", tau=0.3, graph_weight=share, **mapped)).double()
+    mapped: Any = {
+        "transform": True,
+        "keep": "values",
+        "bias": True,
+        "kernel": kernel,
+        "graph": graph,
+    }
+    conv = built(
+        lambda: DIFFormerConv(4, 4, 2, projection="separate", tau=0.3, graph_weight=share, **mapped)
+    ).double()
     out, coupling = conv(x, EDGES, return_coupling=True)
     values = conv.value(x).unflatten(1, (2, 4))
     dense = coupling.to_dense()
@@ -136,7 +163,9 @@ def test_training_and_evaluation_use_the_same_tau() -> None:
     close(model.train()(x, EDGES), model.eval()(x, EDGES), "rearranged")
     conv = DIFFormerConv(4, 4, transform=False, bias=False, dropout=0.5)
     mean = built(lambda: torch.stack([conv.train()(x, EDGES) for _ in range(400)])).mean(0)
-    torch.testing.assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)  # another τ moves it by more than 0.5
+    torch.testing.assert_close(
+        mean, conv.eval()(x, EDGES), atol=0.15, rtol=0
+    )  # another τ moves it by more than 0.5
 
 
 def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> None:
@@ -151,7 +180,8 @@ def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed()
         with seeded(3):
             return [conv(x, EDGES), conv(x, EDGES)]
 
-    first, again = run(), run()
+    first = run()
+    again = run()
     assert not torch.equal(first[0], first[1])
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
@@ -161,7 +191,11 @@ def test_training_lowers_the_loss_of_every_kernel() -> None:
     x = state(20).float()
     target = (x[:, 0] > 0).long()
     for kernel in ("simple", "sigmoid", "softmax", "gaussian"):
-        model = built(lambda k=kernel: DIFFormer(4, 8, 2, kernel=k, projection="tied", tau=0.5, layer_norm=True))
+        model = built(
+            lambda k=kernel: DIFFormer(
+                4, 8, 2, kernel=k, projection="tied", tau=0.5, layer_norm=True
+            )
+        )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         losses = []
         for _ in range(30):

@@ -20,7 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 import diffusion_mp as dm
 from diffusion_mp import layers, models
-from diffusion_mp.layers import CertifiedBlock, GPSBlock, LaplacianEncoder, RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.layers import (
+    CertifiedBlock,
+    GPSBlock,
+    LaplacianEncoder,
+    RowAttention,
+    TiedMLP,
+    WeightedGraph,
+)
 from helpers import built
 from model_cases import MODELS, SEQUENCES, SIZES
 
@@ -40,7 +47,9 @@ def undirected(normalization: str = "sym") -> dm.Diffusivity:
     return dm.AdjacencyDiffusivity(normalization, direction="undirected")
 
 
-def stepped(update: dm.StateUpdate, diffusivity: Callable[[], dm.Diffusivity] = undirected) -> Callable[[], nn.Module]:
+def stepped(
+    update: dm.StateUpdate, diffusivity: Callable[[], dm.Diffusivity] = undirected
+) -> Callable[[], nn.Module]:
     return lambda: dm.DiffusionConv(8, 8, diffusivity(), update)
 
 
@@ -60,29 +69,48 @@ class Term(nn.Module):
 LAYERS: dict[str, Row] = {
     "appnp": Row(lambda: dm.APPNPConv(8, K=3)),
     "appnp-limit": Row(lambda: dm.APPNPConv(8, K=None, diffusivity=undirected())),
-    "certified-block": Row(lambda: CertifiedBlock(8, [WeightedGraph(8), RowAttention(8, 2), TiedMLP(8, 6)])),
-    "certified-block-linear-limit": Row(lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint=None)),
-    "certified-block-limit": Row(lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint="ball")),
+    "certified-block": Row(
+        lambda: CertifiedBlock(8, [WeightedGraph(8), RowAttention(8, 2), TiedMLP(8, 6)])
+    ),
+    "certified-block-linear-limit": Row(
+        lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint=None)
+    ),
+    "certified-block-limit": Row(
+        lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint="ball")
+    ),
     "certified-conv": Row(lambda: dm.CertifiedConv(8)),
-    "certified-conv-sphere": Row(lambda: dm.CertifiedConv(8, constraint="sphere", penalty="gaussian", heads=2)),
-    "certified-conv-linear-limit": Row(lambda: dm.CertifiedConv(8, penalty=None, constraint=None, num_layers=None)),
+    "certified-conv-sphere": Row(
+        lambda: dm.CertifiedConv(8, constraint="sphere", penalty="gaussian", heads=2)
+    ),
+    "certified-conv-linear-limit": Row(
+        lambda: dm.CertifiedConv(8, penalty=None, constraint=None, num_layers=None)
+    ),
     "certified-conv-limit": Row(lambda: dm.CertifiedConv(8, penalty=None, num_layers=None)),
     "diffusion-implicit": Row(stepped(dm.ImplicitEuler(0.7))),
     "diffusion-trapezoidal": Row(stepped(dm.CrankNicolson(0.7))),
     "diffusion-heat": Row(stepped(dm.HeatKernel(0.7))),
     "diffusion-heat-attention": Row(stepped(dm.HeatKernel(0.7), dm.SimpleDiffusivity)),
     "diffusion-equilibrium": Row(stepped(dm.Equilibrium(leak=0.5))),
-    "diffusion-equilibrium-attention": Row(stepped(dm.Equilibrium(leak=0.5), dm.SigmoidDiffusivity)),
+    "diffusion-equilibrium-attention": Row(
+        stepped(dm.Equilibrium(leak=0.5), dm.SigmoidDiffusivity)
+    ),
     "diffusion-momentum": Row(stepped(dm.MomentumStep(0.4, 0.5, 3))),
     "diffusion-distance": Row(
-        stepped(dm.ExplicitEuler(0.5), lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance"))
+        stepped(
+            dm.ExplicitEuler(0.5), lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance")
+        )
     ),
-    "diffusion-gaussian": Row(stepped(dm.ExplicitEuler(0.5), lambda: dm.GaussianDiffusivity(8, projection="tied"))),
+    "diffusion-gaussian": Row(
+        stepped(dm.ExplicitEuler(0.5), lambda: dm.GaussianDiffusivity(8, projection="tied"))
+    ),
     "difformer-s": Row(lambda: dm.DIFFormerConv(8, 8, transform=True)),
-    "difformer-s-batch": Row(lambda: dm.DIFFormerConv(8, 8, heads=2), ("x", "edge_index", "edge_weight", "batch")),
+    "difformer-s-batch": Row(
+        lambda: dm.DIFFormerConv(8, 8, heads=2), ("x", "edge_index", "edge_weight", "batch")
+    ),
     "difformer-a": Row(lambda: dm.DIFFormerConv(8, 8, kernel="sigmoid", transform=True)),
     "difformer-softmax-batch": Row(
-        lambda: dm.DIFFormerConv(8, 8, kernel="softmax"), ("x", "edge_index", "edge_weight", "batch")
+        lambda: dm.DIFFormerConv(8, 8, kernel="softmax"),
+        ("x", "edge_index", "edge_weight", "batch"),
     ),
     "gat": Row(lambda: dm.GATConv(8, 3, 2)),
     "gcn": Row(lambda: dm.GCNConv(8, 3), ("x", "edge_index", "edge_weight")),
@@ -91,7 +119,9 @@ LAYERS: dict[str, Row] = {
     "gps-block": Row(lambda: GPSBlock(8, dm.GCNConv(8, 8), dm.DIFFormerConv(8, 8), norm="layer")),
     "gated-gcn": Row(lambda: layers.GatedGCNConv(8, norm="layer")),
     "mlp": Row(lambda: layers.MLPConv(8, 3)),
-    "multi-head": Row(lambda: layers.MultiHeadConv(8, 3, dm.SoftmaxDiffusivity(heads=2), 2, head_channels=5)),
+    "multi-head": Row(
+        lambda: layers.MultiHeadConv(8, 3, dm.SoftmaxDiffusivity(heads=2), 2, head_channels=5)
+    ),
     "nodeformer": Row(lambda: dm.NodeFormerConv(8, 8, 2)),
     "pde": Row(lambda: layers.PDEDiffusion1d(8), ("x",)),
     "pde-implicit": Row(lambda: layers.PDEDiffusion1d(8, update=dm.ImplicitEuler(2.0)), ("x",)),
@@ -107,7 +137,9 @@ LAYERS: dict[str, Row] = {
 
 LIMITS: dict[str, Row] = {
     "certified-limit": Row(lambda: dm.CertifiedDIFFormer(8, 6, 3, None)),
-    "certified-linear-limit": Row(lambda: dm.CertifiedDIFFormer(8, 6, 3, None, penalty=None, constraint=None)),
+    "certified-linear-limit": Row(
+        lambda: dm.CertifiedDIFFormer(8, 6, 3, None, penalty=None, constraint=None)
+    ),
     "label-propagation-limit": Row(lambda: dm.LabelPropagation(None), ("y", "edge_index")),
 }
 
@@ -125,14 +157,18 @@ class Subject:
         self.row = row
         self.module = built(row.build).double().eval()
         self.inputs = self.draw(nodes)
-        self.leaves = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        self.leaves = {
+            name: parameter.detach() for name, parameter in self.module.named_parameters()
+        }
         first = self.inputs[row.names[0]]
         if first.is_floating_point():
             self.leaves["input"] = first
             self.point = "input"
         else:
             self.point = min(self.leaves, key=lambda name: self.leaves[name].numel())
-        self.differentiable = not isinstance(self.module, dm.LabelPropagation)  # as PyG's, it runs without gradients
+        self.differentiable = not isinstance(
+            self.module, dm.LabelPropagation
+        )  # as PyG's, it runs without gradients
 
     def draw(self, nodes: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(nodes)
@@ -147,7 +183,9 @@ class Subject:
             "x": torch.randn(nodes, 8, generator=generator, dtype=torch.float64),
             "y": torch.rand(nodes, 3, generator=generator, dtype=torch.float64),
             "edge_index": edges,
-            "edge_weight": (torch.rand(pairs.size(1), generator=generator, dtype=torch.float64) + 0.5).repeat(2),
+            "edge_weight": (
+                torch.rand(pairs.size(1), generator=generator, dtype=torch.float64) + 0.5
+            ).repeat(2),
             "edge_attr": torch.randn(edges.size(1), 4, generator=generator, dtype=torch.float64),
             "batch": batch,
             "pe": (
@@ -218,7 +256,9 @@ def check_grad(subject: Subject) -> None:
     got = grad(loss)(dict(subject.leaves))
     for (name, slope), by_autograd in zip(got.items(), expected, strict=True):
         other = torch.zeros_like(slope) if by_autograd is None else by_autograd
-        torch.testing.assert_close(slope, other, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            slope, other, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def check_vjp(subject: Subject) -> None:
@@ -247,7 +287,11 @@ def rows_of_jacobian(subject: Subject, jacobian: Tensor) -> Tensor:
 
 
 def check_jacrev(subject: Subject) -> None:
-    same(rows_of_jacobian(subject, jacrev(subject.at)(subject.value)), subject.gradient(subject.value), rtol=1e-8)
+    same(
+        rows_of_jacobian(subject, jacrev(subject.at)(subject.value)),
+        subject.gradient(subject.value),
+        rtol=1e-8,
+    )
 
 
 def check_jacfwd(subject: Subject) -> None:
@@ -258,13 +302,19 @@ def check_jacfwd(subject: Subject) -> None:
 
 
 def check_vmap(subject: Subject) -> None:
-    several = torch.stack([subject.value, 0.5 * subject.value, subject.value + 0.1 * subject.direction])
+    several = torch.stack(
+        [subject.value, 0.5 * subject.value, subject.value + 0.1 * subject.direction]
+    )
     same(vmap(subject.at)(several), torch.stack([subject.at(value) for value in several]))
 
 
 def check_vmap_grad(subject: Subject) -> None:
     several = torch.stack([subject.value, 0.5 * subject.value])
-    same(vmap(grad(subject.loss))(several), torch.stack([subject.gradient(value) for value in several]), rtol=1e-8)
+    same(
+        vmap(grad(subject.loss))(several),
+        torch.stack([subject.gradient(value) for value in several]),
+        rtol=1e-8,
+    )
 
 
 def check_hessian(subject: Subject) -> None:
@@ -299,7 +349,10 @@ def check_compile(subject: Subject) -> None:
 
 
 def check_export(subject: Subject) -> None:
-    sizes = {name: SEQUENCES if "mask" in subject.row.names else SIZES[name] for name in subject.row.names}
+    sizes = {
+        name: SEQUENCES if "mask" in subject.row.names else SIZES[name]
+        for name in subject.row.names
+    }
     program = export(subject.module, (), subject.draw(12), dynamic_shapes=sizes, strict=False)
     for nodes in (12, NODES, 2):
         inputs = subject.draw(nodes)
@@ -309,7 +362,12 @@ def check_export(subject: Subject) -> None:
 def check_deepcopy(subject: Subject) -> None:
     inputs = list(subject.inputs.values())
     named = dict(zip(subject.row.names[1:], inputs[1:], strict=True))
-    same(copy.deepcopy(subject.module)(inputs[0], **named), subject.module(inputs[0], **named), rtol=0, atol=0)
+    same(
+        copy.deepcopy(subject.module)(inputs[0], **named),
+        subject.module(inputs[0], **named),
+        rtol=0,
+        atol=0,
+    )
 
 
 def check_functional_call(subject: Subject) -> None:

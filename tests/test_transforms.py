@@ -11,7 +11,14 @@ from torch.func import functional_call, grad, jvp, vjp
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp import DIFFormerConv, GCNConv, NodeFormerConv, PDEDiffusion1d, SFiConv, SGFormerConv
+from diffusion_mp import (
+    DIFFormerConv,
+    GCNConv,
+    NodeFormerConv,
+    PDEDiffusion1d,
+    SFiConv,
+    SGFormerConv,
+)
 from diffusion_mp.kernels.operation import VARIABLE
 from diffusion_mp.testing import tolerance
 from helpers import built
@@ -22,9 +29,12 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "difformer-s": lambda: DIFFormerConv(4, 4, transform=True),
     "difformer-a": lambda: DIFFormerConv(4, 4, kernel="sigmoid", transform=True),
-    "sgformer": lambda: SGFormerConv(4, 4), "nodeformer": lambda: NodeFormerConv(4, 4, num_samples=0),
-    "sfi": lambda: SFiConv(4, 4, 2), "gcn": lambda: GCNConv(4, 4), "sequence": lambda: PDEDiffusion1d(4),
-}  # fmt: skip
+    "sgformer": lambda: SGFormerConv(4, 4),
+    "nodeformer": lambda: NodeFormerConv(4, 4, num_samples=0),
+    "sfi": lambda: SFiConv(4, 4, 2),
+    "gcn": lambda: GCNConv(4, 4),
+    "sequence": lambda: PDEDiffusion1d(4),
+}
 
 
 @pytest.fixture(params=LAYERS)
@@ -59,7 +69,8 @@ def test_noise_is_not_drawn_again_by_checkpoints() -> None:
 def test_forward_mode(layer: nn.Module) -> None:
     """⟨g, J t⟩ = ⟨Jᵀ g, t⟩, with dual numbers and with ``torch.func``."""
     x, edges = inputs(layer)
-    leaf, tangent = x.clone().requires_grad_(), x.flip(0)
+    leaf = x.clone().requires_grad_()
+    tangent = x.flip(0)
     (pulled,) = torch.autograd.grad(loss(layer(leaf, *edges)), leaf)
     with dual_level():
         pushed = unpack_dual(loss(layer(make_dual(x, tangent), *edges))).tangent
@@ -68,7 +79,9 @@ def test_forward_mode(layer: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_functional_gradients(layer: nn.Module, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functional_gradients(
+    layer: nn.Module, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``torch.func`` does not look into operations of ``torch.library``, but into functions of autograd."""
     monkeypatch.setenv(VARIABLE, backend)
     x, edges = inputs(layer)
@@ -86,7 +99,8 @@ def test_functional_gradients(layer: nn.Module, backend: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "wrap", [parametrizations.weight_norm, parametrizations.spectral_norm, prune.random_unstructured]
+    "wrap",
+    [parametrizations.weight_norm, parametrizations.spectral_norm, prune.random_unstructured],
 )
 def test_weights_that_are_computed_are_copied_and_saved(wrap: Callable[..., nn.Module]) -> None:
     options = {"amount": 0.5} if wrap is prune.random_unstructured else {}
@@ -95,5 +109,7 @@ def test_weights_that_are_computed_are_copied_and_saved(wrap: Callable[..., nn.M
     wrap(other.value, "weight", **options)
     other.load_state_dict(layer.state_dict())
     x = torch.randn(6, 4)
-    for same in [other] if options else [other, copy.deepcopy(layer)]:  # torch copies no pruned weight
+    for same in (
+        [other] if options else [other, copy.deepcopy(layer)]
+    ):  # torch copies no pruned weight
         torch.testing.assert_close(same(x, EDGES), layer(x, EDGES))

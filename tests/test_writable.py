@@ -82,17 +82,24 @@ UPDATES: dict[str, dm.StateUpdate] = {
 @pytest.mark.parametrize("name", TRIVIAL)
 @pytest.mark.parametrize("update", UPDATES)
 def test_the_next_state_can_be_written_to(update: str, name: str) -> None:
-    step, coupling = UPDATES[update], TRIVIAL[name]()
+    step = UPDATES[update]
+    coupling = TRIVIAL[name]()
     source = state() if step.beta else None
     flat = state()
-    expect_writable(lambda: step(flat, coupling, source=source), "the next state [N, C]", flat, source)
+    expect_writable(
+        lambda: step(flat, coupling, source=source), "the next state [N, C]", flat, source
+    )
     by_head = state().unsqueeze(1)
     lifted = None if source is None else source.unsqueeze(1)
-    expect_writable(lambda: step(by_head, coupling, source=lifted), "the next state [N, H, D]", by_head, lifted)
+    expect_writable(
+        lambda: step(by_head, coupling, source=lifted), "the next state [N, H, D]", by_head, lifted
+    )
 
 
 def projected(coupling: Coupling) -> ProjectedCoupling:
-    return ProjectedCoupling(coupling, torch.rand(1, 2, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)))
+    return ProjectedCoupling(
+        coupling, torch.rand(1, 2, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    )
 
 
 def flow() -> SparseFlowCoupling:
@@ -133,7 +140,10 @@ def data() -> Data:
 # What a transform adds; PyG passes it a shallow copy of the data, whose other attributes are shared on purpose.
 ADDED = {
     "knn": (KNNGraph(2, weighted=True), ("edge_index", "edge_weight")),
-    "laplacian": (AddLaplacianPE(2), ("laplacian_eigenvectors", "laplacian_eigenvalues", "laplacian_mask")),
+    "laplacian": (
+        AddLaplacianPE(2),
+        ("laplacian_eigenvectors", "laplacian_eigenvalues", "laplacian_mask"),
+    ),
 }
 
 
@@ -142,7 +152,11 @@ def test_what_a_transform_adds(name: str) -> None:
     transform, attributes = ADDED[name]
     given = data()
     for attribute in attributes:
-        expect_writable(lambda attribute=attribute: transform(given)[attribute], attribute, *given.to_dict().values())
+        expect_writable(
+            lambda attribute=attribute: transform(given)[attribute],
+            attribute,
+            *given.to_dict().values(),
+        )
 
 
 def test_batches_of_a_loader() -> None:
@@ -168,7 +182,9 @@ def test_splits_and_sequences() -> None:
     for number in range(3):
         expect_writable(lambda n=number: pad(items)[n], "pad", items[0][0])
         expect_writable(lambda n=number: random_split(y, 0.5, 0.2, seeded())[n], "a mask", y)
-        expect_writable(lambda n=number: random_split_per_class(y, 1, 1, None, seeded())[n], "a mask", y)
+        expect_writable(
+            lambda n=number: random_split_per_class(y, 1, 1, None, seeded())[n], "a mask", y
+        )
     expect_writable(lambda: label_mask(y), "label_mask", y)
     expect_writable(lambda: dm.knn_graph(state(), 2), "knn_graph")
 
@@ -187,7 +203,13 @@ def test_models_with_calls_of_their_own() -> None:
     mask = torch.ones(NODES, 4, dtype=torch.bool)
     expect_writable(lambda: encoder(x, x.abs(), mask), "codes", x, *encoder.parameters())
     network = dm.DiffusionGNN(4, 8, 3, conv="mlp").eval()
-    expect_writable(lambda: dm.full_graph_inference(network, x, EDGES), "logits", x, EDGES, *network.parameters())
+    expect_writable(
+        lambda: dm.full_graph_inference(network, x, EDGES),
+        "logits",
+        x,
+        EDGES,
+        *network.parameters(),
+    )
 
 
 def test_attention_weights() -> None:
@@ -198,7 +220,9 @@ def test_attention_weights() -> None:
         graph = dm.Graph(NODES, edges, weight)
         for number in range(2):
 
-            def returned(layer: torch.nn.Module = layer, graph: dm.Graph = graph, number: int = number) -> Tensor:
+            def returned(
+                layer: torch.nn.Module = layer, graph: dm.Graph = graph, number: int = number
+            ) -> Tensor:
                 return layer(x, graph, return_attention_weights=True)[1][number]
 
             expect_writable(returned, "the edges and their weights", edges, weight)

@@ -12,7 +12,9 @@ TINY = ["--model.model.hidden_channels=8", "--model.model.num_layers=1"]
 
 
 def quiet_trainer(**options: Any) -> pl.Trainer:
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     return pl.Trainer(**{"accelerator": "cpu", **quiet, **options})
 
 
@@ -21,7 +23,9 @@ def same(state: Any, other: Any) -> bool:
     if isinstance(state, torch.Tensor):
         return torch.equal(state, other)
     if isinstance(state, dict):
-        return state.keys() == other.keys() and all(same(state[key], other[key]) for key in state if key != "spent")
+        return state.keys() == other.keys() and all(
+            same(state[key], other[key]) for key in state if key != "spent"
+        )
     if isinstance(state, (list, tuple)):
         return len(state) == len(other) and all(map(same, state, other))
     return bool(state == other)

@@ -24,7 +24,8 @@ class Mine(Diffusivity):
         return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True)
 
 
-x, edge_index = torch.randn(10, 4), torch.randint(0, 10, (2, 30))
+x = torch.randn(10, 4)
+edge_index = torch.randint(0, 10, (2, 30))
 graph = Graph(10, edge_index)
 mixed = assert_type(0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), Diffusivity)
 conv = DiffusionConv(4, 8, mixed, ExplicitEuler(tau=0.5))

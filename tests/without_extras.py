@@ -13,17 +13,53 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 EXTRAS = (
-    "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "lightning_fabric",
-    "torchmetrics", "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
-    "faiss", "pytest", "hypothesis", "beartype", "optuna", "filelock", "huggingface_hub", "diffusion_mp_experiments",
-)  # fmt: skip
+    "matplotlib",
+    "sklearn",
+    "pandas",
+    "rdkit",
+    "pymetis",
+    "pytorch_lightning",
+    "lightning",
+    "lightning_fabric",
+    "torchmetrics",
+    "jsonargparse",
+    "tensorboard",
+    "rich",
+    "PIL",
+    "triton",
+    "torch_scatter",
+    "torch_sparse",
+    "pyg_lib",
+    "faiss",
+    "pytest",
+    "hypothesis",
+    "beartype",
+    "optuna",
+    "filelock",
+    "huggingface_hub",
+    "diffusion_mp_experiments",
+)
 PUBLIC = (
-    "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "estimators",
-    "export", "layers", "models", "saving", "testing", "updates",
-)  # fmt: skip
+    "couplings",
+    "data",
+    "diagnostics",
+    "diffusivities",
+    "distributed",
+    "energies",
+    "errors",
+    "estimators",
+    "export",
+    "layers",
+    "models",
+    "saving",
+    "testing",
+    "updates",
+)
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-sys.modules.update(dict.fromkeys(EXTRAS))  # `import rdkit` now says that there is none, and so does find_spec
+sys.modules.update(
+    dict.fromkeys(EXTRAS)
+)  # `import rdkit` now says that there is none, and so does find_spec
 
 import diffusion_mp  # noqa: E402
 
@@ -47,7 +83,9 @@ def sentence(call: Callable[[], object]) -> str:
 
 
 def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int, str]:
-    sys.argv, status, written = [name, *arguments], 0, io.StringIO()
+    sys.argv = [name, *arguments]
+    status = 0
+    written = io.StringIO()
     with redirect_stdout(written), redirect_stderr(written):
         try:
             runpy.run_path(str(EXAMPLES / name), run_name=run_name)
@@ -75,6 +113,22 @@ examples = {
     "energy_descent.py": script("energy_descent.py"),
     "custom_layer.py": script("custom_layer.py", run_name="imported"),
 }
-for name in ("inside", "attention", "sfi_former", "pde_transformer", "cora", "pokec", "classifier", "gallery"):
+for name in (
+    "inside",
+    "attention",
+    "sfi_former",
+    "pde_transformer",
+    "cora",
+    "pokec",
+    "classifier",
+    "gallery",
+):
     examples[f"{name}.py"] = script(f"{name}.py", "--help")
-print(json.dumps({"functions": {name: sentence(call) for name, call in functions.items()}, "examples": examples}))
+print(
+    json.dumps(
+        {
+            "functions": {name: sentence(call) for name, call in functions.items()},
+            "examples": examples,
+        }
+    )
+)

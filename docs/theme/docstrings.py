@@ -25,9 +25,15 @@ def papers() -> dict[str, str]:
             # An accented letter is a group of TeX; a pattern takes any letter for it.
             authors = re.sub(r"\{\\.\{?\w\}?\}", ".", fields["author"]).split(" and")
             *others, last = (author.split(",")[0].strip() for author in authors)
-            cited = f"{others[0]} et al." if len(others) > 2 else " & ".join([*filter(None, [", ".join(others)]), last])
+            cited = (
+                f"{others[0]} et al."
+                if len(others) > 2
+                else " & ".join([*filter(None, [", ".join(others)]), last])
+            )
             pattern = rf"{cited},? \(?{fields['year']}"
-            found[f"{pattern}b" if pattern in found else pattern] = f"https://arxiv.org/abs/{fields['eprint']}"
+            found[f"{pattern}b" if pattern in found else pattern] = (
+                f"https://arxiv.org/abs/{fields['eprint']}"
+            )
     return found
 
 

@@ -26,10 +26,14 @@ def cite(model: nn.Module) -> str:
         @...
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
-    keys = dict.fromkeys(key for module in model.modules() for key in getattr(module, "references", ()))
+    keys = dict.fromkeys(
+        key for module in model.modules() for key in getattr(module, "references", ())
+    )
     unknown = [key for key in keys if key not in REFERENCES and "@" not in key]
     if unknown:
-        raise ValueError(f"references must be BibTeX entries or keys, such as {min(REFERENCES)!r}; got {unknown}.")
+        raise ValueError(
+            f"references must be BibTeX entries or keys, such as {min(REFERENCES)!r}; got {unknown}."
+        )
     text = "\n\n".join(REFERENCES.get(key, key) for key in keys)
     print(text)
     return text

@@ -61,7 +61,9 @@ class _Brief(reprlib.Repr):
     """Containers in short, with dtypes and shapes in place of tensors and arrays."""
 
     def repr1(self, x: Any, level: int) -> str:
-        return describe(x) if isinstance(x, (Tensor, np.ndarray, nn.Module)) else super().repr1(x, level)
+        if isinstance(x, (Tensor, np.ndarray, nn.Module)):
+            return describe(x)
+        return super().repr1(x, level)
 
 
 _brief = _Brief()
@@ -75,7 +77,10 @@ def _with_article(dtype: torch.dtype | np.dtype[Any]) -> str:
 def describe(value: object) -> str:
     """Return dtype and shape of a tensor, the shortened value and the type of any other object."""
     if isinstance(value, Tensor):
-        kind = "tensor" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} tensor"
+        if value.layout == torch.strided:
+            kind = "tensor"
+        else:
+            kind = f"{str(value.layout).removeprefix('torch.')} tensor"
         place = "" if value.device.type != "meta" else " on the meta device"
         return f"{_with_article(value.dtype)} {kind} of shape {list(value.shape)}{place}"
     if isinstance(value, nn.Module):
@@ -89,7 +94,9 @@ def describe(value: object) -> str:
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
     options = list(choices)
     if not (value is None or isinstance(value, str)) or value not in options:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}."
+        )
 
 
 def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
@@ -103,7 +110,10 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
 
 
 def check_number(
-    value: float, name: str, fits: Callable[[float], bool] = math.isfinite, wanted: str = "be a finite number"
+    value: float,
+    name: str,
+    fits: Callable[[float], bool] = math.isfinite,
+    wanted: str = "be a finite number",
 ) -> None:
     """Raise unless ``value`` is a number that ``fits``, as ``wanted`` says."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -121,7 +131,10 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every named value is an integer of at least 1, or ``least`` (heads, channels or layers)."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int):
-            way_out = f" Pass int({name})." if hasattr(value, "__index__") and not isinstance(value, bool) else ""
+            if hasattr(value, "__index__") and not isinstance(value, bool):
+                way_out = f" Pass int({name})."
+            else:
+                way_out = ""
             raise TypeError(f"{name} must be an integer; got {describe(value)}.{way_out}")
         if value < least:
             lazy = " Only what begins with one linear map finds it out at the first call (GCNConv, DIFFormer, …)."
@@ -134,7 +147,9 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
     with suppress(TypeError):
         if not isinstance(value, bool):
             return index(value)  # type: ignore[arg-type]
-    raise TypeError(f"{name} must be a whole number; got {describe(value)}.{way_out and f' {way_out}'}")
+    raise TypeError(
+        f"{name} must be a whole number; got {describe(value)}.{way_out and f' {way_out}'}"
+    )
 
 
 def python_number(value: object) -> Any:
@@ -179,7 +194,10 @@ def check_function(value: object, name: str, what: str) -> None:
 def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
-        way_out = _as_a_tensor(value, name) if kind is Tensor else _part_of_data(value, name)
+        if kind is Tensor:
+            way_out = _as_a_tensor(value, name)
+        else:
+            way_out = _part_of_data(value, name)
         raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}")
 
 
@@ -192,14 +210,23 @@ def check_share(value: float, name: str, what: str) -> None:
     check_number(value, name, lambda w: 0.0 <= w <= 1.0, f"lie in [0, 1], the weight of {what}")
 
 
-def check_tensor(value: object, name: str, shape: str, device: torch.device | None = None, other: str = "") -> None:
+def check_tensor(
+    value: object, name: str, shape: str, device: torch.device | None = None, other: str = ""
+) -> None:
     """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.{_as_a_tensor(value, name)}")
+        raise TypeError(
+            f"{name} must be a tensor {shape}; got {describe(value)}.{_as_a_tensor(value, name)}"
+        )
     if value.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense().")
+        raise TypeError(
+            f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense()."
+        )
     if not value.is_floating_point():
-        way = "Pass its real part." if value.is_complex() else f"Convert it with {name}.float()."
+        if value.is_complex():
+            way = "Pass its real part."
+        else:
+            way = f"Convert it with {name}.float()."
         raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
     if device is not None and value.device != device:
         check_device(value, name, device, other)
@@ -211,14 +238,18 @@ def check_has_values(value: Tensor, name: str) -> None:
         raise ValueError(f"{name} must have values; got {describe(value)}, where there are none.")
 
 
-def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+def floating(
+    shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None
+) -> Tensor:
     """Return ones of a floating dtype on a device, after checks of the two options."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype; got {describe(dtype)}.")
     try:
         return torch.ones(shape, dtype=dtype, device=device)
     except (TypeError, RuntimeError) as error:
-        raise TypeError(f"device must be a torch.device or its name; got {describe(device)}: {error}.") from error
+        raise TypeError(
+            f"device must be a torch.device or its name; got {describe(device)}: {error}."
+        ) from error
 
 
 def as_device(device: object, origin: torch.device | None = None) -> torch.device:
@@ -226,9 +257,13 @@ def as_device(device: object, origin: torch.device | None = None) -> torch.devic
     try:
         place = torch.device(device)  # type: ignore[call-overload]
     except (TypeError, RuntimeError) as error:
-        raise TypeError(f"device must be a torch.device or the name of one; got {describe(device)}.") from error
+        raise TypeError(
+            f"device must be a torch.device or the name of one; got {describe(device)}."
+        ) from error
     if origin is not None and origin.type == "meta" and place.type != "meta":
-        raise ValueError(f"device must be meta, since there are no values to move from it; got {place}.")
+        raise ValueError(
+            f"device must be meta, since there are no values to move from it; got {place}."
+        )
     return place
 
 
@@ -239,9 +274,14 @@ def check_device(value: Tensor, name: str, device: torch.device, other: str) -> 
         raise ValueError(f"{name} must be on the device of {other}, {device}; {came}")
 
 
-def check_place(x: Tensor, module: nn.Module | None, name: str = "x", *, dtype: bool = False) -> None:
+def check_place(
+    x: Tensor, module: nn.Module | None, name: str = "x", *, dtype: bool = False
+) -> None:
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
-    parameter = None if module is None or torch.compiler.is_compiling() else _first_array(module)
+    if module is None or torch.compiler.is_compiling():
+        parameter = None
+    else:
+        parameter = _first_array(module)
     if parameter is None:
         return
     if x.device != parameter.device:
@@ -250,7 +290,9 @@ def check_place(x: Tensor, module: nn.Module | None, name: str = "x", *, dtype: 
         return
     if parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
         wanted = f"{str(parameter.dtype).removeprefix('torch.')}, as the parameters of {type(module).__name__} are"
-        way_out = f"Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+        way_out = (
+            f"Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+        )
         raise TypeError(f"{name} must be {wanted}; got {describe(x)}. {way_out}")
 
 
@@ -267,7 +309,9 @@ def _first_array(module: nn.Module) -> Tensor | None:
     return None
 
 
-def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, module: nn.Module | None = None) -> None:
+def check_state(
+    x: Tensor, name: str = "x", channels: int | None = None, *, module: nn.Module | None = None
+) -> None:
     """Raise unless ``x`` is a floating-point state [N, C] with the given C, and dtype and device of ``module``."""
     # Every layer calls this, so the reason for a refusal is looked for only where there is one.
     fits = isinstance(x, Tensor) and x.dim() == 2 and (channels is None or x.size(1) == channels)
@@ -278,10 +322,14 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, modu
 
 def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.{_one_state(x, name)}")
+        raise TypeError(
+            f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.{_one_state(x, name)}"
+        )
     if x.dim() != 2:
         way_out = "Flatten a padded batch to its real rows and pass `batch`."
-        raise ValueError(f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. {way_out}")
+        raise ValueError(
+            f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. {way_out}"
+        )
     if x.dtype in INTEGERS:
         raise TypeError(
             f"{name} must be floating point; got {describe(x)}. Convert it with {name}.float(). If these are "
@@ -289,7 +337,9 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
             f"other models one_hot({name}, number).float()."
         )
     check_tensor(x, name, "[num_nodes, channels]")
-    raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
+    raise ValueError(
+        f"{name} must have {channels} channels as the layer was built for; got {describe(x)}."
+    )
 
 
 def _one_state(x: object, name: str) -> str:
@@ -314,9 +364,13 @@ def _as_a_tensor(value: object, name: str) -> str:
         return f" Convert it with torch.as_tensor({name})."
     if isinstance(value, (list, tuple)) and all(isinstance(part, Tensor) for part in value):
         same = len({part.shape for part in value}) == 1
-        return f" Join its tensors with torch.stack({name})." if same else f" Join its tensors with torch.cat({name})."
+        if same:
+            return f" Join its tensors with torch.stack({name})."
+        return f" Join its tensors with torch.cat({name})."
     if np.asarray(value, dtype=object).ndim == 1 and all(isinstance(part, str) for part in value):
-        return f" Number its words with torch.from_numpy(np.unique({name}, return_inverse=True)[1])."
+        return (
+            f" Number its words with torch.from_numpy(np.unique({name}, return_inverse=True)[1])."
+        )
     return " torch makes no tensor of it: make it numbers, in rows of one length."
 
 
@@ -333,7 +387,9 @@ def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None 
     """Raise unless ``value`` is a floating-point [N, F] with the rows and the device of ``x``, and fits ``module``."""
     check_state(value, name, module=module)
     if value.size(0) != x.size(0):
-        raise ValueError(f"{name} must have {x.size(0)} rows, one per node, as the state has; got {describe(value)}.")
+        raise ValueError(
+            f"{name} must have {x.size(0)} rows, one per node, as the state has; got {describe(value)}."
+        )
     check_device(value, name, x.device, "the state")
 
 
@@ -341,7 +397,9 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
     """Return indices [length] as int64, from a tensor of any integer type, a list or an array."""
     indices = as_tensor(value, name, f"a tensor {length} of integers")
     if indices.dtype not in INTEGERS:
-        raise TypeError(f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long().")
+        raise TypeError(
+            f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long()."
+        )
     if indices.dim() != 1 or indices.layout != torch.strided:
         raise ValueError(f"{name} must be one-dimensional, {length}; got {describe(indices)}.")
     check_has_values(indices, name)
@@ -368,11 +426,20 @@ def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) 
         nodes = nodes.to(device)
     if nodes.dtype == torch.uint8:
         ways = f"A mask is {name}.bool(), and indices are {name}.long()."
-        raise TypeError(f"{name} must be {what}; got {describe(nodes)}, which may be either. {ways}")
+        raise TypeError(
+            f"{name} must be {what}; got {describe(nodes)}, which may be either. {ways}"
+        )
     if nodes.dtype != torch.bool and nodes.dtype not in INTEGERS:
         raise TypeError(f"{name} must be {what}; got {describe(nodes)}.")
-    if nodes.dim() != 1 or nodes.layout != torch.strided or (nodes.dtype == torch.bool and len(nodes) != num_nodes):
-        way_out = " Of several splits take one column." if nodes.dim() == 2 else ""
+    if (
+        nodes.dim() != 1
+        or nodes.layout != torch.strided
+        or (nodes.dtype == torch.bool and len(nodes) != num_nodes)
+    ):
+        if nodes.dim() == 2:
+            way_out = " Of several splits take one column."
+        else:
+            way_out = ""
         raise ValueError(f"{name} must be {what}; got {describe(nodes)}.{way_out}")
     check_device(nodes, name, device, "y")
     if nodes.dtype == torch.bool:
@@ -383,12 +450,18 @@ def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) 
     chosen[nodes] = True
     if int(chosen.sum()) < len(nodes):
         way_out = f"If it is a mask of zeros and ones, pass {name}.bool()."
-        raise ValueError(f"{name} must name every node once, as indices; some are there again. {way_out}")
+        raise ValueError(
+            f"{name} must name every node once, as indices; some are there again. {way_out}"
+        )
     return chosen
 
 
 def check_pairs(
-    pairs: object, name: str, num_nodes: int, device: torch.device, shape: str = "[2, num_pairs] of int64"
+    pairs: object,
+    name: str,
+    num_nodes: int,
+    device: torch.device,
+    shape: str = "[2, num_pairs] of int64",
 ) -> Tensor:
     """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array."""
     listed = as_tensor(pairs, name, f"a tensor {shape}")
@@ -405,10 +478,15 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
     if pairs.dim() != 2 or pairs.size(0) != 2:
-        hint = f" It looks transposed: pass {name}.t()." if pairs.dim() == 2 and pairs.size(1) == 2 else ""
+        if pairs.dim() == 2 and pairs.size(1) == 2:
+            hint = f" It looks transposed: pass {name}.t()."
+        else:
+            hint = ""
         raise ValueError(f"{name} must be {shape}; got {describe(pairs)}.{hint}")
     if pairs.dtype not in INTEGERS:
-        raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
+        raise TypeError(
+            f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long()."
+        )
 
 
 def refuse_torchscript() -> None:
@@ -433,13 +511,16 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
     numbers = pairs.long() if pairs.dtype in UNSIGNED else pairs
     low, high = (int(end) for end in numbers.aminmax())
     if low < 0 or high >= size:
-        raise ValueError(f"{name} must lie in [0, {size - 1}] for {size} {what}; it reaches from {low} to {high}.")
+        raise ValueError(
+            f"{name} must lie in [0, {size - 1}] for {size} {what}; it reaches from {low} to {high}."
+        )
 
 
 def plain(value: object) -> object:
     """Return PyG's ``EdgeIndex`` and ``Index``, and our ``PartEdgeIndex``, as plain tensors; other objects as is."""
-    is_subclass = isinstance(value, Tensor) and hasattr(type(value), "as_tensor")
-    return value.as_tensor() if is_subclass else value  # type: ignore[attr-defined]
+    if isinstance(value, Tensor) and hasattr(type(value), "as_tensor"):
+        return value.as_tensor()  # type: ignore[attr-defined]
+    return value
 
 
 def as_tensor(value: object, name: str, what: str) -> Tensor:
@@ -449,14 +530,18 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
         return value
     if isinstance(value, (list, tuple, np.ndarray)):
         try:
-            return torch.as_tensor(value if len(value) else [], dtype=None if len(value) else torch.long)
+            return torch.as_tensor(
+                value if len(value) else [], dtype=None if len(value) else torch.long
+            )
         except (TypeError, ValueError, RuntimeError) as error:
             way_out = _as_a_tensor(value, name)
             raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}") from error
     raise TypeError(f"{name} must be {what}; got {describe(value)}.")
 
 
-def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Module | None) -> None:
+def check_sequences(
+    x: Tensor, mask: Tensor | None, channels: int, module: nn.Module | None
+) -> None:
     """Raise unless ``x`` is a state [B, L, C] that fits ``module``, and ``mask`` is [B, L] of bool, or None."""
     refuse_torchscript()
     check_tensor(x, "x", f"[batch, length, {channels}]")
@@ -471,29 +556,45 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
-        raise TypeError(f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}.")
+        raise TypeError(
+            f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}."
+        )
     check_has_values(mask, name)
     if mask.shape != x.shape[:2]:
-        raise ValueError(f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
+        raise ValueError(
+            f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}."
+        )
     check_device(mask, name, x.device, "x")
 
 
 def check_edge_rows(
-    edge_attr: Tensor, num_edges: int, name: str = "edge_attr",
-    *, channels: int | None = None, module: nn.Module | None = None,
-) -> None:  # fmt: skip
+    edge_attr: Tensor,
+    num_edges: int,
+    name: str = "edge_attr",
+    *,
+    channels: int | None = None,
+    module: nn.Module | None = None,
+) -> None:
     """Raise unless ``edge_attr`` has a row for every edge, and fits ``module`` with that many channels."""
     check_kind(edge_attr, name, Tensor, "a tensor [num_edges, channels], one row per edge")
     if not edge_attr.dim() or edge_attr.size(0) != num_edges:
-        raise ValueError(f"{name} must have one row for each of {num_edges} edges; got {describe(edge_attr)}.")
+        raise ValueError(
+            f"{name} must have one row for each of {num_edges} edges; got {describe(edge_attr)}."
+        )
     if channels is None:
         return
     fits = edge_attr.dim() == 2 and edge_attr.size(1) == channels
     if not (fits and edge_attr.is_floating_point() and edge_attr.layout is torch.strided):
-        came = f"got {describe(edge_attr)}. Types of edges become one_hot(types, {channels}).float()"
+        came = (
+            f"got {describe(edge_attr)}. Types of edges become one_hot(types, {channels}).float()"
+        )
         if not fits:
-            raise ValueError(f"{name} must have {channels} channels, [num_edges, {channels}]; {came}.")
-        raise TypeError(f"{name} must be dense and floating point; {came}, measured numbers {name}.float().")
+            raise ValueError(
+                f"{name} must have {channels} channels, [num_edges, {channels}]; {came}."
+            )
+        raise TypeError(
+            f"{name} must be dense and floating point; {came}, measured numbers {name}.float()."
+        )
     check_place(edge_attr, module, name, dtype=True)
 
 
@@ -504,9 +605,13 @@ def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None
         raise ValueError(f"{name} must have three dimensions [num_nodes, heads, channels]; {came}")
     check_tensor(v, name, "[num_nodes, heads, channels]")
     if v.size(0) != num_nodes:
-        raise ValueError(f"{name} must have {num_nodes} rows, one per node of the coupling; got {describe(v)}.")
+        raise ValueError(
+            f"{name} must have {num_nodes} rows, one per node of the coupling; got {describe(v)}."
+        )
     if heads != 1 and v.size(1) not in (1, heads):
-        raise ValueError(f"{name} must have {heads} heads (or 1) as the coupling does; got {describe(v)}.")
+        raise ValueError(
+            f"{name} must have {heads} heads (or 1) as the coupling does; got {describe(v)}."
+        )
 
 
 def check_finite(x: Tensor, name: str) -> None:
@@ -514,7 +619,9 @@ def check_finite(x: Tensor, name: str) -> None:
     check_has_values(x, name)
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
-        raise ValueError(f"{name} must be finite; {bad} of its {x.numel()} entries are NaN or infinite.")
+        raise ValueError(
+            f"{name} must be finite; {bad} of its {x.numel()} entries are NaN or infinite."
+        )
 
 
 @contextmanager

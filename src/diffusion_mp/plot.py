@@ -21,7 +21,15 @@ from diffusion_mp.diagnostics.hooks import axis, hooked
 from diffusion_mp.layers import CertifiedBlock, WeightedGraph
 from diffusion_mp.modules import evaluating
 
-__all__ = ["attention", "curves", "eigenvalues", "energies", "neighbours", "spectrum", "uncertainty"]
+__all__ = [
+    "attention",
+    "curves",
+    "eigenvalues",
+    "energies",
+    "neighbours",
+    "spectrum",
+    "uncertainty",
+]
 
 
 @torch.no_grad()
@@ -43,19 +51,29 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
                 with EnergyTrace(model) as trace:
                     model(*inputs, **named)
                 values = [trace.records[0].before, *trace.energies]
-    rows, ax = torch.atleast_2d(torch.as_tensor(values).detach().cpu()), axis(ax)
+    rows = torch.atleast_2d(torch.as_tensor(values).detach().cpu())
+    ax = axis(ax)
     for number, row in enumerate(rows, 1):
-        ax.plot((row / row[0].abs().clamp(min=1e-30)).tolist(), "o-", markersize=3, label=f"block {number}")
+        ax.plot(
+            (row / row[0].abs().clamp(min=1e-30)).tolist(),
+            "o-",
+            markersize=3,
+            label=f"block {number}",
+        )
     if len(rows) > 1:
         ax.legend(fontsize="small")
-    ax.set(xlabel="layer" if len(rows) == 1 else "step of the block", ylabel="energy / |energy before|")
+    ax.set(
+        xlabel="layer" if len(rows) == 1 else "step of the block", ylabel="energy / |energy before|"
+    )
     if ax.get_xscale() == "linear":
         ax.locator_params("x", integer=True)
     return ax
 
 
 @torch.no_grad()
-def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Iterable[str] = (), ax: Any = None) -> Any:
+def neighbours(
+    coupling: Coupling, node: int, *, top: int = 10, names: Iterable[str] = (), ax: Any = None
+) -> Any:
     """Draw the strongest couplings s_ij of a node i as bars, the mean over heads; ``names`` has one for every node j.
 
     Examples:
@@ -69,7 +87,9 @@ def neighbours(coupling: Coupling, node: int, *, top: int = 10, names: Iterable[
     best = row.abs().topk(min(top, len(row))).indices
     names = list(names) or [str(int(j)) for j in others]  # by place, also of a Series
     if len(names) != coupling.num_nodes:
-        raise ValueError(f"names must hold one for each of {coupling.num_nodes} nodes; got {len(names)}.")
+        raise ValueError(
+            f"names must hold one for each of {coupling.num_nodes} nodes; got {len(names)}."
+        )
     ax = axis(ax)
     ax.barh(range(len(best)), row[best].tolist())
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
@@ -92,12 +112,18 @@ def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> 
     errors.check_rows(without, "without", logits)
     true = errors.label_vector(y).unsqueeze(1)
     if len(true) != len(logits):
-        raise ValueError(f"y must have a class for each of {len(logits)} rows; got {errors.describe(y)}.")
+        raise ValueError(
+            f"y must have a class for each of {len(logits)} rows; got {errors.describe(y)}."
+        )
     errors.check_range(true, "y", min(logits.size(1), without.size(1)), "classes")
     ours, theirs = (each.softmax(1).gather(1, true)[:, 0].cpu() for each in (logits, without))
     right = [(each.argmax(1, keepdim=True) == true)[:, 0].cpu() for each in (logits, without)]
     ax = axis(ax)
-    kinds = {"as without": right[0] == right[1], "mended": right[0] & ~right[1], "spoiled": ~right[0] & right[1]}
+    kinds = {
+        "as without": right[0] == right[1],
+        "mended": right[0] & ~right[1],
+        "spoiled": ~right[0] & right[1],
+    }
     for label, chosen in kinds.items():
         ax.scatter(theirs[chosen], ours[chosen], s=6, label=f"{label}: {int(chosen.sum())}")
     if ax.get_xscale() == ax.get_yscale() == "linear":
@@ -107,7 +133,9 @@ def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> 
     return ax
 
 
-def spectrum(model: nn.Module | tuple[Tensor, Tensor], *inputs: Any, ax: Any = None, **named: Any) -> Any:
+def spectrum(
+    model: nn.Module | tuple[Tensor, Tensor], *inputs: Any, ax: Any = None, **named: Any
+) -> Any:
     """Draw the eigenvalues of the matrices B of a model, and the share of its states along the eigenvectors.
 
     1 makes neighbours agree, −1 makes them differ (Theorem T8 of docs/certified.md). Or pass what `eigenvalues` gives.
@@ -116,9 +144,24 @@ def spectrum(model: nn.Module | tuple[Tensor, Tensor], *inputs: Any, ax: Any = N
         >>> axes = spectrum(CertifiedTransformer(4, 16, 3), x, edge_index)
     """
     values, shares = eigenvalues(model, *inputs, **named) if isinstance(model, nn.Module) else model
-    ax, bins = axis(ax), torch.linspace(-1, 1, 17)
-    ax.hist(values, bins, weights=torch.full_like(values, 1 / len(values)), color="0.75", label="eigenvalues")
-    ax.hist(values, bins, weights=shares, histtype="step", color="#0072B2", linewidth=1.5, label="states")
+    ax = axis(ax)
+    bins = torch.linspace(-1, 1, 17)
+    ax.hist(
+        values,
+        bins,
+        weights=torch.full_like(values, 1 / len(values)),
+        color="0.75",
+        label="eigenvalues",
+    )
+    ax.hist(
+        values,
+        bins,
+        weights=shares,
+        histtype="step",
+        color="#0072B2",
+        linewidth=1.5,
+        label="states",
+    )
     ax.set(xlabel="eigenvalue of B", ylabel="share", xlim=(-1, 1))
     ax.legend(loc="upper left", fontsize="small")
     return ax
@@ -136,14 +179,21 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
         for term in block.terms if isinstance(block, CertifiedBlock) else ():
             if isinstance(term, WeightedGraph):
                 matrices = term.matrices()
-                full = matrices if matrices.dim() == 3 else matrices.diag_embed()
+                if matrices.dim() == 3:
+                    full = matrices
+                else:
+                    full = matrices.diag_embed()
                 found[name] = torch.linalg.eigh((full + full.mT) / 2)
     if not found:
-        raise ValueError(f"model must have a CertifiedBlock with a WeightedGraph; {type(model).__name__} has none.")
+        raise ValueError(
+            f"model must have a CertifiedBlock with a WeightedGraph; {type(model).__name__} has none."
+        )
     shares: dict[str, Tensor] = {}
 
     def look(name: str, x: Tensor, graph: object, state: Tensor) -> None:
-        along = ((state - state.mean(0)).to(found[name][1]) @ found[name][1]).square().sum(1).flatten()
+        along = (
+            ((state - state.mean(0)).to(found[name][1]) @ found[name][1]).square().sum(1).flatten()
+        )
         shares[name] = along / along.sum() / len(found)
 
     with hooked({name: model.get_submodule(name) for name in found}, look), evaluating(model):
@@ -168,14 +218,17 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
     if points.size(1) > 2:
         centred = points - points.mean(0)
         points = centred @ torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh[:2].T
-    variance, ax = posterior_variance(coupling, leak).mean(1).cpu(), axis(ax)
+    variance = posterior_variance(coupling, leak).mean(1).cpu()
+    ax = axis(ax)
     drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")
     ax.figure.colorbar(drawn, ax=ax, label="posterior variance")
     ax.set(xticks=[], yticks=[])
     return ax
 
 
-def curves(path: str | os.PathLike[str], *, only: Sequence[str] | None = None, ax: Any = None) -> Any:
+def curves(
+    path: str | os.PathLike[str], *, only: Sequence[str] | None = None, ax: Any = None
+) -> Any:
     """Draw the columns of a ``metrics.csv`` of Lightning's CSVLogger over epochs, all or ``only`` these.
 
     Examples:
@@ -192,7 +245,9 @@ def curves(path: str | os.PathLike[str], *, only: Sequence[str] | None = None, a
     ax = axis(ax)
     for name in names if only is None else only:
         errors.check_choice(name, "only", names)
-        points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name] and row["epoch"]]
+        points = [
+            (float(row["epoch"]), float(row[name])) for row in rows if row[name] and row["epoch"]
+        ]
         ax.plot(*zip(*points, strict=True), label=name)
     ax.set(xlabel="epoch")
     ax.legend(fontsize="small")

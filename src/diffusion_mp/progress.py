@@ -44,11 +44,20 @@ def progress_bar(what: str, unit: str, total: float | None = None, **options: An
 
 def solving(what: str, max_iter: int) -> Iterator[Callable[[Tensor | float, Tensor | float], None]]:
     """Yield in each iteration a function of residual and goal, which moves a bar by the digits that are gained."""
-    with progress_bar(what, "digit", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}") as bar:
+    with progress_bar(
+        what, "digit", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    ) as bar:
 
         def closer(residual: Tensor | float, goal: Tensor | float) -> None:
             if not bar.disable:
-                left = (torch.as_tensor(residual) / goal).nan_to_num().clamp(1, 1e30).max().log10().item()
+                left = (
+                    (torch.as_tensor(residual) / goal)
+                    .nan_to_num()
+                    .clamp(1, 1e30)
+                    .max()
+                    .log10()
+                    .item()
+                )
                 bar.total = max(bar.total or 0.0, left)
                 bar.update(bar.total - left - bar.n)
 

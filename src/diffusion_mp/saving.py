@@ -22,11 +22,15 @@ from diffusion_mp.errors import check_kind, describe, needed_by
 
 Place = str | os.PathLike[str]
 S = TypeVar("S", bound="Saved")
-FORMAT, KEY, FILE = 1, "diffusion_mp", "model.safetensors"
+FORMAT = 1
+KEY = "diffusion_mp"
+FILE = "model.safetensors"
 LARGEST = 1_000_000  # An integer argument beyond this, and beyond the bytes of the file, is refused: loops run as long.
 PARTS = 5_000  # A model may have so many modules and parameters, and a hundred more for each of its tensors.
 CLASS = "$class"
-DTYPES = {str(each)[6:]: each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+DTYPES = {
+    str(each)[6:]: each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 WAY_OUT = "Save model.state_dict(), and build the model in Python"
 
 
@@ -51,9 +55,13 @@ class Described:
 
     def _describe(self) -> Description | TypeError:
         if is_dataclass(self):
-            values = {each.name: described(getattr(self, each.name)) for each in fields(self) if each.init}
+            values = {
+                each.name: described(getattr(self, each.name)) for each in fields(self) if each.init
+            }
             return Description(type(self), kwargs=values)
-        return TypeError(describe(self)) if vars(self) else Description(type(self))
+        if vars(self):
+            return TypeError(describe(self))
+        return Description(type(self))
 
 
 def described(value: Any) -> Any:
@@ -65,12 +73,16 @@ def described(value: Any) -> Any:
     if isinstance(value, Described):
         return value._describe()
     if isinstance(value, Tensor):
-        return nn.Parameter(value.detach()) if isinstance(value, nn.Parameter) else value.detach()
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(value.detach())
+        return value.detach()
     if isinstance(value, (list, tuple)):
         return [described(each) for each in value]
     if isinstance(value, dict):
         return {str(name): described(each) for name, each in value.items()}
-    return None if isinstance(value, torch.Generator) else TypeError(describe(value))
+    if isinstance(value, torch.Generator):
+        return None
+    return TypeError(describe(value))
 
 
 class Saved(nn.Module, Described):
@@ -80,7 +92,9 @@ class Saved(nn.Module, Described):
 
     def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
         self = super().__new__(cls)
-        self.__dict__["_description"] = Description(cls, tuple(map(described, args)), described(kwargs))
+        self.__dict__["_description"] = Description(
+            cls, tuple(map(described, args)), described(kwargs)
+        )
         return self
 
     def _describe(self) -> Description:
@@ -94,13 +108,21 @@ class Saved(nn.Module, Described):
                 or reshaped after construction; or they have no shape before the first call.
         """
         check_kind(path, "path", (str, os.PathLike), "the path of a file")
-        kind, classes = type(self).__name__, dict(Described.classes)
+        kind = type(self).__name__
+        classes = dict(Described.classes)
         if lazy := [name for name, parameter in self.named_parameters() if is_lazy(parameter)]:
-            raise ValueError(f"{kind} has no values for {lazy[0]} before its first call. Call it once, then save it.")
+            raise ValueError(
+                f"{kind} has no values for {lazy[0]} before its first call. Call it once, then save it."
+            )
         about = _written(self._description, classes, {})
-        state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
+        state = {
+            name: value.detach().cpu().clone().contiguous()
+            for name, value in self.state_dict().items()
+        }
         if flaw := _misfit(_built(about, classes, state), state):
-            raise ValueError(f"{kind} was changed after it was built: built again, it {flaw}. {WAY_OUT}.")
+            raise ValueError(
+                f"{kind} was changed after it was built: built again, it {flaw}. {WAY_OUT}."
+            )
         if not Path(path).parent.is_dir():
             raise FileNotFoundError(f"There is no folder {Path(path).parent} to save in.")
         if Path(path).is_dir():
@@ -119,12 +141,16 @@ class Saved(nn.Module, Described):
             return cast("str", _on_hub()(self).push_to_hub(name, **options))
 
     @classmethod
-    def from_pretrained(cls: type[S], name: Place, *, classes: Sequence[type] = (), **options: Any) -> S:
+    def from_pretrained(
+        cls: type[S], name: Place, *, classes: Sequence[type] = (), **options: Any
+    ) -> S:
         """Load from a folder of `save_pretrained`, or a repository ``"owner/name"``; options as in `ModelHubMixin`."""
         with _reaching(name):
             model = _on_hub().from_pretrained(name, classes=classes, **options).model
         if not isinstance(model, cls):
-            raise ValueError(f"{name} holds a {type(model).__name__}, and {cls.__name__} was asked for.")
+            raise ValueError(
+                f"{name} holds a {type(model).__name__}, and {cls.__name__} was asked for."
+            )
         return model
 
 
@@ -152,7 +178,9 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
     check_kind(path, "path", (str, os.PathLike), "the path of a file")
     for each in classes:
         if not isinstance(each, type) or not issubclass(each, Described):
-            raise TypeError(f"classes must be subclasses of this library's modules or penalties; got {describe(each)}.")
+            raise TypeError(
+                f"classes must be subclasses of this library's modules or penalties; got {describe(each)}."
+            )
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}.")
     try:
@@ -162,16 +190,26 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
     except Exception as error:
         raise ValueError(f"{path} is no safetensors file, or is damaged: {error}.") from error
     if text is None:
-        raise ValueError(f"{path} was not written by save(): it has tensors, but does not say of which module.")
+        raise ValueError(
+            f"{path} was not written by save(): it has tensors, but does not say of which module."
+        )
     known = Described.classes | {each.__name__: each for each in classes}
     try:
-        version, about = (content := json.loads(text))["format"], content["model"]
+        version = (content := json.loads(text))["format"]
+        about = content["model"]
         if version != FORMAT:
-            raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}. Update diffusion-mp.")
+            raise ValueError(
+                f"it has format {version!r}, and this version reads {FORMAT}. Update diffusion-mp."
+            )
         flaw = _misfit(_built(about, known, tensors), tensors)
-        model = None if flaw else _built(about, known, tensors, device="cpu")
+        if flaw:
+            model = None
+        else:
+            model = _built(about, known, tensors, device="cpu")
     except Exception as error:
-        raise ValueError(f"{path} describes a module that cannot be built: {error or type(error).__name__}") from error
+        raise ValueError(
+            f"{path} describes a module that cannot be built: {error or type(error).__name__}"
+        ) from error
     if model is None:
         raise ValueError(f"{path} does not fit the module that it describes, which {flaw}.")
     model.load_state_dict(tensors)
@@ -183,14 +221,18 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
 def _written(value: Any, classes: dict[str, type[Described]], seen: dict[Any, int]) -> Any:
     """A description as JSON; ``classes`` gains those that are not of the library, ``seen`` numbers the objects."""
     if isinstance(value, TypeError):
-        raise ValueError(f"{value} cannot be saved as an argument, for a file holds no code. {WAY_OUT}.")
+        raise ValueError(
+            f"{value} cannot be saved as an argument, for a file holds no code. {WAY_OUT}."
+        )
     if isinstance(value, list):
         return [_written(each, classes, seen) for each in value]
     if isinstance(value, dict):
         return {name: _written(each, classes, seen) for name, each in value.items()}
     if not isinstance(value, (Tensor, Description)):
         return value
-    key = (value.data_ptr(), value.shape, value.stride()) if isinstance(value, Tensor) else id(value)
+    key = (
+        (value.data_ptr(), value.shape, value.stride()) if isinstance(value, Tensor) else id(value)
+    )
     if key in seen:
         return {CLASS: "again", "number": seen[key]}
     if isinstance(value, Tensor):
@@ -199,20 +241,28 @@ def _written(value: Any, classes: dict[str, type[Described]], seen: dict[Any, in
     else:
         name = value.kind.__name__
         if classes.setdefault(name, value.kind) is not value.kind:
-            raise ValueError(f"{value.kind} cannot be saved, for another class has its name. Rename it.")
+            raise ValueError(
+                f"{value.kind} cannot be saved, for another class has its name. Rename it."
+            )
         _, *parameters = signature(value.kind.__init__).parameters.values()
         by_place = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters)
         names = [each.name for each in parameters]
-        given = {"*": [*value.args]} if by_place else dict(zip(names, value.args, strict=False))
+        if by_place:
+            given = {"*": [*value.args]}
+        else:
+            given = dict(zip(names, value.args, strict=False))
         about = {CLASS: name, **_written({**given, **value.kwargs}, classes, seen)}
     seen[key] = len(seen)
     return about
 
 
-def _built(about: Any, classes: Mapping[str, type], tensors: Mapping[str, Tensor], device: str = "meta") -> Saved:
+def _built(
+    about: Any, classes: Mapping[str, type], tensors: Mapping[str, Tensor], device: str = "meta"
+) -> Saved:
     """Build the module of a description, no larger than these tensors allow; on the meta device it takes no memory."""
     largest = max(LARGEST, sum(value.nbytes for value in tensors.values()))
-    left, made = PARTS + 100 * len(tensors), list[Any]()
+    left = PARTS + 100 * len(tensors)
+    made = list[Any]()
 
     def count(*_: Any) -> None:
         nonlocal left
@@ -239,14 +289,17 @@ def _built(about: Any, classes: Mapping[str, type], tensors: Mapping[str, Tensor
         elif name in classes:
             made.append(classes[name](*built.pop("*", ()), **built))
         else:
-            raise ValueError(f"there is no class {name!r}. If it is your own, pass load(path, classes=[{name}]).")
+            raise ValueError(
+                f"there is no class {name!r}. If it is your own, pass load(path, classes=[{name}])."
+            )
         return made[-1]
 
     with (
-        torch.device(device), torch.random.fork_rng(devices=[]),
+        torch.device(device),
+        torch.random.fork_rng(devices=[]),
         modules.register_module_module_registration_hook(count),
         modules.register_module_parameter_registration_hook(count),
-    ):  # fmt: skip
+    ):
         model = build(about)
     if not isinstance(model, Saved):
         raise ValueError(f"it is no module, but {describe(model)}.")
@@ -256,13 +309,20 @@ def _built(about: Any, classes: Mapping[str, type], tensors: Mapping[str, Tensor
 def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     """How the state of a module on the meta device differs from tensors in names, shapes or kinds of numbers."""
     with suppress(RuntimeError, KeyError):  # parameters without a shape take that of the tensors
-        model.load_state_dict({name: value.to("meta") for name, value in tensors.items()}, strict=False)
+        model.load_state_dict(
+            {name: value.to("meta") for name, value in tensors.items()}, strict=False
+        )
     own = model.state_dict()
     for name in [*own, *tensors]:
         if name not in tensors or name not in own:
-            return f"has {name!r}, which is missing" if name in own else f"has no {name!r}"
-        mine, other = own[name], tensors[name]
-        alike = mine.dtype == other.dtype or (mine.is_floating_point() and other.is_floating_point())
+            if name in own:
+                return f"has {name!r}, which is missing"
+            return f"has no {name!r}"
+        mine = own[name]
+        other = tensors[name]
+        alike = mine.dtype == other.dtype or (
+            mine.is_floating_point() and other.is_floating_point()
+        )
         if is_lazy(mine) or mine.shape != other.shape or not alike:
             return f"has {name!r} of another shape or type than {describe(other)}"
     return None
@@ -284,7 +344,12 @@ def _on_hub() -> Any:
         @classmethod
         def _from_pretrained(cls, *, model_id: str, classes: Any, **options: Any) -> Any:  # type: ignore[override]
             path = Path(model_id, FILE)
-            return cls(load(path if path.is_file() else hf_hub_download(model_id, FILE, **options), classes=classes))
+            return cls(
+                load(
+                    path if path.is_file() else hf_hub_download(model_id, FILE, **options),
+                    classes=classes,
+                )
+            )
 
     return OnHub
 
@@ -295,6 +360,13 @@ def _reaching(name: Place) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("huggingface_hub", "httpx", "httpx2", "requests"):
+        if type(error).__module__.partition(".")[0] not in (
+            "huggingface_hub",
+            "httpx",
+            "httpx2",
+            "requests",
+        ):
             raise
-        raise ConnectionError(f"{name} could not be reached on the Hugging Face Hub: {error}") from error
+        raise ConnectionError(
+            f"{name} could not be reached on the Hugging Face Hub: {error}"
+        ) from error

@@ -16,7 +16,9 @@ from operations import OPERATIONS
 LIMITS = ("its products alone", "a copy")
 
 # The textbook's 200 proximal steps are far from the solution; with so many, in small graphs, they are near.
-STEPS, GRAPHS, NEAR = 20_000, torch.arange(0, 513, 8), 1e-6
+STEPS = 20_000
+GRAPHS = torch.arange(0, 513, 8)
+NEAR = 1e-6
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -27,7 +29,10 @@ def test_ways_agree(name):
         if way in LIMITS:
             continue
         drawn = operation.inputs(512, torch.Generator().manual_seed(0))
-        inputs = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in drawn]
+        inputs = [
+            x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in drawn
+        ]
         if name == "sparse_flow":
             inputs[-1] = GRAPHS
             forward = partial(forward, steps=STEPS) if way == "textbook" else forward
@@ -36,8 +41,12 @@ def test_ways_agree(name):
         out = out.transpose(0, 1) if out.dim() == 4 else out
         results[way] = [out.flatten()]
         if trains and backward is None and name != "sparse_flow":
-            grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-            results[way] += [found.flatten() for found in torch.autograd.grad(out, leaves, grad.view(out.shape))]
+            grad = torch.randn(
+                out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+            )
+            results[way] += [
+                found.flatten() for found in torch.autograd.grad(out, leaves, grad.view(out.shape))
+            ]
     first, *others = results.values()
     assert others
     for other in others:

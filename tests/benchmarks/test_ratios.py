@@ -22,12 +22,18 @@ def make(target):
         x = torch.randn(60, 60, requires_grad=True)
         return Side(lambda: x @ x, [x]), Side(lambda: x @ x, [x])
 
-    return ratios.Pair("product", "N = 60", "itself", sides, dict.fromkeys(("forward", "step"), target))
+    return ratios.Pair(
+        "product", "N = 60", "itself", sides, dict.fromkeys(("forward", "step"), target)
+    )
 
 
 def test_layers_and_models_compute_the_same_as_the_others():
     """Operations are compared in test_operations.py."""
-    found = [pair for pair in ratios.pairs() if not pair.nodes and "100,000" not in pair.where and pair.same]
+    found = [
+        pair
+        for pair in ratios.pairs()
+        if not pair.nodes and "100,000" not in pair.where and pair.same
+    ]
     assert len(found) > 10
     for pair in found:
         if "PROTEINS" not in pair.where:
@@ -60,7 +66,8 @@ def test_another_result_stops_the_run():
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys):
     times = {"low": [1.0, 4.0], "median": [1.0, 4.0]}
     known = {"forward": times, "step": times, "memory": [1.0, 4.0]}
-    threads, pair = torch.get_num_threads(), dataclasses.replace(make(1.0), nodes=60)
+    threads = torch.get_num_threads()
+    pair = dataclasses.replace(make(1.0), nodes=60)
     (tmp_path / f"unfinished_{threads}_2.json").write_text(json.dumps({pair.name: known}))
     monkeypatch.setattr(ratios, "pairs", lambda: [pair])
     monkeypatch.setattr(sys, "argv", ["ratios.py", "--out", str(tmp_path)])

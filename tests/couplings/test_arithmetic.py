@@ -71,7 +71,9 @@ def test_what_is_no_number_is_refused_on_either_side(name: str, value: str) -> N
             product(OPERANDS[name](), REFUSED[value])
 
 
-@pytest.mark.parametrize("other", [np.ones(3), np.float32(1), np.ones((6, 6)), torch.ones(6, 6), 1.0], ids=str)
+@pytest.mark.parametrize(
+    "other", [np.ones(3), np.float32(1), np.ones((6, 6)), torch.ones(6, 6), 1.0], ids=str
+)
 @pytest.mark.parametrize("name", ["coupling", "diffusivity"])
 def test_only_what_is_alike_adds(name: str, other: Any) -> None:
     subject: Coupling | Diffusivity = OPERANDS[name]()
@@ -80,7 +82,10 @@ def test_only_what_is_alike_adds(name: str, other: Any) -> None:
             total()
     if isinstance(subject, Coupling):
         for difference in (lambda: subject - other, lambda: other - subject):
-            with pytest.raises(TypeError, match=r"a coupling can only be (added to|subtracted from) a coupling; got"):
+            with pytest.raises(
+                TypeError,
+                match=r"a coupling can only be (added to|subtracted from) a coupling; got",
+            ):
                 difference()
 
 
@@ -90,7 +95,9 @@ def test_sums_of_python() -> None:
         sum([UniformCoupling(6), UniformCoupling(6)])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("array", [np.ones(6), np.ones((6, 6)), np.float64(2), torch.ones(6, 6)], ids=str)
+@pytest.mark.parametrize(
+    "array", [np.ones(6), np.ones((6, 6)), np.float64(2), torch.ones(6, 6)], ids=str
+)
 def test_products_from_the_left_are_those_of_the_transpose(array: Any) -> None:
     with pytest.raises(TypeError, match=r"a coupling multiplies from the left.*S\.T @ v"):
         array @ UniformCoupling(6)

@@ -23,7 +23,11 @@ FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
 def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
     coupling = COUPLINGS[name]()
     single = coupling.to(torch.float32)
-    assert (single.dtype, single.device, single.shape) == (torch.float32, coupling.device, coupling.shape)
+    assert (single.dtype, single.device, single.shape) == (
+        torch.float32,
+        coupling.device,
+        coupling.shape,
+    )
     assert type(single) is type(coupling)
     assert coupling.dtype == torch.float64
     dense = coupling.to_dense()
@@ -31,11 +35,14 @@ def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
     scale = float(dense.detach().abs().max()) if dense.numel() else 0.0
     torch.testing.assert_close(single.to_dense(), dense.float(), rtol=1e-4, atol=2e-5 * scale)
     v = leaf(coupling.num_nodes, coupling.heads, 2)
-    got, expected = single @ v.float(), coupling @ v
+    got = single @ v.float()
+    expected = coupling @ v
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4 * max(scale, 1.0))
     assert single.to(torch.float32) is single
-    asked = [promise for promise in PROMISES if promise != "symmetric"]  # which values decide, and they were rounded
+    asked = [
+        promise for promise in PROMISES if promise != "symmetric"
+    ]  # which values decide, and they were rounded
     assert [getattr(single, name) for name in asked] == [getattr(coupling, name) for name in asked]
     assert (single.ptr is None) == (coupling.ptr is None)
     metric = coupling.metric  # computed in double, and kept so
@@ -50,7 +57,9 @@ def test_detached_it_has_the_same_entries_and_no_gradient(name: str) -> None:
     assert not plain.to_dense().requires_grad
     assert not plain.degree().requires_grad
     assert torch.equal(plain.to_dense(), coupling.to_dense())
-    assert not (plain.T @ leaf(coupling.num_nodes, coupling.heads, 2).detach().to(coupling.dtype)).requires_grad
+    assert not (
+        plain.T @ leaf(coupling.num_nodes, coupling.heads, 2).detach().to(coupling.dtype)
+    ).requires_grad
     assert (plain.metric is None) == (coupling.metric is None)
 
 
@@ -71,13 +80,17 @@ def tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
         return [(name, value)]
     if isinstance(value, Coupling):
         return [tensor for name, part in vars(value).items() for tensor in tensors(part, name)]
-    return [tensor for part in value for tensor in tensors(part)] if isinstance(value, (list, tuple)) else []
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors(part)]
+    return []
 
 
 def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype() -> None:
     query = leaf(11, 2, 3)
     PairwiseCoupling(query, query, PTR).to(torch.float32).to_dense().square().sum().backward()
-    (expected,) = torch.autograd.grad(PairwiseCoupling(query, query, PTR).to_dense().square().sum(), query)
+    (expected,) = torch.autograd.grad(
+        PairwiseCoupling(query, query, PTR).to_dense().square().sum(), query
+    )
     torch.testing.assert_close(query.grad, expected, rtol=1e-4, atol=1e-5)
     penalty = FunctionPenalty(Cauchy(1, 1, bias=False, dtype=torch.float64))
     coupling = penalty.coupling(leaf(11, 1, 3))
@@ -91,7 +104,8 @@ def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype()
 
 
 def test_a_detached_function_has_detached_arguments() -> None:
-    width, query = leaf(1).exp(), leaf(11, 1, 3)
+    width = leaf(1).exp()
+    query = leaf(11, 1, 3)
 
     def keyword_only(z2: Tensor, *, width: Tensor = width) -> Tensor:
         return 1 / (width + z2)
@@ -108,7 +122,9 @@ def test_functions_of_distances_in_a_batch_under_torch_func() -> None:
         return (DistanceCoupling(lambda z2: 1 / (1 + z2), x, x, PTR) @ x).square().sum()
 
     x = leaf(11, 1, 3)
-    torch.testing.assert_close(torch.func.grad(energy)(x.detach()), torch.autograd.grad(energy(x), x)[0])
+    torch.testing.assert_close(
+        torch.func.grad(energy)(x.detach()), torch.autograd.grad(energy(x), x)[0]
+    )
 
 
 class Cauchy(torch.nn.Linear):
@@ -116,12 +132,15 @@ class Cauchy(torch.nn.Linear):
         return 1 / (1 + self.weight.square().sum() * z2)
 
 
-@pytest.mark.parametrize("make", [
-    lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
-    lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
-    lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
-    lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
+        lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
+        lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
+        lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
+    ],
+)
 def test_a_detached_coupling_does_not_keep_its_inputs_alive(make) -> None:  # type: ignore[no-untyped-def]
     x = 2 * leaf(11, 1, 3)
     made_of = weakref.ref(x)
@@ -134,6 +153,14 @@ def test_a_detached_coupling_does_not_keep_its_inputs_alive(make) -> None:  # ty
 
 
 test_other_arguments_of_to_are_refused = refuses(
-    (lambda: DenseCoupling(torch.eye(3)).to(torch.int64), TypeError, r"dtype must be a floating torch.dtype"),
-    (lambda: DenseCoupling(torch.eye(3)).to("nowhere"), TypeError, r"device must be a torch.device or the name of one"),
+    (
+        lambda: DenseCoupling(torch.eye(3)).to(torch.int64),
+        TypeError,
+        r"dtype must be a floating torch.dtype",
+    ),
+    (
+        lambda: DenseCoupling(torch.eye(3)).to("nowhere"),
+        TypeError,
+        r"device must be a torch.device or the name of one",
+    ),
 )

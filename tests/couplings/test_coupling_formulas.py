@@ -41,12 +41,15 @@ def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> No
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(heads: int) -> None:
     """A shift costs nothing, though its squares are a million times as large as the differences."""
-    weight, x = randn(9, heads).abs(), 1e3 + randn(6, 3).float()
+    weight = randn(9, heads).abs()
+    x = 1e3 + randn(6, 3).float()
     edges = torch.tensor([[0, 0, 1, 2, 3, 4, 5, 5, 2], [1, 5, 0, 3, 4, 1, 0, 2, 2]])
     coupling = SparseCoupling(Graph(6, edges), weight)
     square = (x.double().unsqueeze(1) - x.double()).square().sum(2)
     expected = (coupling.to_dense() * square).sum((1, 2))
-    torch.testing.assert_close(coupling.to(torch.float32).dirichlet(x).double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        coupling.to(torch.float32).dirichlet(x).double(), expected, rtol=1e-5, atol=0
+    )
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
@@ -60,26 +63,53 @@ def cosines(q: Tensor, k: Tensor) -> Tensor:
 OWN = torch.diag(block(PTR).sum(1))  # n, on the diagonal
 # The coupling, and its entries before rows are divided by their sums (if they are).
 FORMULAS: dict[str, tuple[Callable[..., Coupling], Callable[..., Tensor], bool]] = {
-    "mean": (lambda q, k: UniformCoupling(9, PTR, dtype=q.dtype), lambda q, k: torch.ones(1, 9, 9), True),
-    "sum": (lambda q, k: UniformCoupling(9, PTR, normalize=False), lambda q, k: torch.ones(1, 9, 9), False),
+    "mean": (
+        lambda q, k: UniformCoupling(9, PTR, dtype=q.dtype),
+        lambda q, k: torch.ones(1, 9, 9),
+        True,
+    ),
+    "sum": (
+        lambda q, k: UniformCoupling(9, PTR, normalize=False),
+        lambda q, k: torch.ones(1, 9, 9),
+        False,
+    ),
     "low rank": (lambda q, k: LowRankCoupling(q, k, PTR), scores, False),
     "linear": (lambda q, k: LinearAttentionCoupling(q, k, PTR), scores, True),
-    "DIFFormer-s": (lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=1.0, unit=True), lambda q,
-        k: 1 + cosines(q, k), True),
-    "SGFormer": (lambda q, k: LinearAttentionCoupling(q, k, PTR, own=1.0, unit=True), lambda q, k: OWN + cosines(q, k),
-        True),
-    "both": (lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=0.3, own=0.7), lambda q,
-        k: 0.3 + 0.7 * OWN + scores(q, k), True),
-    "exp": (lambda q, k: PairwiseCoupling(q, k, PTR, normalize=False), lambda q, k: scores(q, k).exp(), False),
+    "DIFFormer-s": (
+        lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=1.0, unit=True),
+        lambda q, k: 1 + cosines(q, k),
+        True,
+    ),
+    "SGFormer": (
+        lambda q, k: LinearAttentionCoupling(q, k, PTR, own=1.0, unit=True),
+        lambda q, k: OWN + cosines(q, k),
+        True,
+    ),
+    "both": (
+        lambda q, k: LinearAttentionCoupling(q, k, PTR, constant=0.3, own=0.7),
+        lambda q, k: 0.3 + 0.7 * OWN + scores(q, k),
+        True,
+    ),
+    "exp": (
+        lambda q, k: PairwiseCoupling(q, k, PTR, normalize=False),
+        lambda q, k: scores(q, k).exp(),
+        False,
+    ),
     "softmax": (lambda q, k: PairwiseCoupling(q, k, PTR), lambda q, k: scores(q, k).exp(), True),
-    "sigmoid": (lambda q, k: PairwiseCoupling(q, k, PTR, "sigmoid"), lambda q, k: scores(q, k).sigmoid(), True),
-}  # fmt: skip
+    "sigmoid": (
+        lambda q, k: PairwiseCoupling(q, k, PTR, "sigmoid"),
+        lambda q, k: scores(q, k).sigmoid(),
+        True,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_entries_and_products_are_those_of_the_formula(name: str) -> None:
     build, formula, normalize = FORMULAS[name]
-    q, k, v = randn(9, 2, 4, seed=1).abs(), randn(9, 2, 4, seed=2).abs(), randn(9, 2, 3, seed=3)
+    q = randn(9, 2, 4, seed=1).abs()
+    k = randn(9, 2, 4, seed=2).abs()
+    v = randn(9, 2, 3, seed=3)
     expected = formula(q, k) * block(PTR)
     if normalize:
         expected = expected / expected.sum(2, keepdim=True)
@@ -93,7 +123,8 @@ def test_entries_and_products_are_those_of_the_formula(name: str) -> None:
 
 def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
     """DIFFormer-s where every key is the opposite of a query: 1 + q̃·k̃ = 0."""
-    q, k = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).unsqueeze(1), torch.tensor([[-3.0, 0.0], [-1.0, 0.0]]).unsqueeze(1)
+    q = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).unsqueeze(1)
+    k = torch.tensor([[-3.0, 0.0], [-1.0, 0.0]]).unsqueeze(1)
     coupling = LinearAttentionCoupling(q, k, constant=1.0, unit=True)
     assert coupling.degree().tolist() == [[0.0], [1.0]]
     assert coupling.to_dense().tolist() == [[[0.0, 0.0], [0.5, 0.5]]]
@@ -110,7 +141,11 @@ def test_a_function_of_distances_does_not_depend_on_the_origin() -> None:
 
 def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
     ptr = torch.tensor([0, 2, 4])
-    q = torch.tensor([30.0, 31.0, -30.0, -31.0], dtype=torch.float64).reshape(4, 1, 1).requires_grad_()
+    q = (
+        torch.tensor([30.0, 31.0, -30.0, -31.0], dtype=torch.float64)
+        .reshape(4, 1, 1)
+        .requires_grad_()
+    )
     coupling = PairwiseCoupling(q, q.flip(0), ptr)
     across = coupling.at(torch.tensor([[2, 3, 0], [0, 0, 3]]))
     assert across.tolist() == [[0], [0], [0]]
@@ -138,7 +173,9 @@ def test_to_dense_warns_when_it_is_large() -> None:
 
 
 def test_a_coupling_of_one_head_is_used_as_a_matrix() -> None:
-    q, k, other = randn(7, 1, 3, seed=1), randn(7, 1, 3, seed=2), UniformCoupling(7, dtype=torch.float64)
+    q = randn(7, 1, 3, seed=1)
+    k = randn(7, 1, 3, seed=2)
+    other = UniformCoupling(7, dtype=torch.float64)
     coupling = LowRankCoupling(q, k)
     dense = coupling.to_dense()[0]
     assert coupling.shape == coupling.to_dense().shape
@@ -149,26 +186,45 @@ def test_a_coupling_of_one_head_is_used_as_a_matrix() -> None:
     assert not (-coupling).nonnegative
 
 
-ONES, PAIR = torch.ones(3, 3), LowRankCoupling(*2 * [torch.ones(3, 2, 2)])
+ONES = torch.ones(3, 3)
+PAIR = LowRankCoupling(*2 * [torch.ones(3, 2, 2)])
 test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
     (lambda: DenseCoupling(torch.ones(3, 4)), r"matrix must be \[num_nodes, num_nodes\] or"),
     (lambda: DenseCoupling([]), "must hold a block at least"),
-    (lambda: DenseCoupling([torch.ones(2, 2), torch.ones(2, 3, 3)]), "one number of heads and one dtype"),
-    (lambda: DenseCoupling([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks implies its own boundaries"),
+    (
+        lambda: DenseCoupling([torch.ones(2, 2), torch.ones(2, 3, 3)]),
+        "one number of heads and one dtype",
+    ),
+    (
+        lambda: DenseCoupling([torch.ones(2, 2)], torch.tensor([0, 2])),
+        "a list of blocks implies its own boundaries",
+    ),
     (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])), "4 entries there are not"),
     (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 4])), "ptr"),
     (lambda: IdentityCoupling(3) + IdentityCoupling(4), "same nodes; got 3 and 4 nodes"),
     (lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]), r"one head or 3"),
     (lambda: row_normalized(ONES), TypeError, "coupling must be a Coupling; got a float32 tensor"),
     (lambda: merged([]), "parts must hold the sums of a block at least"),
-    (lambda: DistanceCoupling(torch.sum, PAIR.query, PAIR.key) @ PAIR.key, r"function must return .*\[2, 3, 3\]; got"),
-    (lambda: DistanceCoupling(lambda z2: 1.0, PAIR.query, PAIR.key).at([[0], [1]]), "function must return .*got 1.0"),
+    (
+        lambda: DistanceCoupling(torch.sum, PAIR.query, PAIR.key) @ PAIR.key,
+        r"function must return .*\[2, 3, 3\]; got",
+    ),
+    (
+        lambda: DistanceCoupling(lambda z2: 1.0, PAIR.query, PAIR.key).at([[0], [1]]),
+        "function must return .*got 1.0",
+    ),
     (lambda: distance_features(ONES), r"x must be a tensor \[num_nodes, heads, features\]; got"),
     (lambda: distance_features(PAIR.query, PAIR.key[1:]), "x and y must have one shape"),
     (lambda: with_constant(ONES, 1.0), r"features must be a tensor \[num_nodes, heads, features\]"),
     (lambda: Score("relu"), "g must be one of 'linear', 'exp'"),  # type: ignore[arg-type]
-    (lambda: Score("exp").coupling(PAIR.query, PAIR.key, measure="cosine"), "measure must be one of 'inner'"),  # type: ignore[arg-type]
-    (lambda: plot.neighbours(PAIR, 0, names=["a"]), "names must hold one for each of 3 nodes; got 1"),
+    (
+        lambda: Score("exp").coupling(PAIR.query, PAIR.key, measure="cosine"),
+        "measure must be one of 'inner'",
+    ),  # type: ignore[arg-type]
+    (
+        lambda: plot.neighbours(PAIR, 0, names=["a"]),
+        "names must hold one for each of 3 nodes; got 1",
+    ),
     (lambda: plot.uncertainty(PAIR, ONES[:, :1]), r"points must be \[3, 2\] or wider"),
     (lambda: plot.uncertainty(PAIR, ONES[1:]), r"points must be \[3, 2\] or wider"),
     (lambda: PAIR - 1.0, TypeError, "can only be added to a coupling"),  # type: ignore[operator]

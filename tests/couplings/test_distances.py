@@ -9,11 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import EdgeDiffusivity, FunctionPenalty, Graph, PenaltyDiffusivity, SigmoidPenalty, SimplePenalty
+from diffusion_mp import (
+    EdgeDiffusivity,
+    FunctionPenalty,
+    Graph,
+    PenaltyDiffusivity,
+    SigmoidPenalty,
+    SimplePenalty,
+)
 from diffusion_mp.couplings import Coupling, DistanceCoupling, Score, row_normalized
 from diffusion_mp.energies import GaussianPenalty, MixturePenalty, Penalty
 
-NODES, CHANNELS = 40, 8
+NODES = 40
+CHANNELS = 8
 #: Single precision has seven digits, of which sums over the nodes take one.
 DIGITS = 2e-6
 
@@ -66,7 +74,9 @@ def leaf_pair(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 @pytest.mark.parametrize("mutual", [True, False], ids=["state", "queries-and-keys"])
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 @pytest.mark.parametrize("norm", [1.0, 17.0, 57.0, 1000.0])
-def test_distances_of_any_length(function: Function, mutual: bool, offset: float, norm: float) -> None:
+def test_distances_of_any_length(
+    function: Function, mutual: bool, offset: float, norm: float
+) -> None:
     query = rows(norm, offset)
     key = query if mutual else rows(norm, offset, seed=1)
     v, _ = values()
@@ -78,13 +88,17 @@ def test_distances_of_any_length(function: Function, mutual: bool, offset: float
     expect_digits(coupling @ v, expected)
     expect_digits(coupling.to_dense(), entries)
     leaves, exact = ((q,), (exact_q,)) if mutual else ((q, k), (exact_q, exact_k))
-    for got, right in zip(gradients(coupling @ v, *leaves), gradients(expected, *exact), strict=True):
+    for got, right in zip(
+        gradients(coupling @ v, *leaves), gradients(expected, *exact), strict=True
+    ):
         expect_digits(got, right)
 
 
 def test_rows_close_to_each_other_and_far_from_the_others() -> None:
     """Differences of a thousandth at a norm of a thousand, as rows of clusters have."""
-    query = (1000 * rows(1.0, 0.0)[torch.arange(NODES) % 4] + 1e-3 * rows(1.0, 0.0, seed=1)).requires_grad_()
+    query = (
+        1000 * rows(1.0, 0.0)[torch.arange(NODES) % 4] + 1e-3 * rows(1.0, 0.0, seed=1)
+    ).requires_grad_()
     v, _ = values()
     exact = query.detach().double().requires_grad_()
     expected = torch.einsum("hij,jhd->ihd", by_differences(cauchy, exact, exact), v.double())
@@ -133,7 +147,9 @@ def test_diffusivities_of_a_function(norm: float, projection: str | None) -> Non
     expected = double.double()(exact) @ v.double()
     expect_digits(got, expected)
     # A projection is rounded like any other product of torch.
-    expect_digits(*gradients(got, state), *gradients(expected, exact), DIGITS if projection is None else 1e-4)
+    expect_digits(
+        *gradients(got, state), *gradients(expected, exact), DIGITS if projection is None else 1e-4
+    )
 
 
 PENALTIES: dict[str, Penalty] = {
@@ -153,14 +169,20 @@ def test_edges_between_close_rows(norm: float, name: str, row_stochastic: bool) 
     cluster = torch.arange(NODES) % 4
     x = (rows(norm, 0.0)[cluster] + 0.5 * rows(1.0, 0.0, seed=1)).squeeze(1)
     following = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 4) % NODES])
-    graph = Graph(NODES, torch.cat([following, following.flip(0), torch.arange(NODES).expand(2, -1)], 1))
+    graph = Graph(
+        NODES, torch.cat([following, following.flip(0), torch.arange(NODES).expand(2, -1)], 1)
+    )
     diffusivity = EdgeDiffusivity(PENALTIES[name], row_stochastic=row_stochastic)
     v, _ = values()
     state = x.clone().requires_grad_()
     exact = x.double().requires_grad_()
     got = diffusivity(state, graph) @ v
     expected = diffusivity(exact, graph) @ v.double()
-    digits = 5e-5 if norm == 8.0 else DIGITS  # below a norm of eleven a, as `measured_from` says, five digits are left
+    # below a norm of eleven a, as `measured_from` says, five digits are left
+    if norm == 8.0:
+        digits = 5e-5
+    else:
+        digits = DIGITS
     expect_digits(got, expected, digits)
     expect_digits(*gradients(got, state), *gradients(expected, exact), digits)
 
@@ -185,7 +207,9 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "exp-normalized": lambda q: Score("exp").coupling(q, q, normalize=True),
     "sigmoid": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q),
     "sigmoid-normalized": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q, normalize=True),
-    "function-normalized": lambda q: row_normalized(DistanceCoupling(cauchy, q, q, nonnegative=True)),
+    "function-normalized": lambda q: row_normalized(
+        DistanceCoupling(cauchy, q, q, nonnegative=True)
+    ),
 }
 
 

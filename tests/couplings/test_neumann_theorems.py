@@ -17,7 +17,9 @@ ROUNDING = 1 + 1e-12
 
 def step_matrix(length: int, strides: tuple[int, ...], alpha: list[float], boundary: str) -> Tensor:
     """S_α = I + Σ_k α_k Δ_{h_k} [L, L], as the library takes the step."""
-    coupling = NeumannCoupling(length, torch.tensor(alpha, dtype=DOUBLE).unsqueeze(1), strides, boundary)  # type: ignore
+    coupling = NeumannCoupling(
+        length, torch.tensor(alpha, dtype=DOUBLE).unsqueeze(1), strides, boundary
+    )  # type: ignore
     identity = torch.eye(length, dtype=DOUBLE).unsqueeze(1)
     return ExplicitEuler(1.0)(identity, coupling).squeeze(1)
 
@@ -31,10 +33,14 @@ def energy_growth(step: Tensor) -> float:
     """max 𝓔(S X)/𝓔(X): constants carry no energy, and every step keeps them."""
     length = step.size(0)
     difference = torch.eye(length, dtype=DOUBLE).diff(dim=0)
-    return float(torch.linalg.matrix_norm(difference @ step @ torch.linalg.pinv(difference), 2) ** 2)
+    return float(
+        torch.linalg.matrix_norm(difference @ step @ torch.linalg.pinv(difference), 2) ** 2
+    )
 
 
-def instances(longest: int = 24) -> st.SearchStrategy[tuple[int, tuple[int, ...], list[float], int]]:
+def instances(
+    longest: int = 24,
+) -> st.SearchStrategy[tuple[int, tuple[int, ...], list[float], int]]:
     """Length, strides, α with Σα < ½, and a seed of states."""
 
     @st.composite
@@ -43,7 +49,12 @@ def instances(longest: int = 24) -> st.SearchStrategy[tuple[int, tuple[int, ...]
         strides = draw(st.lists(st.integers(1, 2 * longest), min_size=1, max_size=3))
         shares = [draw(st.floats(0.01, 1.0)) for _ in strides]
         budget = draw(st.floats(0.01, 0.4999))
-        return length, tuple(strides), [budget * share / sum(shares) for share in shares], draw(st.integers(0, 999))
+        return (
+            length,
+            tuple(strides),
+            [budget * share / sum(shares) for share in shares],
+            draw(st.integers(0, 999)),
+        )
 
     return draw()
 
@@ -74,7 +85,9 @@ def test_the_guarantees_hold_with_the_symmetric_extension() -> None:
     guarantees("symmetric")
 
 
-@pytest.mark.parametrize(("boundary", "what"), [("replicate", "it expands"), ("drop", "energy rises")])
+@pytest.mark.parametrize(
+    ("boundary", "what"), [("replicate", "it expands"), ("drop", "energy rises")]
+)
 def test_the_same_body_finds_the_counterexample(boundary: str, what: str) -> None:
     """Corollary 4.5 is false as printed (docs/errata.md, P1)."""
     with pytest.raises(AssertionError, match=what):
@@ -88,7 +101,9 @@ def test_the_counterexamples_in_numbers() -> None:
     assert float(torch.linalg.matrix_norm(replicated, 2)) == pytest.approx(1.244, abs=5e-4)
     assert float(torch.linalg.matrix_norm(dropped, 2)) == pytest.approx(1.0, abs=1e-12)
     assert energy_growth(dropped) == pytest.approx(1.575, abs=5e-4)
-    assert energy_growth(step_matrix(24, (4,), [0.48], "drop")) == pytest.approx(1.541, abs=5e-4)  # the paper's Σα
+    assert energy_growth(step_matrix(24, (4,), [0.48], "drop")) == pytest.approx(
+        1.541, abs=5e-4
+    )  # the paper's Σα
     assert float(torch.linalg.matrix_norm(extended, 2)) <= ROUNDING
     assert energy_growth(extended) <= ROUNDING
 
@@ -98,7 +113,9 @@ def test_what_the_other_boundaries_keep_and_lose() -> None:
     one = torch.ones(24, dtype=DOUBLE)
     torch.testing.assert_close(ring.sum(0), one)
     assert float(torch.linalg.matrix_norm(ring, 2)) <= ROUNDING
-    assert energy_growth(step_matrix(24, (1,), [0.49], "periodic")) > 1.1  # of a path; that of the cycle falls:
+    assert (
+        energy_growth(step_matrix(24, (1,), [0.49], "periodic")) > 1.1
+    )  # of a path; that of the cycle falls:
     turn = torch.eye(24, dtype=DOUBLE) - torch.eye(24, dtype=DOUBLE).roll(1, 0)
     x = torch.randn(24, 5, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     assert (turn @ ring @ x).norm() < (turn @ x).norm()
@@ -125,7 +142,8 @@ def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
     """‖ΔZ‖ ≤ √(8𝓔): the alternating sequence attains it as it grows, and violates the printed √(2𝓔)."""
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(length, dtype=DOUBLE)
     alternating = torch.tensor([(-1.0) ** i for i in range(length)], dtype=DOUBLE)
-    got, printed = float((laplacian @ alternating).norm()), math.sqrt(2 * float(energy(alternating)))
+    got = float((laplacian @ alternating).norm())
+    printed = math.sqrt(2 * float(energy(alternating)))
     assert got <= 2 * printed
     assert got > printed * 1.6
     assert got / (2 * printed) == pytest.approx(math.sqrt((16 * length - 24) / (16 * length - 16)))
@@ -145,7 +163,8 @@ def test_the_roughness_bound_holds(length: int, seed: int) -> None:
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_the_transfer_function_has_alpha_in_it(stride: int) -> None:
     """H(ω, h) = 1 − 4α sin²(ωh/2); printed without α, it would be another number (docs/errata.md, P4)."""
-    alpha, omega = 0.2, 5 * math.pi / 40
+    alpha = 0.2
+    omega = 5 * math.pi / 40
     mode = torch.cos(omega * (torch.arange(40, dtype=DOUBLE) + 0.5))
     after = step_matrix(40, (stride,), [alpha], "symmetric") @ mode
     squared = math.sin(omega * stride / 2) ** 2

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import LinearAttentionCoupling, LogLowRankCoupling, PooledCoupling, merged
+from diffusion_mp.couplings import (
+    LinearAttentionCoupling,
+    LogLowRankCoupling,
+    PooledCoupling,
+    merged,
+)
 from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.log_linear_attention import blocked as log_blocked
 from helpers import close, draw
@@ -23,8 +28,12 @@ def difformer(q: Tensor, k: Tensor, b: Tensor) -> PooledCoupling:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("height", [7, 1 << 21])
 @pytest.mark.parametrize("sizes", [[NODES], [4, 0, 12, 7]], ids=["one", "uneven"])
-@pytest.mark.parametrize(("make", "scale"), [(difformer, 1.0), (log_features, 1.0), (log_features, 300.0)])
-def test_merged_sums_give_the_product_and_its_gradients(make, scale, sizes, height, backend, generator, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "scale"), [(difformer, 1.0), (log_features, 1.0), (log_features, 300.0)]
+)
+def test_merged_sums_give_the_product_and_its_gradients(
+    make, scale, sizes, height, backend, generator, monkeypatch
+):
     """Features from e^-1000 to e^1000: without shifts that merge, sums over a block overflow or vanish."""
     monkeypatch.setattr(log_blocked, "BLOCK", height * 2 * 3 * 5)
     monkeypatch.setattr(blocked, "BLOCK", height * 2 * 5)
@@ -44,5 +53,8 @@ def test_merged_sums_give_the_product_and_its_gradients(make, scale, sizes, heig
 def test_a_ragged_batch_has_no_sums(generator) -> None:
     coupling = log_features(*(draw(generator, NODES, 2, width) for width in (5, 5, 3)))
     coupling.ptr = torch.tensor([0, 4, NODES])
-    with pytest.raises(ValueError, match=r"pool sums over the nodes of one graph; .* a batch of 2\. Take the graphs"):
+    with pytest.raises(
+        ValueError,
+        match=r"pool sums over the nodes of one graph; .* a batch of 2\. Take the graphs",
+    ):
         coupling.pool(torch.ones(NODES, 2, 4, dtype=torch.float64))

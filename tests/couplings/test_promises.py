@@ -56,7 +56,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from diffusion_mp.graph.ops import is_symmetric
 
     counted: list[int] = []
-    for place in ("diffusion_mp.graph.graph.is_symmetric", "diffusion_mp.couplings.stored.is_symmetric"):
+    for place in (
+        "diffusion_mp.graph.graph.is_symmetric",
+        "diffusion_mp.couplings.stored.is_symmetric",
+    ):
         monkeypatch.setattr(place, lambda *edges: counted.append(1) or is_symmetric(*edges))
     return counted
 
@@ -64,7 +67,12 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_promise_is_computed_on_first_access_and_kept() -> None:
     part = Asked()
     v = randn(4, 1, 2)
-    made_of_it = [0.5 * part, part + part, ReweightedCoupling(part), PolynomialCoupling(part, v.new_ones(2))]
+    made_of_it = [
+        0.5 * part,
+        part + part,
+        ReweightedCoupling(part),
+        PolynomialCoupling(part, v.new_ones(2)),
+    ]
     for coupling in made_of_it:
         coupling @ v, coupling.T @ v, coupling.degree(), coupling.dirichlet(v), repr(coupling)
     assert not part.asked
@@ -96,7 +104,8 @@ class LeftAlone(IdentityCoupling):
 
 @pytest.mark.usefixtures("never_looked_at")
 def test_no_layer_examines_the_edges_for_a_promise_it_does_not_need() -> None:
-    x, edges = torch.randn(5, 8), torch.randint(5, (2, 12))
+    x = torch.randn(5, 8)
+    edges = torch.randint(5, (2, 12))
     readme = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
     for layer in (DiffusionConv(8, 8, readme, ExplicitEuler(tau=0.5)), GINConv(8, nn.Linear(8, 8))):
         layer(x, edges)
@@ -104,11 +113,14 @@ def test_no_layer_examines_the_edges_for_a_promise_it_does_not_need() -> None:
 
 
 def test_a_graph_remembers_whether_it_is_symmetric(looks: list[int]) -> None:
-    x, diffusivity = randn(3, 2), AdjacencyDiffusivity("sym")
+    x = randn(3, 2)
+    diffusivity = AdjacencyDiffusivity("sym")
     graph = Graph(3, PATH)
     assert all(SparseCoupling(graph).symmetric for _ in range(3))
     assert len(looks) == 1
-    assert all((0.5 * diffusivity(x, graph)).symmetric for _ in range(3))  # the normalised graph is kept by this one
+    assert all(
+        (0.5 * diffusivity(x, graph)).symmetric for _ in range(3)
+    )  # the normalised graph is kept by this one
     assert len(looks) == 2
     assert not SparseCoupling(Graph(3, PATH[:, :2].flip(0)[:, :1])).symmetric
     weight = randn(4)
@@ -123,7 +135,9 @@ def test_couplings_die_with_their_last_reference() -> None:
         for build in (
             lambda: SparseCoupling(Graph(3, PATH)),
             lambda: 0.5 * SparseCoupling(Graph(3, PATH)) + 0.5 * LowRankCoupling(x, x),
-            lambda: row_normalized(PolynomialCoupling(SparseCoupling(Graph(3, PATH)), torch.ones(2))).T,
+            lambda: (
+                row_normalized(PolynomialCoupling(SparseCoupling(Graph(3, PATH)), torch.ones(2))).T
+            ),
         ):
             coupling = build()
             watched = weakref.ref(coupling)
@@ -134,17 +148,22 @@ def test_couplings_die_with_their_last_reference() -> None:
 
 
 def test_a_sum_is_what_all_of_its_terms_are() -> None:
-    identity, part = IdentityCoupling(9), UniformCoupling(9)
+    identity = IdentityCoupling(9)
+    part = UniformCoupling(9)
     part.whole = False  # as one is whose rows lie with several processes
     for coupling in (identity + part, part + identity):
         assert not coupling.whole
     assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
     q = randn(9, 1, 2).abs()
-    one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
+    one, other = (
+        row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True))
+        for x in (q, q.square())
+    )
     assert (one + 0.5 * one).metric is not None
     assert (one + other).metric is None
     q = randn(9, 1, 2)
-    batch, single = LowRankCoupling(q, q, PTR), LowRankCoupling(q, q)
+    batch = LowRankCoupling(q, q, PTR)
+    single = LowRankCoupling(q, q)
     identity = IdentityCoupling(9, dtype=q.dtype)
     merged = LowRankCoupling(q, q, torch.tensor([0, 4, 9]))
     nested = 0.5 * (batch + 2 * batch)
@@ -155,10 +174,17 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
         check_coupling(coupling)
     assert (batch + merged).ptr is not None
     assert (batch + merged).ptr.tolist() == [0, 4, 9]
-    assert (LowRankCoupling(q, q, torch.tensor([0, 5, 9])) + merged).ptr.tolist() == [0, 9]  # in which all is one
+    assert (LowRankCoupling(q, q, torch.tensor([0, 5, 9])) + merged).ptr.tolist() == [
+        0,
+        9,
+    ]  # in which all is one
     assert (batch + single).ptr is None
     assert (single + identity).ptr is None
-    for coupling, one in ((batch + identity, True), (batch + single, False), (batch + merged, False)):
+    for coupling, one in (
+        (batch + identity, True),
+        (batch + single, False),
+        (batch + merged, False),
+    ):
         assert coupling.low_rank is one
         assert (coupling.low_rank_form(q.dtype) is not None) is one
     edges = Graph(9, torch.tensor([[0, 1, 4], [1, 2, 4]]), ptr=PTR)
@@ -168,11 +194,17 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
 
 def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic() -> None:
     q = randn(9, 1, 2)
-    attention, mean = PairwiseCoupling(q, q), UniformCoupling(9, dtype=q.dtype)
+    attention = PairwiseCoupling(q, q)
+    mean = UniformCoupling(9, dtype=q.dtype)
     assert (0.25 * attention + 0.75 * mean).row_stochastic
     assert SumCoupling([attention]).row_stochastic
     assert (2.0 * attention + -1.0 * mean).row_stochastic
-    for other in (attention + mean, SumCoupling([0.5 * mean]), 0.5 * attention, q.new_tensor(1.0) * mean + mean):
+    for other in (
+        attention + mean,
+        SumCoupling([0.5 * mean]),
+        0.5 * attention,
+        q.new_tensor(1.0) * mean + mean,
+    ):
         assert not other.row_stochastic
     edges = Graph(9, PATH)
     rows = row_normalized(SparseCoupling(edges, randn(4).abs(), nonnegative=True))
@@ -184,9 +216,13 @@ def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic() -> None
     check_coupling(mixed)
 
 
-X, Y, R = randn(9, 2, 4, seed=1), randn(9, 2, 4, seed=2), randn(9, 2, seed=3)
+X = randn(9, 2, 4, seed=1)
+Y = randn(9, 2, 4, seed=2)
+R = randn(9, 2, seed=3)
 GRAM = LowRankCoupling(X, X, PTR)
-SMALL = 0.5 * X  # e^‖x‖² is what a node weighs in its own row; where that is 1e8, the others drown in its rounding
+SMALL = (
+    0.5 * X
+)  # e^‖x‖² is what a node weighs in its own row; where that is 1e8, the others drown in its rounding
 DEFINITE: dict[str, Callable[[], Coupling]] = {
     "identity": lambda: IdentityCoupling(9, dtype=torch.float64),
     "mean": lambda: UniformCoupling(9, PTR, dtype=torch.float64),
@@ -225,12 +261,18 @@ def test_nothing_is_promised_that_may_be_false(name: str) -> None:
 
 
 @pytest.mark.parametrize("measure", ["inner", "distance"])
-@pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity])
+@pytest.mark.parametrize(
+    "kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity]
+)
 def test_positive_definite_scores_say_so(kind: type[AllPairDiffusivity], measure: str) -> None:
     """exp(a(s + c)) is positive definite, and so is 1 + q·k; σ is not, nor is 2 − ½z² for vectors of any norm."""
-    diffusivity = kind(4, row_stochastic=False, measure=measure, normalize="row" if measure == "inner" else None)  # type: ignore[arg-type]
+    diffusivity = kind(
+        4, row_stochastic=False, measure=measure, normalize="row" if measure == "inner" else None
+    )  # type: ignore[arg-type]
     coupling = diffusivity(X[:, 0])
-    expected = kind in (SoftmaxDiffusivity, GaussianDiffusivity) or (kind is SimpleDiffusivity and measure == "inner")
+    expected = kind in (SoftmaxDiffusivity, GaussianDiffusivity) or (
+        kind is SimpleDiffusivity and measure == "inner"
+    )
     assert coupling.positive_semidefinite == expected
     assert coupling.symmetric
     if expected:

@@ -16,7 +16,10 @@ ALPHAS = [0.1, 1.0, math.inf]
 
 def features(n: int = 12, heads: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [0.7 * torch.randn(n, heads, 3, generator=generator, dtype=torch.float64).to(dtype) for _ in range(4)]
+    return [
+        0.7 * torch.randn(n, heads, 3, generator=generator, dtype=torch.float64).to(dtype)
+        for _ in range(4)
+    ]
 
 
 def circuit(lam: float, alpha: float, ptr: Tensor | None = PTR) -> list[tuple[Tensor, ...]]:
@@ -26,7 +29,8 @@ def circuit(lam: float, alpha: float, ptr: Tensor | None = PTR) -> list[tuple[Te
     for rows in [slice(0, 12)] if ptr is None else [slice(0, 4), slice(4, 5), slice(5, 12)]:
         s = torch.einsum("ihf,jhf->hij", q[rows], k[rows])
         u = torch.einsum("ihf,jhf->hij", friction_q[rows], friction_k[rows])
-        r, f = (-s).softmax(2), u.softmax(2)
+        r = (-s).softmax(2)
+        f = u.softmax(2)
         parts.append((*solve_rows(-r.log(), lam * f, alpha), r, f))
     return parts
 
@@ -34,7 +38,9 @@ def circuit(lam: float, alpha: float, ptr: Tensor | None = PTR) -> list[tuple[Te
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("lam", [0.0, 0.03, 0.5])
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
-def test_entries_potentials_density_and_energy(alpha: float, lam: float, ptr: Tensor | None) -> None:
+def test_entries_potentials_density_and_energy(
+    alpha: float, lam: float, ptr: Tensor | None
+) -> None:
     coupling = SparseFlowCoupling(*features(), ptr, lam=lam, alpha=alpha)
     parts = circuit(lam, alpha, ptr)
     expected = torch.stack([torch.block_diag(*(part[0][h] for part in parts)) for h in range(2)])
@@ -68,7 +74,10 @@ def test_the_stored_form_is_the_same_operator(lam: float) -> None:
     close(stored.to_dense(), coupling.to_dense(), "entries")
     v = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     close(stored.matmul(v), coupling.matmul(v))
-    grads = [torch.autograd.grad(s.matmul(v).square().sum(), leaves, retain_graph=True) for s in (stored, coupling)]
+    grads = [
+        torch.autograd.grad(s.matmul(v).square().sum(), leaves, retain_graph=True)
+        for s in (stored, coupling)
+    ]
     for ours, theirs in zip(*grads, strict=True):
         close(ours, theirs, "gradient")
 
@@ -76,8 +85,16 @@ def test_the_stored_form_is_the_same_operator(lam: float) -> None:
 Q, K, FRICTION, _ = features()
 test_mistakes_are_answered_in_sentences = refuses(
     (lambda: SparseFlowCoupling(Q, K, FRICTION, lam=0.1), ValueError, "come together"),
-    (lambda: SparseFlowCoupling(Q, K, *2 * [FRICTION[:, :1]], lam=0.1), ValueError, "nodes and heads of query"),
-    (lambda: SparseFlowCoupling(Q, K, lam=torch.ones(12)), ValueError, r"broadcast to .*= \[12, 2\]"),
+    (
+        lambda: SparseFlowCoupling(Q, K, *2 * [FRICTION[:, :1]], lam=0.1),
+        ValueError,
+        "nodes and heads of query",
+    ),
+    (
+        lambda: SparseFlowCoupling(Q, K, lam=torch.ones(12)),
+        ValueError,
+        r"broadcast to .*= \[12, 2\]",
+    ),
 )
 
 
@@ -85,8 +102,10 @@ test_mistakes_are_answered_in_sentences = refuses(
 @pytest.mark.parametrize("lam", [0.0, 0.5, 20.0])
 def test_a_graph_of_a_batch_is_what_it_is_alone(lam: float, alpha: float) -> None:
     """Graphs of nearly one size are filled up with copies of a row, which neither conduct nor receive."""
-    sizes, generator = [7, 2, 30, 1, 0, 29, 150, 6], torch.Generator().manual_seed(0)
-    ptr, n = torch.tensor([0, *sizes]).cumsum(0), sum(sizes)
+    sizes = [7, 2, 30, 1, 0, 29, 150, 6]
+    generator = torch.Generator().manual_seed(0)
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    n = sum(sizes)
     inputs = [torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(5)]
     weights = [torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
 

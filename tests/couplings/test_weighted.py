@@ -12,11 +12,14 @@ from diffusion_mp.couplings import *
 from helpers import close, randn, refuses
 
 DOUBLE = torch.float64
-N, H = 7, 3
+N = 7
+H = 3
 
 
 def low_rank(heads: int) -> LowRankCoupling:
-    return LowRankCoupling(randn(N, heads, 2, seed=1), randn(N, heads, 2, seed=2), torch.tensor([0, 3, 3, 4, 7]))
+    return LowRankCoupling(
+        randn(N, heads, 2, seed=1), randn(N, heads, 2, seed=2), torch.tensor([0, 3, 3, 4, 7])
+    )
 
 
 @pytest.mark.parametrize("heads", [1, H])
@@ -56,8 +59,13 @@ def test_reweighting_keeps_promises_and_empty_rows() -> None:
 
 @pytest.mark.parametrize("shape", [(N,), (N + 1, 1), (N, 2), (N, H, 1)])
 @pytest.mark.parametrize("side", ["row", "column"])
-def test_factors_of_another_shape_are_refused(side: str, shape: tuple[int, ...], no_typecheck: None) -> None:
-    with pytest.raises(ValueError, match=rf"{side} must be \[num_nodes, heads\] with 7 nodes .* got a float32 tensor"):
+def test_factors_of_another_shape_are_refused(
+    side: str, shape: tuple[int, ...], no_typecheck: None
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=rf"{side} must be \[num_nodes, heads\] with 7 nodes .* got a float32 tensor",
+    ):
         ReweightedCoupling(low_rank(H), **{side: torch.ones(shape)})
 
 
@@ -65,7 +73,9 @@ PTR = torch.tensor([0, 6, 6, 7, 13])
 LOOP = torch.tensor([[0, 1, 1, 3, 8, 9, 6], [1, 0, 1, 3, 9, 8, 6]])
 
 COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
-    "gaussian": lambda x: PairwiseCoupling(*distance_features(3 * x), PTR, normalize=False, symmetric=True),
+    "gaussian": lambda x: PairwiseCoupling(
+        *distance_features(3 * x), PTR, normalize=False, symmetric=True
+    ),
     "sigmoid": lambda x: PairwiseCoupling(x, x, PTR, "sigmoid", normalize=False, symmetric=True),
     "low-rank": lambda x: LowRankCoupling(x, x, PTR, symmetric=True, nonnegative=True),
     "graph": lambda x: SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True),
@@ -83,12 +93,16 @@ def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
     x[1], x[5] = x[0], x[4]  # the edges of the graph have one weight in both directions
     bare = without_diagonal(COUPLINGS[name](x))
     for convex, factor in ((True, 1.0), (False, 2.0)):
-        torch.testing.assert_close(bare.majorant(convex), factor * bare.to_dense().sum(2).T.float().double())
+        torch.testing.assert_close(
+            bare.majorant(convex), factor * bare.to_dense().sum(2).T.float().double()
+        )
 
 
 @pytest.mark.parametrize("diagonal", [True, False])
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_symmetric_normalisation_is_the_dense_formula(name: str, diagonal: bool, generator: torch.Generator) -> None:
+def test_symmetric_normalisation_is_the_dense_formula(
+    name: str, diagonal: bool, generator: torch.Generator
+) -> None:
     """Values and gradients; empty rows are zero rows."""
     x = torch.rand(13, 2, 3, generator=generator, dtype=DOUBLE).requires_grad_()
     v = torch.randn(13, 2, 3, generator=generator, dtype=DOUBLE)
@@ -129,7 +143,9 @@ def test_rounding_of_a_dominant_diagonal_is_not_normalised(generator: torch.Gene
     """Orthogonal features: all entries off the diagonal are zero but for the rounding of the subtraction."""
     directions = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
     x = (directions * 3 * torch.rand(40, 1, generator=generator)).unsqueeze(1).requires_grad_()
-    coupling = symmetric_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True), diagonal=False)
+    coupling = symmetric_normalized(
+        LowRankCoupling(x, x, symmetric=True, nonnegative=True), diagonal=False
+    )
     out = coupling @ torch.rand(40, 1, 2, generator=generator)
     assert torch.equal(out, torch.zeros_like(out))
     out.sum().backward()
@@ -138,9 +154,12 @@ def test_rounding_of_a_dominant_diagonal_is_not_normalised(generator: torch.Gene
 
 
 @pytest.mark.parametrize("normalize", [True, "symmetric"])
-def test_row_sums_kept_under_no_grad_still_have_a_gradient(normalize, generator: torch.Generator) -> None:
+def test_row_sums_kept_under_no_grad_still_have_a_gradient(
+    normalize, generator: torch.Generator
+) -> None:
     """A solver that needs no gradient may be the first to compute the row sums, which the coupling keeps."""
-    x, pairs = torch.rand(5, 1, 3, generator=generator).requires_grad_(), torch.tensor([[0, 1], [2, 0]])
+    x = torch.rand(5, 1, 3, generator=generator).requires_grad_()
+    pairs = torch.tensor([[0, 1], [2, 0]])
     grads = []
     for asks in (False, True):
         coupling = PairwiseCoupling(x, x, normalize=normalize)
@@ -154,13 +173,28 @@ def test_row_sums_kept_under_no_grad_still_have_a_gradient(normalize, generator:
 ROWS = torch.rand(5, 1, 3)
 DIVIDED = r"Diffusivity has divided its rows .* "
 test_couplings_without_symmetric_normalisation_are_refused = refuses(
-    (lambda: symmetric_normalized(PairwiseCoupling(ROWS, ROWS)), CouplingMismatchError, r"before its rows .* row_st"),
-    (lambda: symmetric_normalized(LowRankCoupling(ROWS, ROWS, symmetric=True)), CouplingMismatchError,
-        r"nonnegative=False.*normalize='row'"),
-    (lambda: SymmetricDiffusivity(GaussianDiffusivity()), ValueError, f"Gaussian{DIVIDED}row_stochastic=False"),
-    (lambda: SymmetricDiffusivity(AdjacencyDiffusivity("row")), ValueError, f"Adjacency{DIVIDED}normalization='sum'"),
+    (
+        lambda: symmetric_normalized(PairwiseCoupling(ROWS, ROWS)),
+        CouplingMismatchError,
+        r"before its rows .* row_st",
+    ),
+    (
+        lambda: symmetric_normalized(LowRankCoupling(ROWS, ROWS, symmetric=True)),
+        CouplingMismatchError,
+        r"nonnegative=False.*normalize='row'",
+    ),
+    (
+        lambda: SymmetricDiffusivity(GaussianDiffusivity()),
+        ValueError,
+        f"Gaussian{DIVIDED}row_stochastic=False",
+    ),
+    (
+        lambda: SymmetricDiffusivity(AdjacencyDiffusivity("row")),
+        ValueError,
+        f"Adjacency{DIVIDED}normalization='sum'",
+    ),
     (lambda: without_diagonal("S"), TypeError, "coupling must be a Coupling"),
-)  # fmt: skip
+)
 
 
 def matrix(dense: Tensor, w: Tensor) -> Tensor:
@@ -173,7 +207,8 @@ def matrix(dense: Tensor, w: Tensor) -> Tensor:
 def test_projected_product_laplacian_and_majorant(heads: int) -> None:
     """S of three heads, or of one that all projections share; p bounds the Laplacian over nodes and channels."""
     coupling = GaussianPenalty().coupling(randn(6, heads, 2))
-    w, v = randn(3, 2, 4, seed=1), randn(6, 1, 4, seed=2)
+    w = randn(3, 2, 4, seed=1)
+    v = randn(6, 1, 4, seed=2)
     projected = ProjectedCoupling(coupling, w)
     dense = coupling.to_dense()
     laplacian = matrix(torch.diag_embed(dense.sum(2)) - dense, w)
@@ -189,16 +224,23 @@ def test_projected_product_laplacian_and_majorant(heads: int) -> None:
 
 def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> None:
     one = torch.ones(6, 1, 1, dtype=DOUBLE)
-    projected = ProjectedCoupling(LowRankCoupling(one, one, symmetric=True, nonnegative=True), randn(2, 3, 4))
+    projected = ProjectedCoupling(
+        LowRankCoupling(one, one, symmetric=True, nonnegative=True), randn(2, 3, 4)
+    )
     assert projected.symmetric
     assert projected.nonnegative
     assert projected.positive_semidefinite
     with pytest.raises(CouplingMismatchError, match="no entries or row sums: it mixes channels"):
         projected.degree()
     for entries in (projected.to_dense, lambda: projected.at(torch.tensor([[0], [1]]))):
-        with pytest.raises(CouplingMismatchError, match="no entries or row sums: it mixes channels"):
+        with pytest.raises(
+            CouplingMismatchError, match="no entries or row sums: it mixes channels"
+        ):
             entries()
-    with pytest.raises(ValueError, match="v must be a state of one head with the 4 channels that the projection reads"):
+    with pytest.raises(
+        ValueError,
+        match="v must be a state of one head with the 4 channels that the projection reads",
+    ):
         projected @ randn(6, 1, 5)
     with pytest.raises(ValueError, match=r"projection must be \[heads, head_channels, channels\]"):
         ProjectedCoupling(projected.coupling, randn(3, 4))

@@ -21,7 +21,9 @@ SPARSE = {
     "csc": Tensor.to_sparse_csc,
     "coo": Tensor.to_sparse_coo,
     "uncoalesced": lambda x: torch.sparse_coo_tensor(
-        torch.cat([x.to_sparse().indices()] * 2, 1), torch.cat([x.to_sparse().values() / 2] * 2), x.shape
+        torch.cat([x.to_sparse().indices()] * 2, 1),
+        torch.cat([x.to_sparse().values() / 2] * 2),
+        x.shape,
     ),
 }
 
@@ -57,7 +59,9 @@ def test_sparse_features_are_cut(layout: str, dtype: torch.dtype, options: dict[
         assert part.x.dtype == dtype
         assert torch.equal(part.x.to_dense(), x[part.n_id])
         out = model(part.x, part.edge_index, part.edge_weight)
-        torch.testing.assert_close(out, model(x[part.n_id], part.edge_index, part.edge_weight), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            out, model(x[part.n_id], part.edge_index, part.edge_weight), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("layout", SPARSE)
@@ -67,7 +71,8 @@ def test_rows_of_a_sparse_matrix(layout: str, rows: list[int], narrow: bool) -> 
     x = features()
     sparse = SPARSE[layout](x)
     if narrow and layout == "csr":
-        bounds, columns = sparse.crow_indices().int(), sparse.col_indices().int()
+        bounds = sparse.crow_indices().int()
+        columns = sparse.col_indices().int()
         sparse = torch.sparse_csr_tensor(bounds, columns, sparse.values(), size=x.shape)
     chosen = select_rows(sparse, torch.tensor(rows, dtype=torch.long))
     assert torch.equal(chosen.to_dense(), x[rows])
@@ -93,7 +98,9 @@ def test_inference_by_blocks_takes_sparse_features(
     if elsewhere:  # as on a GPU: blocks are moved there one at a time
         by_blocks = lambda self, x: self.blocks.each(self.module, x)  # noqa: E731
         monkeypatch.setattr("diffusion_mp.models.inference._RowWise.forward", by_blocks)
-    out = full_graph_inference(model, SPARSE[layout](x), DATA.edge_index, DATA.edge_weight, block_size=block_size)
+    out = full_graph_inference(
+        model, SPARSE[layout](x), DATA.edge_index, DATA.edge_weight, block_size=block_size
+    )
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -108,7 +115,14 @@ KINDS: dict[str, Any] = {
     "a tuple": tuple(range(NODES)),
     **{
         str(dtype).removeprefix("torch."): torch.arange(NODES).to(dtype)
-        for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
+        for dtype in (
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int8,
+            torch.bool,
+            torch.complex64,
+        )
     },
     "uint16": torch.arange(NODES, dtype=torch.int32).to(torch.uint16),
     "uint32": torch.arange(NODES).to(torch.uint32),
@@ -133,16 +147,26 @@ def test_attributes_of_nodes_are_cut(kind: str, workers: int) -> None:
 
 def test_attributes_of_edges_are_cut() -> None:
     value = np.arange(EDGES)
-    for part in parts(with_(edge_year=value, edge_words=[str(i) for i in value], edge_id=torch.arange(EDGES))):
+    for part in parts(
+        with_(edge_year=value, edge_words=[str(i) for i in value], edge_id=torch.arange(EDGES))
+    ):
         assert part.edge_year.tolist() == part.e_id.tolist() == part.edge_id.tolist()
         assert part.edge_words == [str(i) for i in part.e_id.tolist()]
 
 
 OF_THE_GRAPH: dict[str, Any] = {
-    "a number": 3, "a fraction": 0.5, "a word": "a graph", "nothing": None, "a scalar": torch.tensor(3.0),
-    "an array of one": np.float32(3), "a list of three": [1, 2, 3], "a dictionary": {"a": 1},
-    "a matrix": torch.rand(5, 5), "an array": np.arange(5), "a flag": True,
-}  # fmt: skip
+    "a number": 3,
+    "a fraction": 0.5,
+    "a word": "a graph",
+    "nothing": None,
+    "a scalar": torch.tensor(3.0),
+    "an array of one": np.float32(3),
+    "a list of three": [1, 2, 3],
+    "a dictionary": {"a": 1},
+    "a matrix": torch.rand(5, 5),
+    "an array": np.arange(5),
+    "a flag": True,
+}
 
 
 @pytest.mark.parametrize("kind", OF_THE_GRAPH)

@@ -42,13 +42,15 @@ def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
     """Of I − D^-½AD^-½, written out; repeatable, and without a draw from the global state."""
     if not dense:
         monkeypatch.setattr(transforms, "_DENSE", 0)
-    data, before = random_graph(60, weighted=weighted), torch.get_rng_state()
+    data = random_graph(60, weighted=weighted)
+    before = torch.get_rng_state()
     weight = torch.ones(data.num_edges) if data.edge_weight is None else data.edge_weight
     adjacency = torch.zeros(60, 60).index_put(tuple(data.edge_index), weight)
     scale = adjacency.sum(1).rsqrt()
     laplacian = torch.eye(60) - scale[:, None] * adjacency * scale
     out = AddLaplacianPE(5)(data)
-    vectors, values = out.laplacian_eigenvectors, out.laplacian_eigenvalues[0]
+    vectors = out.laplacian_eigenvectors
+    values = out.laplacian_eigenvalues[0]
     assert torch.allclose(laplacian @ vectors, vectors * values, rtol=0, atol=1e-10)
     assert torch.allclose(vectors.T @ vectors / 60, torch.eye(5), rtol=0, atol=1e-10)
     assert torch.allclose(values, torch.linalg.eigvalsh(laplacian)[1:6], rtol=0, atol=1e-10)
@@ -64,7 +66,10 @@ def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
 @pytest.mark.parametrize("dense", [True, False])
 def test_small_graphs_are_padded(monkeypatch, num_nodes, edges, dense):
     monkeypatch.setattr(transforms, "_DENSE", 9 if dense else 0)
-    pairs = torch.combinations(torch.arange(num_nodes)).T if num_nodes > 1 and edges else torch.zeros(2, 0).long()
+    if num_nodes > 1 and edges:
+        pairs = torch.combinations(torch.arange(num_nodes)).T
+    else:
+        pairs = torch.zeros(2, 0).long()
     out = AddLaplacianPE(5)(Data(edge_index=to_undirected(pairs), num_nodes=num_nodes))
     found = max(num_nodes - 1, 0)
     assert out.laplacian_eigenvectors.shape == out.laplacian_eigenvalues.shape == (num_nodes, 5)
@@ -82,7 +87,9 @@ def test_edges_of_fewer_bits(dtype):
     size = 300 if dtype == torch.int16 else 70_000
     last = torch.arange(size - 60, size)
     path = to_undirected(torch.stack([last[:-1], last[1:]]))
-    wide, narrow = (Data(edge_index=path.to(dtype), num_nodes=size) for dtype in (torch.long, dtype))
+    wide, narrow = (
+        Data(edge_index=path.to(dtype), num_nodes=size) for dtype in (torch.long, dtype)
+    )
     add = AddLaplacianPE(2)
     assert torch.equal(add(narrow).laplacian_eigenvectors, add(wide).laplacian_eigenvectors)
 
@@ -90,7 +97,11 @@ def test_edges_of_fewer_bits(dtype):
 def molecule(nodes: int) -> Data:
     generator = torch.Generator().manual_seed(nodes)
     edges = torch.randint(nodes, (2, 3 * nodes), generator=generator)
-    return Data(x=torch.rand(nodes, 4, generator=generator), edge_index=edges, edge_weight=torch.rand(3 * nodes))
+    return Data(
+        x=torch.rand(nodes, 4, generator=generator),
+        edge_index=edges,
+        edge_weight=torch.rand(3 * nodes),
+    )
 
 
 MOLECULES = [molecule(nodes) for nodes in (3, 7, 5, 4)]
@@ -110,7 +121,9 @@ def test_one_graph_is_prepared_once_for_all_layers_and_steps(self_loops: Any) ->
 
 
 SINGLE = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
-UNEQUAL = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_weight=torch.tensor([1.0, 2.0]), num_nodes=2)
+UNEQUAL = Data(
+    edge_index=torch.tensor([[0, 1], [1, 0]]), edge_weight=torch.tensor([1.0, 2.0]), num_nodes=2
+)
 
 
 def of_three(edges: Any) -> Any:
@@ -124,7 +137,11 @@ def padded(*items: Any) -> Any:
 ONE = torch.tensor([1])
 REFUSALS = [
     (lambda: AddLaplacianPE(2)(Data(num_nodes=3)), ValueError, "needs edge_index"),
-    (lambda: AddLaplacianPE(2)(Batch.from_data_list([SINGLE, SINGLE])), ValueError, "takes one graph"),
+    (
+        lambda: AddLaplacianPE(2)(Batch.from_data_list([SINGLE, SINGLE])),
+        ValueError,
+        "takes one graph",
+    ),
     (lambda: AddLaplacianPE(2)(SINGLE), ValueError, r"undirected graph.*ToUndirected\(\)"),
     (lambda: AddLaplacianPE(2)(UNEQUAL), ValueError, "with one weight"),
     (lambda: AddLaplacianPE(2)(None), TypeError, "data must be a torch_geometric Data"),
@@ -138,13 +155,29 @@ REFUSALS = [
     ),
     (lambda: pad([]), ValueError, "batch must hold at least one item"),
     (lambda: pad(None), TypeError, "batch must be a list of items; got None"),
-    (lambda: pad(torch.zeros(2, 3)), TypeError, "batch must be a list of items; got a float32 tensor"),
+    (
+        lambda: pad(torch.zeros(2, 3)),
+        TypeError,
+        "batch must be a list of items; got a float32 tensor",
+    ),
     (padded(3, 4), TypeError, "every item of batch must be tokens and a label"),
     (padded((ONE, 0), (ONE, ONE, 0)), TypeError, "every item of batch .* like the first"),
-    (padded((ONE / 2, 0)), TypeError, r"tokens of an item of batch must be whole numbers \[L\]; got a float32 tensor"),
-    (padded((ONE[None], 0)), TypeError, r"whole numbers \[L\]; got an int64 tensor of shape \[1, 1\]"),
+    (
+        padded((ONE / 2, 0)),
+        TypeError,
+        r"tokens of an item of batch must be whole numbers \[L\]; got a float32 tensor",
+    ),
+    (
+        padded((ONE[None], 0)),
+        TypeError,
+        r"whole numbers \[L\]; got an int64 tensor of shape \[1, 1\]",
+    ),
     (padded(([1, 2], 0)), TypeError, r"whole numbers \[L\]; got \[1, 2\]"),
-    (padded((ONE, 0.5)), TypeError, "the label of an item of batch must be a whole number; got 0.5"),
+    (
+        padded((ONE, 0.5)),
+        TypeError,
+        "the label of an item of batch must be a whole number; got 0.5",
+    ),
 ]
 
 test_what_does_not_fit_is_refused = refuses(*REFUSALS)
@@ -154,7 +187,9 @@ def batches() -> Iterator[tuple[str, Any]]:
     yield "a batch", ToDiffusionGraph()(Batch.from_data_list(MOLECULES))
     yield "a list", ToDiffusionGraph()(MOLECULES)
     for workers in (0, 1):
-        loader = DataLoader(MOLECULES, 4, collate_fn=ToDiffusionGraph("remaining"), num_workers=workers)
+        loader = DataLoader(
+            MOLECULES, 4, collate_fn=ToDiffusionGraph("remaining"), num_workers=workers
+        )
         yield f"{workers} workers", next(iter(loader))
 
 
@@ -163,10 +198,15 @@ def test_a_batch_has_a_graph_of_its_own(no_typecheck: None) -> None:
     alone = torch.cat([layer(data.x, data.edge_index, data.edge_weight) for data in MOLECULES])
     for name, batch in batches():
         assert batch.graph.num_graphs == 4, name
-        torch.testing.assert_close(layer(batch.x, batch.graph), alone, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            layer(batch.x, batch.graph), alone, msg=lambda text, name=name: f"{name}: {text}"
+        )
     dataset = [ToDiffusionGraph()(data) for data in MOLECULES]
     batch = next(iter(BatchLoader(dataset, 4)))
-    with pytest.raises(TypeError, match=r"graph of the batch; got a list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"graph of the batch; got a list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)",
+    ):
         GCNConv(4, 4)(batch.x, batch.graph)
 
 
@@ -191,8 +231,10 @@ def test_what_a_graph_has_found_is_pickled_and_changes_nothing() -> None:
     assert torch.equal(looped.csc.order, graph.with_self_loops("remaining").csc.order)
     assert looped.reweighted("twice", lambda: looped._own_weights() * 2).pattern is looped.pattern
     data = MOLECULES[2]
-    plain, prepared = Graph.from_data(data), Graph.from_data(data).prepare()
-    layer, x = GCNConv(4, 4), data.x.clone().requires_grad_()
+    plain = Graph.from_data(data)
+    prepared = Graph.from_data(data).prepare()
+    layer = GCNConv(4, 4)
+    x = data.x.clone().requires_grad_()
 
     def grad(graph: Graph) -> Tensor:
         return torch.autograd.grad(layer(x, graph).square().sum(), x)[0]
@@ -211,7 +253,10 @@ def test_pad() -> None:
     assert tokens.tolist() == [[1, 1, 0], [3, 3, 3]]
     assert mask.tolist() == [[True, True, False], [True] * 3]
     assert pad(items[:1], max_length=3)[0].shape == (1, 2)  # never longer than needed
-    batch = [(byte_tokens(b"ab", 9), byte_tokens(b"abcd", 3), 1), (byte_tokens(b"", 9), byte_tokens(b"\0\xff", 9), 0)]
+    batch = [
+        (byte_tokens(b"ab", 9), byte_tokens(b"abcd", 3), 1),
+        (byte_tokens(b"", 9), byte_tokens(b"\0\xff", 9), 0),
+    ]
     tokens, mask, other, other_mask, labels = pad(batch)
     assert tokens.tolist() == [[98, 99], [0, 0]]
     assert mask.tolist() == [[True, True], [False, False]]
@@ -223,7 +268,8 @@ def test_pad() -> None:
 class Counting(SequenceDataset):
     """Item i is i + 1 times the token i."""
 
-    vocabulary, classes = 5, 2
+    vocabulary = 5
+    classes = 2
 
     def __len__(self) -> int:
         return 5
@@ -238,7 +284,8 @@ LIST_OPS = ListOps(num=5, min_length=10, max_length=30)
 @pytest.mark.usefixtures("no_typecheck")
 def test_sequences_in_a_loader_by_any_whole_number() -> None:
     shapes = [
-        (tokens.shape, mask.shape, len(labels)) for tokens, mask, labels in DataLoader(LIST_OPS, 2, collate_fn=pad)
+        (tokens.shape, mask.shape, len(labels))
+        for tokens, mask, labels in DataLoader(LIST_OPS, 2, collate_fn=pad)
     ]
     assert [count for *_, count in shapes] == [2, 2, 1]
     assert all(tokens == mask and 10 <= tokens[1] <= 30 for tokens, mask, _ in shapes)
@@ -254,9 +301,16 @@ def test_sequences_in_a_loader_by_any_whole_number() -> None:
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize("index", [1.5, "a", None, True, slice(0, 2), [0, 1], torch.tensor([0, 1]), torch.tensor(0.5)])
+@pytest.mark.parametrize(
+    "index", [1.5, "a", None, True, slice(0, 2), [0, 1], torch.tensor([0, 1]), torch.tensor(0.5)]
+)
 def test_indices_and_seeds_that_are_none(index: Any) -> None:
-    for read in (Counting().__getitem__, Pathfinder(num=4).__getitem__, Pathfinder(num=4).scene, LIST_OPS.item):
+    for read in (
+        Counting().__getitem__,
+        Pathfinder(num=4).__getitem__,
+        Pathfinder(num=4).scene,
+        LIST_OPS.item,
+    ):
         with pytest.raises(TypeError, match="index must be a whole number; got"):
             read(index)
     for task in (ListOps, Pathfinder):
@@ -265,7 +319,9 @@ def test_indices_and_seeds_that_are_none(index: Any) -> None:
 
 
 def test_neighbouring_keys_give_unrelated_numbers() -> None:
-    first = torch.tensor([item_random("task", seed, i).random() for seed in range(20) for i in range(200)])
+    first = torch.tensor(
+        [item_random("task", seed, i).random() for seed in range(20) for i in range(200)]
+    )
     assert first.mean() == pytest.approx(0.5, abs=0.02)
     assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.05
     assert item_random("a", 1, 23).random() != item_random("a", 12, 3).random()

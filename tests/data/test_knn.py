@@ -19,44 +19,63 @@ def neighbours(distance, k):
 
 
 @pytest.mark.parametrize("channels", [3, 70])  # searched in a tree, and pair by pair
-@pytest.mark.parametrize(("offset", "dtype", "metric", "sharpness", "k"), [
-    (0, torch.float32, "euclidean", 8.0, 1),
-    (0, torch.float64, "euclidean", 8.0, 20),
-    (0, torch.float64, "cosine", 4.5, 5),
-    (1e4, torch.float32, "euclidean", 8.0, 4),
-    (1e4, torch.float64, "euclidean", 8.0, 4),
-    (1e8, torch.float64, "euclidean", 8.0, 4),
-    (1e12, torch.float64, "euclidean", 8.0, 4),
-])  # fmt: skip
-@pytest.mark.parametrize("sides", [1, 2])  # one cloud far from the origin, where nothing cancels, or two
-def test_neighbours_and_weights_are_those_of_all_pairs(channels, offset, dtype, metric, sharpness, k, sides, generator):
+@pytest.mark.parametrize(
+    ("offset", "dtype", "metric", "sharpness", "k"),
+    [
+        (0, torch.float32, "euclidean", 8.0, 1),
+        (0, torch.float64, "euclidean", 8.0, 20),
+        (0, torch.float64, "cosine", 4.5, 5),
+        (1e4, torch.float32, "euclidean", 8.0, 4),
+        (1e4, torch.float64, "euclidean", 8.0, 4),
+        (1e8, torch.float64, "euclidean", 8.0, 4),
+        (1e12, torch.float64, "euclidean", 8.0, 4),
+    ],
+)
+@pytest.mark.parametrize(
+    "sides", [1, 2]
+)  # one cloud far from the origin, where nothing cancels, or two
+def test_neighbours_and_weights_are_those_of_all_pairs(
+    channels, offset, dtype, metric, sharpness, k, sides, generator
+):
     x = (torch.randn(60, channels, generator=generator, dtype=torch.float64) + offset).to(dtype)
     x = x.abs() if metric == "cosine" else x
     x[: 30 * (sides - 1)] *= -1
     rows = torch.nn.functional.normalize(x) if metric == "cosine" else x.double()
     square = (rows.unsqueeze(1) - rows).square().sum(2)
     square = square.masked_fill(square > 2, torch.inf) if metric == "cosine" else square
-    near, reach = neighbours(square, k), square.kthvalue(k, dim=1).values  # the row itself is infinitely far
+    # the row itself is infinitely far
+    near = neighbours(square, k)
+    reach = square.kthvalue(k, dim=1).values
     weights = torch.exp(-sharpness * square / (reach[:, None] * reach).sqrt())[near]
     data = KNNGraph(k, metric, weighted=True, sharpness=sharpness)(Data(x=x))
     assert torch.equal(data.edge_index.t(), near.nonzero())
     assert torch.equal(knn_graph(x.requires_grad_(), k, metric), data.edge_index)
-    torch.testing.assert_close(data.edge_weight.double(), weights / weights.mean(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        data.edge_weight.double(), weights / weights.mean(), rtol=1e-5, atol=1e-6
+    )
     assert data.edge_weight.dtype == dtype
     assert "edge_weight" not in KNNGraph(2)(Data(x=x))
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
-def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(metric, scale, generator):
+def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(
+    metric, scale, generator
+):
     """All of them where there are few clusters; nothing is lost where a row has copies or is zero."""
     for count, least in ((3, 1.0), (900, 1.0), (6000, 0.9)):
         x = torch.rand(count, 20, generator=generator, dtype=torch.float64)
         x[: count // 3] += 3 * torch.rand(count // 3, 20, generator=generator, dtype=torch.float64)
-        x[:2] = torch.eye(20, dtype=torch.float64)[:1] * torch.tensor([[9], [0]])  # far from the others, for no ties
-        x[count // 2 :] = torch.where(torch.arange(count // 2, count)[:, None] % 60 == 0, x[0], x[count // 2 :])
+        x[:2] = torch.eye(20, dtype=torch.float64)[:1] * torch.tensor(
+            [[9], [0]]
+        )  # far from the others, for no ties
+        x[count // 2 :] = torch.where(
+            torch.arange(count // 2, count)[:, None] % 60 == 0, x[0], x[count // 2 :]
+        )
         exact, found = (
-            KNNGraph(min(count - 1, 8), metric, weighted=True, approximate=approximate)(Data(x=scale * x))
+            KNNGraph(min(count - 1, 8), metric, weighted=True, approximate=approximate)(
+                Data(x=scale * x)
+            )
             for approximate in (False, True)
         )
         pairs = [set(map(tuple, data.edge_index.T.tolist())) for data in (exact, found)]
@@ -96,7 +115,10 @@ def test_copies_of_a_row_are_its_neighbours_and_not_the_row_itself(generator):
 @pytest.mark.parametrize("k", [1, 6, 15])
 def test_neighbours_by_angle_have_something_in_common(k, generator):
     x = torch.rand(21, 12, generator=generator)
-    x[:10, :6], x[10:, 6:], x[3] = 0, 0, 0  # two kinds of rows at right angles, and one without anything
+    # two kinds of rows at right angles, and one without anything
+    x[:10, :6] = 0
+    x[10:, 6:] = 0
+    x[3] = 0
     unit = torch.nn.functional.normalize(x.double())
     distance = (1 - unit @ unit.t()).masked_fill(unit @ unit.t() == 0, float("inf"))
     data = KNNGraph(k, "cosine")(Data(x=x))
@@ -122,20 +144,40 @@ def test_the_data_stay_and_a_copy_has_the_edges():
 
 
 test_what_does_not_fit = refuses(
-    (patch.dict("sys.modules", faiss=None)(lambda: knn_graph(torch.eye(3), 1, approximate=True)),
-        ModuleNotFoundError, r"needs faiss, which is not installed: pip install 'diffusion-mp\[faiss\]'"),
+    (
+        patch.dict("sys.modules", faiss=None)(lambda: knn_graph(torch.eye(3), 1, approximate=True)),
+        ModuleNotFoundError,
+        r"needs faiss, which is not installed: pip install 'diffusion-mp\[faiss\]'",
+    ),
     (lambda: KNNGraph(3, approximate=1), TypeError, "approximate must be True or False"),
     (lambda: KNNGraph(3, weighted=1), TypeError, "weighted must be True or False"),
-    (lambda: KNNGraph(3)(Data(x=torch.eye(3))), ValueError, "k must be below the number of nodes, 3; got 3"),
-    (lambda: knn_graph(torch.zeros(5, 0), 2), ValueError, r"x must have a channel at least.*\[5, 0\]"),
-    (lambda: knn_graph(torch.eye(3) / torch.eye(3), 1), ValueError, "x must be finite; 6 of its 9 entries"),
-)  # fmt: skip
+    (
+        lambda: KNNGraph(3)(Data(x=torch.eye(3))),
+        ValueError,
+        "k must be below the number of nodes, 3; got 3",
+    ),
+    (
+        lambda: knn_graph(torch.zeros(5, 0), 2),
+        ValueError,
+        r"x must have a channel at least.*\[5, 0\]",
+    ),
+    (
+        lambda: knn_graph(torch.eye(3) / torch.eye(3), 1),
+        ValueError,
+        "x must be finite; 6 of its 9 entries",
+    ),
+)
 
 
 def test_the_transform_replaces_what_the_data_says_of_other_edges() -> None:
-    x, edges = torch.tensor([[0.0], [1.0], [5.0], [7.0]]), torch.zeros(2, 4, dtype=torch.long)
+    x = torch.tensor([[0.0], [1.0], [5.0], [7.0]])
+    edges = torch.zeros(2, 4, dtype=torch.long)
     old = Data(
-        x=x, edge_index=edges, edge_weight=torch.rand(4), edge_attr=torch.rand(4, 2), adj_t=torch.eye(4).to_sparse()
+        x=x,
+        edge_index=edges,
+        edge_weight=torch.rand(4),
+        edge_attr=torch.rand(4, 2),
+        adj_t=torch.eye(4).to_sparse(),
     )
     assert set(KNNGraph(1)(old).keys()) == {"x", "edge_index"}
     with pytest.raises(ValueError, match=r"KNNGraph takes one graph; got a batch of 2"):

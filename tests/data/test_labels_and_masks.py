@@ -12,7 +12,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import LabelPropagation as LabelPropagationOfPyG
 
 from diffusion_mp import DiffusionClassifier, LabelPropagation, plot
-from diffusion_mp.data import RandomPartitionLoader, Split, label_mask, random_split, random_split_per_class
+from diffusion_mp.data import (
+    RandomPartitionLoader,
+    Split,
+    label_mask,
+    random_split,
+    random_split_per_class,
+)
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.train import NodeClassifier
 from diffusion_mp_experiments.train.metrics import TaskMetric
@@ -51,14 +57,22 @@ def loss(y: Tensor) -> Tensor:
 
 def fitted(y: Tensor) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that y is a column, as other estimators of scikit-learn warn
-        model = DiffusionClassifier(rounds=1, max_iter=2, random_state=0).fit(LOGITS.double().numpy(), y.numpy())
-    return torch.from_numpy(model.predict(LOGITS.double().numpy())), model.score(LOGITS.double().numpy(), y.numpy())
+        warnings.simplefilter(
+            "ignore"
+        )  # that y is a column, as other estimators of scikit-learn warn
+        model = DiffusionClassifier(rounds=1, max_iter=2, random_state=0).fit(
+            LOGITS.double().numpy(), y.numpy()
+        )
+    return torch.from_numpy(model.predict(LOGITS.double().numpy())), model.score(
+        LOGITS.double().numpy(), y.numpy()
+    )
 
 
 TAKERS: dict[str, Callable[[Tensor], Any]] = {
     "LabelPropagation": lambda y: LabelPropagation(3, 0.9)(y, EDGES, mask=KNOWN),
-    "the limit": lambda y: LabelPropagation(None, 0.9)(y, torch.cat([EDGES, EDGES.flip(0)], 1), mask=KNOWN),
+    "the limit": lambda y: LabelPropagation(None, 0.9)(
+        y, torch.cat([EDGES, EDGES.flip(0)], 1), mask=KNOWN
+    ),
     "label_mask": label_mask,
     "random_split": lambda y: random_split(y, 0.5, 0.2, seeded()),
     "random_split_per_class": lambda y: random_split_per_class(y, 2, 3, 4, seeded()),
@@ -70,7 +84,9 @@ TAKERS: dict[str, Callable[[Tensor], Any]] = {
     "AP": score("ap"),
     "the loss": loss,
     "the estimator": fitted,
-    "plot.attention": lambda y: [line.get_ydata() for line in plot.attention(LOGITS, -LOGITS, y).lines],
+    "plot.attention": lambda y: [
+        line.get_ydata() for line in plot.attention(LOGITS, -LOGITS, y).lines
+    ],
 }
 
 
@@ -83,7 +99,14 @@ def equal(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.uint16])
 def test_a_column_of_labels_is_a_vector_of_them(taker: str, dtype: torch.dtype) -> None:
-    if dtype != torch.int64 and taker in ("accuracy", "F1", "ROC", "AP", "the loss", "visible_labels"):
+    if dtype != torch.int64 and taker in (
+        "accuracy",
+        "F1",
+        "ROC",
+        "AP",
+        "the loss",
+        "visible_labels",
+    ):
         return  # these take the labels that torch's losses take
     take = TAKERS[taker]
     assert equal(take(Y.to(dtype).unsqueeze(1)), take(Y))
@@ -92,7 +115,12 @@ def test_a_column_of_labels_is_a_vector_of_them(taker: str, dtype: torch.dtype) 
 def test_unlabelled_nodes_of_a_column() -> None:
     y = Y.clone()
     y[::4] = -1
-    for take in (label_mask, TAKERS["random_split"], TAKERS["LabelPropagation"], TAKERS["visible_labels"]):
+    for take in (
+        label_mask,
+        TAKERS["random_split"],
+        TAKERS["LabelPropagation"],
+        TAKERS["visible_labels"],
+    ):
         assert equal(take(y.unsqueeze(1)), take(y))
 
 
@@ -110,10 +138,17 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("no_typecheck")  # lists and arrays are taken, though the annotation says tensors
+@pytest.mark.usefixtures(
+    "no_typecheck"
+)  # lists and arrays are taken, though the annotation says tensors
 @pytest.mark.parametrize("form", FORMS)
 def test_masks_may_be_indices(form: str) -> None:
-    for mask in (KNOWN, torch.ones(N, dtype=torch.bool), torch.arange(N) == 7, torch.zeros(N, dtype=torch.bool)):
+    for mask in (
+        KNOWN,
+        torch.ones(N, dtype=torch.bool),
+        torch.arange(N) == 7,
+        torch.zeros(N, dtype=torch.bool),
+    ):
         given = FORMS[form](mask)
         model = LabelPropagation(3, 0.9)
         assert torch.equal(model(Y, EDGES, mask=given), model(Y, EDGES, mask=mask))
@@ -126,7 +161,9 @@ def test_masks_may_be_indices(form: str) -> None:
 def test_results_are_those_of_pyg(mask: Tensor, y: Tensor) -> None:
     """Which spreads along edges with D^-½AD^-½, and is called with the mask as third argument."""
     theirs = LabelPropagationOfPyG(3, 0.9)(y, EDGES, mask=mask)
-    torch.testing.assert_close(LabelPropagation(3, 0.9)(y, EDGES, mask=mask), theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        LabelPropagation(3, 0.9)(y, EDGES, mask=mask), theirs, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_column_mask_of_the_loader() -> None:
@@ -148,13 +185,25 @@ test_what_is_neither_is_refused = refuses(
     (spread(torch.stack([Y, Y], 1)), TypeError, r"y .*soft labels.*y\.float\(\)"),
     (spread(Y, mask=torch.tensor([0, 20])), ValueError, r"mask must lie in \[0, 19\] for 20 nodes"),
     (spread(Y, mask=torch.tensor([-1])), ValueError, r"mask must lie in \[0, 19\]"),
-    (spread(Y, mask=torch.tensor([3, 3])), ValueError, r"mask must name every node once.*mask\.bool\(\)"),
+    (
+        spread(Y, mask=torch.tensor([3, 3])),
+        ValueError,
+        r"mask must name every node once.*mask\.bool\(\)",
+    ),
     (spread(Y, mask=KNOWN.long()), ValueError, r"mask must name every node once.*mask\.bool\(\)"),
     (spread(Y, mask=KNOWN.byte()), TypeError, r"mask must .*uint8.*mask\.bool\(\)"),
     (spread(Y, mask=KNOWN.float()), TypeError, r"mask must be a bool tensor \[20\]"),
     (spread(Y, mask=KNOWN[:5]), ValueError, r"mask must be a bool tensor \[20\]"),
-    (spread(Y, mask=torch.ones(N, 2).bool()), ValueError, r"mask must be a bool tensor \[20\].*one column"),
+    (
+        spread(Y, mask=torch.ones(N, 2).bool()),
+        ValueError,
+        r"mask must be a bool tensor \[20\].*one column",
+    ),
     (spread(Y, mask="train"), TypeError, r"mask must be a bool tensor \[20\]"),
     (lambda: label_mask(torch.stack([Y, Y], 1)), ValueError, r"y must be one-dimensional"),
-    (lambda: random_split(Y.float().unsqueeze(1), 0.5, 0.2, seeded()), TypeError, r"y must hold integers.*y\.long\(\)"),
+    (
+        lambda: random_split(Y.float().unsqueeze(1), 0.5, 0.2, seeded()),
+        TypeError,
+        r"y must hold integers.*y\.long\(\)",
+    ),
 )

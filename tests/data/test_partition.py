@@ -25,7 +25,9 @@ def test_parts_are_even_and_each_has_what_it_needs(num_nodes: int, data: st.Data
     num_parts = data.draw(st.integers(1, num_nodes))
     needed = torch.zeros(num_nodes, dtype=torch.bool)
     needed[: data.draw(st.integers(num_parts, num_nodes))] = True
-    clusters = torch.tensor(data.draw(st.lists(st.integers(0, 9), min_size=num_nodes, max_size=num_nodes)))
+    clusters = torch.tensor(
+        data.draw(st.lists(st.integers(0, 9), min_size=num_nodes, max_size=num_nodes))
+    )
     for grouped in (None, clusters):
         part = random_partition(num_nodes, num_parts, drawn(num_nodes), grouped, needed)
         sizes = torch.bincount(part, minlength=num_parts)
@@ -35,7 +37,12 @@ def test_parts_are_even_and_each_has_what_it_needs(num_nodes: int, data: st.Data
 
 
 def test_part_ids_are_as_small_as_they_can_be() -> None:
-    for num_parts, dtype in ((256, torch.uint8), (257, torch.int16), (32_768, torch.int16), (32_769, torch.int32)):
+    for num_parts, dtype in (
+        (256, torch.uint8),
+        (257, torch.int16),
+        (32_768, torch.int16),
+        (32_769, torch.int32),
+    ):
         part = random_partition(32_770, num_parts, drawn())
         assert part.dtype == dtype
         assert int(part.max()) == num_parts - 1
@@ -48,17 +55,21 @@ def test_the_distribution_is_uniform_where_no_part_lacks_a_training_node(needs: 
     Nodes 0..16 train: no part of five nodes can be without one, so that nothing is ever exchanged.
     """
     needed = torch.arange(20) < 17 if needs else None
-    generator, draws = drawn(), 4000
+    generator = drawn()
+    draws = 4000
     parts = torch.stack([random_partition(20, 4, generator, None, needed) for _ in range(draws)])
     assert ((torch.stack([parts == k for k in range(4)]).float().mean(1) - 0.25).abs() < 0.03).all()
-    together = (parts[:, :, None] == parts[:, None, :]).float().mean(0)[~torch.eye(20, dtype=torch.bool)]
+    together = (
+        (parts[:, :, None] == parts[:, None, :]).float().mean(0)[~torch.eye(20, dtype=torch.bool)]
+    )
     assert ((together - 4 / 19).abs() < 0.03).all()  # 4.6 standard deviations
 
 
 def test_clusters_stay_together_but_at_the_cuts() -> None:
     """Of ten clusters of six nodes, in parts of 20, at most two are cut; which ones lie together changes."""
     clusters = torch.arange(60).remainder(10)
-    generator, seen = drawn(), set()
+    generator = drawn()
+    seen = set()
     for _ in range(20):
         part = random_partition(60, 3, generator, clusters)
         whole = [len(part[clusters == c].unique()) == 1 for c in range(10)]
@@ -70,7 +81,8 @@ def test_clusters_stay_together_but_at_the_cuts() -> None:
 def dense(edge_index: Tensor, part: Tensor, k: int, halo: bool) -> Tensor:
     """Numbers of the edges of part k, by definition."""
     source, target = edge_index
-    arrives, leaves = part[target] == k, part[source] == k
+    arrives = part[target] == k
+    leaves = part[source] == k
     if not halo:
         return (arrives & leaves).nonzero().flatten()
     kept = arrives | leaves
@@ -112,7 +124,9 @@ def test_nothing_to_cut() -> None:
 def planted(groups: int = 8, size: int = 10) -> Data:
     """Rings of dense groups, in a random numbering, with one edge from each group to the next, in one direction."""
     order = torch.randperm(groups * size, generator=torch.Generator().manual_seed(0))
-    inside = torch.cartesian_prod(torch.arange(size), torch.arange(size)).T  # loops as well, which mean nothing here
+    inside = torch.cartesian_prod(
+        torch.arange(size), torch.arange(size)
+    ).T  # loops as well, which mean nothing here
     edges = torch.cat([inside + size * k for k in range(groups)], 1)
     bridges = torch.stack([torch.arange(groups), torch.arange(groups).roll(-1)]) * size
     data = Data(edge_index=order[torch.cat([edges, bridges], 1)], num_nodes=groups * size)
@@ -121,11 +135,14 @@ def planted(groups: int = 8, size: int = 10) -> Data:
     return data
 
 
-@pytest.mark.parametrize("options", [{"num_clusters": 8}, {"method": "label_propagation", "seed": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"num_clusters": 8}, {"method": "label_propagation", "seed": 1}], ids=str
+)
 def test_planted_groups_are_found_and_nothing_global_moves(options: dict[str, Any]) -> None:
     if "method" not in options:
         pytest.importorskip("pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]")
-    data, state = planted(), (random.getstate(), torch.get_rng_state())
+    data = planted()
+    state = (random.getstate(), torch.get_rng_state())
     clusters = find_clusters(data, **options)
     assert torch.equal(clusters[:, None] == clusters, data.group[:, None] == data.group)
     assert clusters.unique().tolist() == list(range(8))
@@ -139,7 +156,9 @@ def test_metis_of_pyg_stands_in_for_pymetis(monkeypatch: pytest.MonkeyPatch) -> 
     data = planted()
 
     def metis(self: ClusterData, edge_index: Tensor, num_nodes: int) -> Tensor:
-        dense = torch.zeros(num_nodes, num_nodes, dtype=torch.long).index_put_(tuple(edge_index), torch.tensor(1), True)
+        dense = torch.zeros(num_nodes, num_nodes, dtype=torch.long).index_put_(
+            tuple(edge_index), torch.tensor(1), True
+        )
         assert torch.equal(dense, dense.T)
         assert dense.max() == 1
         assert dense.diagonal().sum() == 0
@@ -153,5 +172,7 @@ def test_metis_of_pyg_stands_in_for_pymetis(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ClusterData, "_metis", metis)
     assert torch.equal(find_clusters(data, 8), data.group)
     monkeypatch.setattr(ClusterData, "_metis", missing)
-    with pytest.raises(ImportError, match=r"none of pymetis, pyg-lib and torch-sparse.*diffusion-mp\[metis\]"):
+    with pytest.raises(
+        ImportError, match=r"none of pymetis, pyg-lib and torch-sparse.*diffusion-mp\[metis\]"
+    ):
         find_clusters(data, 8)

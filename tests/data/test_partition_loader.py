@@ -23,7 +23,8 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from subrun import run_program
 
-NODES, EDGES = 60, 600
+NODES = 60
+EDGES = 600
 
 
 def example(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Data:
@@ -31,24 +32,37 @@ def example(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Data:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(nodes, generator=generator)
     return Data(
-        x=torch.arange(3.0 * nodes).view(nodes, 3), y=torch.arange(nodes) % 3,
+        x=torch.arange(3.0 * nodes).view(nodes, 3),
+        y=torch.arange(nodes) % 3,
         edge_index=torch.randint(0, nodes, (2, edges), generator=generator),
-        edge_weight=torch.rand(edges, generator=generator), edge_attr=torch.arange(2.0 * edges).view(edges, 2),
-        train_mask=order < nodes // 4, val_mask=order >= nodes // 2, name="a graph",
-    )  # fmt: skip
+        edge_weight=torch.rand(edges, generator=generator),
+        edge_attr=torch.arange(2.0 * edges).view(edges, 2),
+        train_mask=order < nodes // 4,
+        val_mask=order >= nodes // 2,
+        name="a graph",
+    )
 
 
 DATA = example()
 
 
-@pytest.mark.parametrize("options", [{"num_parts": 7}, {"batch_size": 10}, {"num_parts": 1}, {"num_parts": 15}])
+@pytest.mark.parametrize(
+    "options", [{"num_parts": 7}, {"batch_size": 10}, {"num_parts": 1}, {"num_parts": 15}]
+)
 def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict[str, int]) -> None:
     """The published irreproducible numbers came from batches whose x and edge_index disagreed (ERRATA C1)."""
     batches = list(RandomPartitionLoader(DATA, **options))
-    assert torch.equal(torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES))
+    assert torch.equal(
+        torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES)
+    )
     for batch in batches:
         expected, weight, mask = subgraph(
-            batch.n_id, DATA.edge_index, DATA.edge_weight, relabel_nodes=True, num_nodes=NODES, return_edge_mask=True
+            batch.n_id,
+            DATA.edge_index,
+            DATA.edge_weight,
+            relabel_nodes=True,
+            num_nodes=NODES,
+            return_edge_mask=True,
         )
         wanted = {"edge_index": expected, "edge_weight": weight, "edge_attr": DATA.edge_attr[mask]}
         wanted |= {"e_id": mask.nonzero().flatten()}
@@ -62,7 +76,9 @@ def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict
         assert len(batches) == 1 or not mask.all()
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(20, [20, 20, 20]), (21, [20, 20, 20]), (19, [15] * 4), (99, [60])])
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(20, [20, 20, 20]), (21, [20, 20, 20]), (19, [15] * 4), (99, [60])]
+)
 def test_batches_are_even_and_never_empty(batch_size: int, sizes: list[int]) -> None:
     """The released code has an empty batch where batch_size divides N (ERRATA D12)."""
     loader = RandomPartitionLoader(DATA, batch_size=batch_size)
@@ -72,7 +88,8 @@ def test_batches_are_even_and_never_empty(batch_size: int, sizes: list[int]) -> 
 
 def test_seed_and_epoch_determine_the_partition() -> None:
     def parts(seed: int, *epochs: int) -> list[list[list[int]]]:
-        loader, found = RandomPartitionLoader(DATA, 4, seed=seed), []
+        loader = RandomPartitionLoader(DATA, 4, seed=seed)
+        found = []
         for epoch in epochs:
             loader.set_epoch(epoch)
             found += [[batch.n_id.tolist() for batch in loader] for _ in range(2)]
@@ -86,9 +103,12 @@ def test_seed_and_epoch_determine_the_partition() -> None:
 
 
 def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data() -> None:
-    state, options = torch.get_rng_state(), {"degrees": "full", "halo": True}
+    state = torch.get_rng_state()
+    options = {"degrees": "full", "halo": True}
     plain = RandomPartitionLoader(DATA, 5, **options)
-    workers = RandomPartitionLoader(DATA, 5, **options, num_workers=2, persistent_workers=True, prefetch_factor=1)
+    workers = RandomPartitionLoader(
+        DATA, 5, **options, num_workers=2, persistent_workers=True, prefetch_factor=1
+    )
     for _ in range(3):  # persistent workers were made before the second epoch was drawn
         compare(plain, workers)
     assert torch.equal(torch.get_rng_state(), state)
@@ -97,9 +117,11 @@ def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data
 
 def test_a_halo_is_every_edge_of_the_own_nodes_and_its_other_end() -> None:
     source, target = DATA.edge_index
-    loops, e_id = source == target, []
+    loops = source == target
+    e_id = []
     for batch in RandomPartitionLoader(DATA, 5, halo=True):
-        own, context = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
+        own = batch.n_id[: batch.batch_size]
+        context = batch.n_id[batch.batch_size :]
         mask = torch.isin(source, own) | torch.isin(target, own)
         nodes = torch.cat([own, DATA.edge_index[:, mask].flatten()]).unique()
         mask |= loops & torch.isin(source, nodes)
@@ -120,14 +142,19 @@ def test_a_halo_is_every_edge_of_the_own_nodes_and_its_other_end() -> None:
 
 @pytest.mark.parametrize("halo", [False, True])
 @pytest.mark.parametrize("self_loops", ["keep", "remaining"])
-def test_full_degrees_give_kept_edges_the_entries_of_the_whole_graph(halo: bool, self_loops: Any) -> None:
+def test_full_degrees_give_kept_edges_the_entries_of_the_whole_graph(
+    halo: bool, self_loops: Any
+) -> None:
     diffusivity = AdjacencyDiffusivity("sym", self_loops=self_loops)
     whole = diffusivity(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     for batch in RandomPartitionLoader(DATA, 5, degrees="full", halo=halo):
-        own, expected = batch.batch_size, whole[batch.n_id[: batch.batch_size]]
+        own = batch.batch_size
+        expected = whole[batch.n_id[: batch.batch_size]]
         entries = diffusivity(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
         torch.testing.assert_close(entries, expected[:, batch.n_id], rtol=1e-6, atol=1e-8)
-        assert torch.allclose(entries.sum(1), expected.sum(1), rtol=1e-5) is halo  # without it a part of the rows
+        assert (
+            torch.allclose(entries.sum(1), expected.sum(1), rtol=1e-5) is halo
+        )  # without it a part of the rows
         alone = Graph(batch.num_nodes, batch.edge_index.as_tensor(), batch.edge_weight)
         without = diffusivity(batch.x, alone).to_dense()[0][:own]
         assert not torch.allclose(entries, without)
@@ -137,10 +164,18 @@ def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
     data = example()
     data.train_mask = torch.arange(NODES) < 6
     for seed in range(5):
-        assert [int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, seed=seed)] == [1] * 6
-    counts = [int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 7, allow_unlabelled=True)]
+        assert [
+            int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, seed=seed)
+        ] == [1] * 6
+    counts = [
+        int(batch.train_mask.sum())
+        for batch in RandomPartitionLoader(data, 7, allow_unlabelled=True)
+    ]
     assert sum(counts) == 6
-    with pytest.raises(ValueError, match=r"num_parts must leave .* training node; got 7 parts, and 6 nodes.*allow_unl"):
+    with pytest.raises(
+        ValueError,
+        match=r"num_parts must leave .* training node; got 7 parts, and 6 nodes.*allow_unl",
+    ):
         RandomPartitionLoader(data, 7)
 
 
@@ -156,7 +191,9 @@ def test_clusters_are_kept_together() -> None:
 
 def test_graphs_without_edges_and_batches_of_graphs_are_cut() -> None:
     batches = list(RandomPartitionLoader(Data(x=DATA.x), 4, degrees="full"))
-    assert torch.equal(torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES))
+    assert torch.equal(
+        torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES)
+    )
     assert all(batch.edge_index is None and batch.kept_edges == 1 for batch in batches)
     # PyG's Batch is a Data; its `batch` follows the nodes, in order, so that Graph.from_data(batch) has its graphs.
     whole = Batch.from_data_list([example(20, 50, seed) for seed in range(3)])
@@ -171,17 +208,22 @@ def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPa
         loader = RandomPartitionLoader(DATA, 6, num_replicas=3, rank=rank)
         assert len(loader) == 2
         assert all(torch.equal(a.n_id, b) for a, b in zip(loader, alone[rank::3], strict=True))
-    assert len(RandomPartitionLoader(DATA, batch_size=20, num_replicas=2, rank=1)) == 2  # 3 parts would not share
+    assert (
+        len(RandomPartitionLoader(DATA, batch_size=20, num_replicas=2, rank=1)) == 2
+    )  # 3 parts would not share
 
     # Lightning starts the processes after loaders are made: how many there are is asked when it matters.
-    early, uneven = RandomPartitionLoader(DATA, 6), RandomPartitionLoader(DATA, 5)
+    early = RandomPartitionLoader(DATA, 6)
+    uneven = RandomPartitionLoader(DATA, 5)
     assert isinstance(early.sampler, DistributedSampler)  # so that Lightning leaves it in place
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     assert len(early) == 3
     assert all(torch.equal(a.n_id, b) for a, b in zip(early, alone[1::2], strict=True))
-    with pytest.raises(ValueError, match=r"num_parts must be a multiple of the 2 processes.*got 5\. Pass 6"):
+    with pytest.raises(
+        ValueError, match=r"num_parts must be a multiple of the 2 processes.*got 5\. Pass 6"
+    ):
         list(uneven)
 
 
@@ -194,7 +236,9 @@ def test_a_loader_goes_to_a_process_that_shares_nothing() -> None:
     compare(pickle.loads(pickle.dumps(loader)), here)
     here.set_epoch(0)
     context = get_context("forkserver")
-    context.set_forkserver_preload(["diffusion_mp"])  # the server may serve other tests, which begin it with that
+    context.set_forkserver_preload(
+        ["diffusion_mp"]
+    )  # the server may serve other tests, which begin it with that
     process = context.Process(target=compare, args=(loader, list(here)), daemon=True)
     process.start()
     process.join(100)
@@ -218,13 +262,19 @@ class Records(pl.LightningModule):
 
 
 def test_lightning_draws_a_new_partition_every_epoch(tmp_path: Path) -> None:
-    loader, module = RandomPartitionLoader(DATA, 3), Records()
+    loader = RandomPartitionLoader(DATA, 3)
+    module = Records()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **quiet).fit(module, loader)
+    pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **quiet).fit(
+        module, loader
+    )
     for epoch in range(2):
         loader.set_epoch(epoch)
         expected = [batch.n_id for batch in loader]
-        assert all(torch.equal(a, b) for a, b in zip((n for e, n in module.seen if e == epoch), expected, strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip((n for e, n in module.seen if e == epoch), expected, strict=True)
+        )
 
 
 LIMITED = """
@@ -247,7 +297,9 @@ print("done")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux counts it")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="limits the memory of a process as Linux counts it"
+)
 def test_memory_maps_are_not_read_as_a_whole(tmp_path: Path) -> None:
     """400 MB of features (a file of one hole) and 200 MB of edges, with 150 MB to allocate."""
     with (tmp_path / "x").open("wb") as file:
@@ -276,7 +328,9 @@ class AllNeighbours(BaseSampler):
         nodes = torch.tensor(list(dict.fromkeys(nodes.tolist())))
         local = torch.full((NODES,), -1).index_copy(0, nodes, torch.arange(len(nodes)))
         edges = local[DATA.edge_index[:, mask]]
-        return SamplerOutput(nodes, *edges, mask.nonzero().flatten(), metadata=(index.input_id, index.time))
+        return SamplerOutput(
+            nodes, *edges, mask.nonzero().flatten(), metadata=(index.input_id, index.time)
+        )
 
     def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
         raise NotImplementedError
@@ -284,9 +338,12 @@ class AllNeighbours(BaseSampler):
 
 def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
     part = PartOf(DATA, degrees="full")
-    loader = NodeLoader(DATA, AllNeighbours(), DATA.train_mask, transform=part, batch_size=4, shuffle=False)
+    loader = NodeLoader(
+        DATA, AllNeighbours(), DATA.train_mask, transform=part, batch_size=4, shuffle=False
+    )
     row = AdjacencyDiffusivity("row")
-    full, seen = row(DATA.x, Graph.from_data(DATA)).to_dense()[0], 0
+    full = row(DATA.x, Graph.from_data(DATA)).to_dense()[0]
+    seen = 0
     for batch in loader:
         own = batch.batch_size
         assert batch.train_mask[:own].all()
@@ -294,14 +351,23 @@ def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
         assert torch.equal(batch.val_mask[:own], DATA.val_mask[batch.n_id[:own]])
         assert batch.kept_edges == 1
         entries = row(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
-        torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(
+            entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8
+        )
         seen += own
     assert seen == int(DATA.train_mask.sum())
 
 
 def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes() -> None:
     """Node 0 is the part's own; the edge that arrives at node 1, the first of its halo, is not counted."""
-    edge_index = torch.tensor([[1, 2, 0], [0, 0, 1]])  # two edges arrive at node 0, one of them from outside the part
-    part = Data(n_id=torch.tensor([0, 1]), batch_size=1, edge_index=torch.tensor([[1, 0], [0, 1]]), num_nodes=2)
+    edge_index = torch.tensor(
+        [[1, 2, 0], [0, 0, 1]]
+    )  # two edges arrive at node 0, one of them from outside the part
+    part = Data(
+        n_id=torch.tensor([0, 1]),
+        batch_size=1,
+        edge_index=torch.tensor([[1, 0], [0, 1]]),
+        num_nodes=2,
+    )
     batch = PartOf(Data(edge_index=edge_index, num_nodes=3))(part)
     assert batch.kept_edges == 0.5

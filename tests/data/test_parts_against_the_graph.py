@@ -71,13 +71,18 @@ class TwoHops(BaseSampler):
         self.data = data
 
     def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        edges, nodes = self.data.edge_index, index.node
+        edges = self.data.edge_index
+        nodes = index.node
         for _hop in range(2):
             mask = torch.isin(edges[1], nodes)
             nodes = torch.tensor(list(dict.fromkeys(torch.cat([nodes, edges[0, mask]]).tolist())))
-        local = torch.full((self.data.num_nodes,), -1).index_copy(0, nodes, torch.arange(len(nodes)))
+        local = torch.full((self.data.num_nodes,), -1).index_copy(
+            0, nodes, torch.arange(len(nodes))
+        )
         taken = mask.nonzero().flatten()
-        return SamplerOutput(nodes, *local[edges[:, mask]], taken, metadata=(index.input_id, index.time))
+        return SamplerOutput(
+            nodes, *local[edges[:, mask]], taken, metadata=(index.input_id, index.time)
+        )
 
     def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
         raise NotImplementedError
@@ -87,7 +92,10 @@ def loaders() -> Iterator[tuple[str, Loader]]:
     """Every loader that gives a node all the edges that arrive there, and the degrees of the whole graph."""
     for method, workers in itertools.product(METHODS, (0, 2)):
         options = METHODS[method] | {"num_workers": workers, "halo": True, "degrees": "full"}
-        yield f"{method}, {workers} workers", lambda data, options=options: RandomPartitionLoader(data, 5, **options)
+        yield (
+            f"{method}, {workers} workers",
+            lambda data, options=options: RandomPartitionLoader(data, 5, **options),
+        )
     options = {"batch_size": 13, "halo": True, "degrees": "full", "allow_unlabelled": True}
     yield "by size", lambda data: RandomPartitionLoader(data, **options)
     for workers in (0, 2):
@@ -146,7 +154,9 @@ def test_one_part_is_the_whole_graph(name: str, degrees: str, halo: bool, method
     options = METHODS[method] | {"degrees": degrees, "halo": halo}
     (batch,) = RandomPartitionLoader(DATA, 1, **options)
     out = layer(batch.x, batch.edge_index, batch.edge_weight)
-    torch.testing.assert_close(out, layer(DATA.x, DATA.edge_index, DATA.edge_weight)[batch.n_id], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        out, layer(DATA.x, DATA.edge_index, DATA.edge_weight)[batch.n_id], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -168,8 +178,12 @@ def test_clusters_of_pyg_are_parts_too() -> None:
     whole = AdjacencyDiffusivity("row")(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     for cluster in range(6):
         batch = part(data.subgraph(CLUSTERS.eq(cluster)))  # as ClusterLoader cuts it
-        coupling = AdjacencyDiffusivity("row")(batch.x, Graph(batch.num_nodes, batch.edge_index, batch.edge_weight))
-        torch.testing.assert_close(coupling.to_dense()[0], whole[batch.n_id][:, batch.n_id], rtol=1e-5, atol=1e-6)
+        coupling = AdjacencyDiffusivity("row")(
+            batch.x, Graph(batch.num_nodes, batch.edge_index, batch.edge_weight)
+        )
+        torch.testing.assert_close(
+            coupling.to_dense()[0], whole[batch.n_id][:, batch.n_id], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
@@ -190,7 +204,9 @@ def test_the_lightning_module_reads_the_degrees() -> None:
     expected = module(DATA)
     for batch in RandomPartitionLoader(DATA, 5, halo=True, degrees="full"):
         own = batch.batch_size
-        torch.testing.assert_close(module(batch)[:own], expected[batch.n_id[:own]], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            module(batch)[:own], expected[batch.n_id[:own]], rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.unwatched  # compiled code has no shape checks
@@ -202,7 +218,9 @@ def test_compiled_models_read_the_degrees() -> None:
         torch.testing.assert_close(compiled(batch.x, batch.edge_index, batch.edge_weight), out)
         alone = layer(batch.x, batch.edge_index.as_tensor(), batch.edge_weight)
         assert not torch.allclose(out, alone)
-        torch.testing.assert_close(compiled(batch.x, batch.edge_index.as_tensor(), batch.edge_weight), alone)
+        torch.testing.assert_close(
+            compiled(batch.x, batch.edge_index.as_tensor(), batch.edge_weight), alone
+        )
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -220,7 +238,10 @@ def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(c
     layer = built(OF_EDGES["GCN"])
     edges = CHANGES[change](batch.edge_index)
     weight = None
-    with pytest.raises(ValueError, match=r"edge_index was computed from .* Graph\.from_data\(batch\).*as_tensor\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"edge_index was computed from .* Graph\.from_data\(batch\).*as_tensor\(\)",
+    ):
         layer(batch.x, edges, weight)
     batch.edge_index = edges
     batch.edge_weight = weight
@@ -238,7 +259,14 @@ def test_edges_of_a_part_are_a_tensor() -> None:
     assert type(edges.max(dim=1).values) is Tensor
     assert edges.shape == (2, 3)
     assert type(edges.as_tensor()) is Tensor
-    for same in (edges.to(torch.int32), edges.clone(), edges.detach(), edges.cpu(), copy.copy(edges), edges.to("meta")):
+    for same in (
+        edges.to(torch.int32),
+        edges.clone(),
+        edges.detach(),
+        edges.cpu(),
+        copy.copy(edges),
+        edges.to("meta"),
+    ):
         assert same.full_degree.device == same.device
     with pytest.raises(ValueError, match=r"full_degree must be floating point \[4, 2\]"):
         Graph(4, edges)
@@ -258,7 +286,9 @@ def test_a_loader_of_lists_of_parts_is_refused_rather_than_different() -> None:
     layer = built(OF_EDGES["GCN"])
     joined = Batch.from_data_list(parts)
     right = torch.cat([layer(part.x, part.edge_index, part.edge_weight) for part in parts])
-    torch.testing.assert_close(layer(joined.x, Graph.from_data(joined)), right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        layer(joined.x, Graph.from_data(joined)), right, rtol=1e-5, atol=1e-6
+    )
     loader = DataLoader(parts, batch_size=None)
     for part, again in zip(parts, loader, strict=True):
         assert torch.equal(part.edge_index.full_degree, again.edge_index.full_degree)

@@ -40,7 +40,8 @@ def test_sizes_per_class_and_shares_of_labelled_nodes(y):
 
 
 def test_every_labelled_node_may_be_used_and_shares_are_rounded_down():
-    y, generator = torch.arange(7) % 2, seeded()
+    y = torch.arange(7) % 2
+    generator = seeded()
     splits = [random_split_per_class(y, *counts, generator) for counts in ((2, 2, 1), (3, 0, None))]
     splits += [random_split(y, *shares, generator) for shares in ((0.5, 0.5), (0.5, 0.3))]
     assert [sizes(split) for split in splits] == [[4, 2, 1], [6, 0, 1], [3, 3, 1], [3, 2, 2]]
@@ -49,18 +50,23 @@ def test_every_labelled_node_may_be_used_and_shares_are_rounded_down():
 
 @pytest.mark.parametrize("kind", SPLITS)
 def test_a_split_is_that_of_its_seed_and_of_the_labelled_nodes(y, kind):
-    split, before = SPLITS[kind], torch.get_rng_state()
+    split = SPLITS[kind]
+    before = torch.get_rng_state()
     for first, again, other in zip(split(y, 0), split(y, 0), split(y, 1), strict=True):
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
     y[::3] = -1
-    assert torch.equal(sum(mask.int() for mask in split(y)), label_mask(y).int()), "the rest is test"
+    assert torch.equal(sum(mask.int() for mask in split(y)), label_mask(y).int()), (
+        "the rest is test"
+    )
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("kind", SPLITS)
-@pytest.mark.parametrize("form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.int, torch.Tensor.byte])
+@pytest.mark.parametrize(
+    "form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.int, torch.Tensor.byte]
+)
 def test_labels_in_another_form_give_the_same_split(y, form, kind):
     assert torch.equal(label_mask(form(y)), label_mask(y))
     for mask, same in zip(SPLITS[kind](y), SPLITS[kind](form(y)), strict=True):
@@ -74,13 +80,15 @@ def test_masks_from_data_and_to_a_copy_of_it(y):
     split = Split.of(Data(y=y, train_mask=masks, val_mask=masks, test_mask=masks[:, 1]), column=1)
     assert split.train.nonzero().flatten().tolist() == list(range(1, 10))
     assert torch.equal(split.test, split.val)
-    data, split = Data(y=y), draw(y)
+    data = Data(y=y)
+    split = draw(y)
     for name, mask in split._asdict().items():
         assert torch.equal(split.apply_to(data)[f"{name}_mask"], mask)
     assert "val_mask" not in data
 
 
-Y, MASK = torch.arange(100) % 4, torch.zeros(100, dtype=torch.bool)
+Y = torch.arange(100) % 4
+MASK = torch.zeros(100, dtype=torch.bool)
 
 
 def of(mask, column=0):
@@ -88,28 +96,64 @@ def of(mask, column=0):
 
 
 REFUSALS = [
-    (lambda: draw(Y, per_class=26), ValueError, "Class 0 has 25 labelled nodes, fewer than per_class=26"),
+    (
+        lambda: draw(Y, per_class=26),
+        ValueError,
+        "Class 0 has 25 labelled nodes, fewer than per_class=26",
+    ),
     (lambda: draw(Y, num_val=90), ValueError, "only 80 labelled nodes are left"),
     (lambda: draw(Y, num_val=60, num_test=21), ValueError, r"num_val \+ num_test = 81"),
-    (lambda: random_split_per_class(Y, 5, 20, None, 0), TypeError, r"generator must .*\.manual_seed"),
+    (
+        lambda: random_split_per_class(Y, 5, 20, None, 0),
+        TypeError,
+        r"generator must .*\.manual_seed",
+    ),
     (lambda: random_split(Y, 0.1, 0.1, 0), TypeError, r"generator must .*\.manual_seed"),
-    (lambda: random_split(Y, 0.6, 0.5, seeded()), ValueError, r"their sum at most 1; got 0\.6 and 0\.5"),
-    (lambda: random_split(Y[:0], 0.5, 0.25, seeded()), ValueError, r"y has no labelled node \(it is empty\)"),
+    (
+        lambda: random_split(Y, 0.6, 0.5, seeded()),
+        ValueError,
+        r"their sum at most 1; got 0\.6 and 0\.5",
+    ),
+    (
+        lambda: random_split(Y[:0], 0.5, 0.25, seeded()),
+        ValueError,
+        r"y has no labelled node \(it is empty\)",
+    ),
     (lambda: draw(-1 - Y), ValueError, r"y has no labelled node \(every entry is negative\)"),
-    (lambda: random_split(Y, 0.001, 0.5, seeded()), ValueError, "of 100 labelled nodes is none; raise train"),
+    (
+        lambda: random_split(Y, 0.001, 0.5, seeded()),
+        ValueError,
+        "of 100 labelled nodes is none; raise train",
+    ),
     (lambda: Split.of(Data(y=Y)), ValueError, "has no train_mask"),
     (of(MASK[:, None].expand(-1, 3), 3), ValueError, "between 0 and 2"),
-    (of(MASK.float()), TypeError, r"train_mask must be a bool tensor \[100\].*or the indices of nodes; got a float32"),
+    (
+        of(MASK.float()),
+        TypeError,
+        r"train_mask must be a bool tensor \[100\].*or the indices of nodes; got a float32",
+    ),
     (of(MASK.long()), ValueError, r"train_mask must name every node once, .*train_mask\.bool\(\)"),
     (of("train"), TypeError, r"train_mask must be a bool tensor \[100\]"),
-    (of(MASK[:5]), ValueError, r"train_mask must be a bool tensor \[100\].*got a bool tensor of shape \[5\]"),
-    (of(MASK[:5, None].expand(-1, 2)), ValueError, r"train_mask must be a bool tensor \[100\].*of shape \[5\]"),
+    (
+        of(MASK[:5]),
+        ValueError,
+        r"train_mask must be a bool tensor \[100\].*got a bool tensor of shape \[5\]",
+    ),
+    (
+        of(MASK[:5, None].expand(-1, 2)),
+        ValueError,
+        r"train_mask must be a bool tensor \[100\].*of shape \[5\]",
+    ),
     (of(MASK[:, None, None]), ValueError, r"train_mask must be a bool tensor \[100\]"),
     (lambda: Split.of(None), TypeError, "data must have y"),
     (lambda: Split.of(Data(train_mask=MASK)), TypeError, "data must have y"),
     (lambda: draw(Y).apply_to(None), TypeError, "data must be a torch_geometric Data"),
-    (lambda: draw(Y).apply_to(Data(y=Y[:5])), ValueError, "data must have 100 labels, as the masks have rows; got 5"),
-]  # fmt: skip
+    (
+        lambda: draw(Y).apply_to(Data(y=Y[:5])),
+        ValueError,
+        "data must have 100 labels, as the masks have rows; got 5",
+    ),
+]
 
 test_what_does_not_fit_is_refused = refuses(*REFUSALS)
 
@@ -119,10 +163,17 @@ CALLS = [
     label_mask,
 ]
 BAD_LABELS = {
-    "floats": torch.arange(4.0), "bools": torch.tensor([True, False]), "complex": torch.zeros(4, dtype=torch.complex64),
-    "two dimensions": torch.zeros(4, 2).long(), "a number": torch.tensor(1), "sparse": torch.arange(4).to_sparse(),
-    "meta": torch.zeros(4, dtype=torch.long, device="meta"), "words": ["a", "b"], "a word": "ab", "none": None,
-}  # fmt: skip
+    "floats": torch.arange(4.0),
+    "bools": torch.tensor([True, False]),
+    "complex": torch.zeros(4, dtype=torch.complex64),
+    "two dimensions": torch.zeros(4, 2).long(),
+    "a number": torch.tensor(1),
+    "sparse": torch.arange(4).to_sparse(),
+    "meta": torch.zeros(4, dtype=torch.long, device="meta"),
+    "words": ["a", "b"],
+    "a word": "ab",
+    "none": None,
+}
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -33,8 +33,11 @@ def test_it_is_equation_6(generator: torch.Generator) -> None:
 
 
 def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
-    x, mask = draw(generator, 3, 6, 2), torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
-    expected = torch.cat([roughness(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)])
+    x = draw(generator, 3, 6, 2)
+    mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
+    expected = torch.cat(
+        [roughness(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)]
+    )
     poisoned = x.masked_fill(~mask.unsqueeze(2), torch.nan).requires_grad_()
     torch.testing.assert_close(roughness(poisoned, mask), expected, rtol=1e-12, atol=0)
     (gradient,) = torch.autograd.grad(roughness(poisoned, mask).sum(), poisoned)
@@ -45,15 +48,31 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
 test_it_says_what_it_needs = refuses(
     (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
     (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
-    (lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1), ValueError, r"head must lie in \[0, 0\]; got 1"),
-    (lambda: plot_attention(LowRankCoupling(ONES, ONES), 3), TypeError, "ax must be a matplotlib axis or None"),
+    (
+        lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1),
+        ValueError,
+        r"head must lie in \[0, 0\]; got 1",
+    ),
+    (
+        lambda: plot_attention(LowRankCoupling(ONES, ONES), 3),
+        TypeError,
+        "ax must be a matplotlib axis or None",
+    ),
     (
         lambda: plot_attention(LowRankCoupling(ONES, ONES), threshold=1.0),
         ValueError,
         "threshold must lie between 0 and",
     ),
-    (lambda: EnergyTrace(Smooth()).plot("axis"), TypeError, "ax must be a matplotlib axis or None; got 'axis'"),
-    (lambda: traced(lambda x, previous: x), TypeError, "energy must give a scalar; got a float64 tensor"),
+    (
+        lambda: EnergyTrace(Smooth()).plot("axis"),
+        TypeError,
+        "ax must be a matplotlib axis or None; got 'axis'",
+    ),
+    (
+        lambda: traced(lambda x, previous: x),
+        TypeError,
+        "energy must give a scalar; got a float64 tensor",
+    ),
     (lambda: plot_attention(LowRankCoupling(ONES, -ONES)), ValueError, "must be non-negative"),
 )
 
@@ -95,7 +114,9 @@ def test_default_energy_of_every_layer_and_its_plot() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
 def test_given_energy_sees_both_states() -> None:
-    x, layer, energy = randn(8, 3), Smooth(), Energy("simple", 0.1)
+    x = randn(8, 3)
+    layer = Smooth()
+    energy = Energy("simple", 0.1)
     with EnergyTrace(layer, energy) as trace:
         out = layer(x=x)
     assert trace.energies == [float(energy(out, x))]
@@ -104,17 +125,22 @@ def test_given_energy_sees_both_states() -> None:
 
 
 def test_outputs_with_a_coupling_and_changing_widths() -> None:
-    x, energy = randn(8, 3), Energy("quadratic")
-    layer, widen = Smooth(), Widen()
+    x = randn(8, 3)
+    energy = Energy("quadratic")
+    layer = Smooth()
+    widen = Widen()
     with EnergyTrace(nn.ModuleList([layer, widen]), energy) as trace:
         layer(x, pair=True)
         widen(x)
     assert len(trace.records) == 2
-    assert trace.energies[1] == pytest.approx(2 * float(energy(x))), "no distance between states of different widths"
+    assert trace.energies[1] == pytest.approx(2 * float(energy(x))), (
+        "no distance between states of different widths"
+    )
 
 
 def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched() -> None:
-    x, layer = randn(6, 2).requires_grad_(), Smooth()
+    x = randn(6, 2).requires_grad_()
+    layer = Smooth()
     with EnergyTrace(layer) as trace:
         (traced,) = torch.autograd.grad(layer(x).square().sum(), x)
     with pytest.raises(AttributeError), trace:

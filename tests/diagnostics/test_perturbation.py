@@ -25,12 +25,23 @@ with seeded(0):
 KEPT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]]).bool()
 
 
-@pytest.mark.parametrize(("f", "shape"), [
-    *(((rows, columns), (columns,)) for rows, columns in [(7, 7), (3, 9), (9, 3), (1, 5), (5, 1), (120, 150)]),
-    (MLP, (6,)),
-    (lambda x: BLOCK(x, KEPT)[KEPT].flatten(), (2, 5, 4)),  # whose fused attention has no second derivative
-])  # fmt: skip
-def test_it_is_the_norm_of_the_jacobian(generator: torch.Generator, f: Any, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("f", "shape"),
+    [
+        *(
+            ((rows, columns), (columns,))
+            for rows, columns in [(7, 7), (3, 9), (9, 3), (1, 5), (5, 1), (120, 150)]
+        ),
+        (MLP, (6,)),
+        (
+            lambda x: BLOCK(x, KEPT)[KEPT].flatten(),
+            (2, 5, 4),
+        ),  # whose fused attention has no second derivative
+    ],
+)
+def test_it_is_the_norm_of_the_jacobian(
+    generator: torch.Generator, f: Any, shape: tuple[int, ...]
+) -> None:
     if isinstance(f, tuple):
         f = partial(torch.matmul, draw(generator, *f))
     for _ in range(3):
@@ -44,8 +55,12 @@ def test_it_is_the_norm_of_the_jacobian(generator: torch.Generator, f: Any, shap
 
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
-@pytest.mark.parametrize(("size", "dtype"), [(100, torch.float64), (100_000, torch.float64), (100_000, torch.float32)])
-def test_a_direction_that_the_start_hardly_has_is_found(size: int, dtype: torch.dtype, tol: float) -> None:
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(100, torch.float64), (100_000, torch.float64), (100_000, torch.float32)]
+)
+def test_a_direction_that_the_start_hardly_has_is_found(
+    size: int, dtype: torch.dtype, tol: float
+) -> None:
     """One entry of many is steeper. Nearly all of the start lies in the plateau below it, which looks like an end."""
     for steepest in (1.5, 1.05):
         scale = torch.ones(size, dtype=dtype)
@@ -54,15 +69,21 @@ def test_a_direction_that_the_start_hardly_has_is_found(size: int, dtype: torch.
         assert found == pytest.approx(steepest, rel=max(tol, 1e-6))
 
 
-def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(generator: torch.Generator) -> None:
-    x, weight = draw(generator, 3), torch.ones(3, dtype=torch.float64, requires_grad=True)
+def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(
+    generator: torch.Generator,
+) -> None:
+    x = draw(generator, 3)
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
     for f in (lambda x: x.detach(), lambda x: x * 0, lambda x: x[:0], lambda x: weight * 2):
         assert lipschitz(f, x) == 0
     assert lipschitz(lambda x: torch.ones(2) + x.sum(), torch.rand(0)) == 0
-    x, before = draw(generator, 3).requires_grad_(), torch.get_rng_state()
+    x = draw(generator, 3).requires_grad_()
+    before = torch.get_rng_state()
     for switch in (torch.no_grad, torch.inference_mode):
         with switch():
-            assert lipschitz(torch.sin, 1 * x) == pytest.approx(float(x.cos().abs().max()), rel=1e-3)
+            assert lipschitz(torch.sin, 1 * x) == pytest.approx(
+                float(x.cos().abs().max()), rel=1e-3
+            )
     assert x.grad is None
     assert torch.equal(before, torch.get_rng_state())
     start = torch.Generator().manual_seed(5)
@@ -73,17 +94,31 @@ V = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.
 SCALE = torch.linspace(0.99, 1, 50, dtype=torch.float64)
 SLOW = r"residual .* above tol=1e-06 .* after 3 iterations, at ‖J‖ = 0.99"
 test_it_says_when_it_fails = refuses(
-    (lambda: lipschitz(lambda x: SCALE * x, SCALE.sin(), tol=1e-6, max_iter=3), ConvergenceError, SLOW),
+    (
+        lambda: lipschitz(lambda x: SCALE * x, SCALE.sin(), tol=1e-6, max_iter=3),
+        ConvergenceError,
+        SLOW,
+    ),
     (lambda: lipschitz(torch.sin, V / 0), ValueError, "x must be finite; 10 of its 10 entries"),
-    (lambda: lipschitz(torch.sqrt, 0 * V), ValueError, "f must have a finite derivative at x, below 1e150; .* is inf"),
+    (
+        lambda: lipschitz(torch.sqrt, 0 * V),
+        ValueError,
+        "f must have a finite derivative at x, below 1e150; .* is inf",
+    ),
     (lambda: lipschitz(lambda x: "x", V), TypeError, r"f\(x\) must be a tensor; got 'x'"),
-    (lambda: lipschitz(lambda x: (x, x), V), TypeError, r"f\(x\) must be a tensor; got \(a float64"),
+    (
+        lambda: lipschitz(lambda x: (x, x), V),
+        TypeError,
+        r"f\(x\) must be a tensor; got \(a float64",
+    ),
     (lambda: lipschitz(lambda x: x + 1j, V), TypeError, r"f\(x\) must be real; got a complex128"),
 )
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e38])
-def test_squares_may_leave_the_range_of_single_precision(scale: float, generator: torch.Generator) -> None:
+def test_squares_may_leave_the_range_of_single_precision(
+    scale: float, generator: torch.Generator
+) -> None:
     matrix = torch.randn(4, 3, generator=generator)
     found = lipschitz(lambda x: scale * (matrix @ x), torch.rand(3, generator=generator))
     assert found / scale == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4)
@@ -120,11 +155,14 @@ def bump(x: Tensor) -> Tensor:
 
 def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) -> None:
     """Behind the layer a matrix: Lip(T) is its norm whatever the state, and the truth is ‖(SZ − Z)M‖."""
-    layer, tail = PDEDiffusion1d(4).double(), nn.Linear(4, 3).double()
+    layer = PDEDiffusion1d(4).double()
+    tail = nn.Linear(4, 3).double()
     x = draw(generator, 2, 9, 4)
     found = perturbation_bound(nn.Sequential(layer, tail), layer, x, tol=1e-10)
     moved = layer(x) - x
-    assert found.lipschitz == pytest.approx(torch.linalg.matrix_norm(tail.weight, 2).item(), rel=1e-6)
+    assert found.lipschitz == pytest.approx(
+        torch.linalg.matrix_norm(tail.weight, 2).item(), rel=1e-6
+    )
     assert found.truth == pytest.approx((moved @ tail.weight.T).norm().item(), rel=1e-10)
     assert found.step == pytest.approx(moved.norm().item(), rel=1e-12)
     assert found.estimate == found.lipschitz * found.step
@@ -139,7 +177,9 @@ def test_the_estimate_is_not_exceeded_by_random_smooth_tails(generator: torch.Ge
         for trial in range(40):
             strides = ((1,), (1, 2), (1, 2, 4), (3,))[trial % 4]
             layer = PDEDiffusion1d(4, heads=2, per="head", strides=strides, alpha=0.45)
-            tail = nn.Sequential(nn.Linear(4, 8), (nn.Tanh(), nn.GELU())[trial % 2], nn.Flatten(), nn.Linear(40, 3))
+            tail = nn.Sequential(
+                nn.Linear(4, 8), (nn.Tanh(), nn.GELU())[trial % 2], nn.Flatten(), nn.Linear(40, 3)
+            )
             nn.init.normal_(tail[0].weight, std=0.1 + trial % 5)
             model = nn.Sequential(layer, tail).double()
             found = perturbation_bound(model, layer, 2 * draw(generator, 1, 5, 4), points=9)
@@ -149,14 +189,26 @@ def test_the_estimate_is_not_exceeded_by_random_smooth_tails(generator: torch.Ge
 
 @pytest.mark.parametrize(
     ("g", "points", "place"),
-    [(torch.square, 2, 0.0), (torch.sin, 2, 1.0), (torch.square, 5, 0.0), (torch.sin, 5, 1.0), (bump, 5, 0.5)],
+    [
+        (torch.square, 2, 0.0),
+        (torch.sin, 2, 1.0),
+        (torch.square, 5, 0.0),
+        (torch.sin, 5, 1.0),
+        (bump, 5, 0.5),
+    ],
     ids=["beginning", "end", "beginning-of-five", "end-of-five", "middle"],
 )
-def test_the_tail_is_measured_along_the_whole_segment(g: Callable[[Tensor], Tensor], points: int, place: float) -> None:
+def test_the_tail_is_measured_along_the_whole_segment(
+    g: Callable[[Tensor], Tensor], points: int, place: float
+) -> None:
     """A square is steepest where the state begins, a sine where diffusion takes it, a bump between the two."""
-    layer, x = PDEDiffusion1d(1, alpha=0.2).double(), torch.ones(1, 20, 1, dtype=torch.float64)
-    found = perturbation_bound(nn.Sequential(Map(alternate), layer, Map(g)), layer, x, points=points, tol=1e-10)
-    before, after = alternate(x), layer(alternate(x)).detach()
+    layer = PDEDiffusion1d(1, alpha=0.2).double()
+    x = torch.ones(1, 20, 1, dtype=torch.float64)
+    found = perturbation_bound(
+        nn.Sequential(Map(alternate), layer, Map(g)), layer, x, points=points, tol=1e-10
+    )
+    before = alternate(x)
+    after = layer(alternate(x)).detach()
 
     def steepness(s: float) -> float:
         z = torch.lerp(before, after, s).requires_grad_()
@@ -168,7 +220,8 @@ def test_the_tail_is_measured_along_the_whole_segment(g: Callable[[Tensor], Tens
 
 def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_none() -> None:
     """With Lip(T) = 1, on the alternating sequence α√(2𝓔) of Eq. 10 is too small (P3); no point sees a steep step."""
-    layer, x = PDEDiffusion1d(1, alpha=0.4).double(), torch.ones(1, 200, 1, dtype=torch.float64)
+    layer = PDEDiffusion1d(1, alpha=0.4).double()
+    x = torch.ones(1, 200, 1, dtype=torch.float64)
     found = perturbation_bound(nn.Sequential(Map(alternate), layer, nn.Identity()), layer, x)
     printed = layer.alpha.item() * (2 * found.roughness) ** 0.5
     assert found.lipschitz == pytest.approx(1, rel=1e-6)
@@ -176,14 +229,19 @@ def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_n
     assert found.roughness_estimate is not None
     assert 0.98 * found.roughness_estimate < found.truth <= found.roughness_estimate
     steep = Map(lambda z: torch.tanh(60 * (z - 0.73)))
-    found = perturbation_bound(nn.Sequential(Map(alternate), layer, steep), layer, x[:, :2], points=2)
+    found = perturbation_bound(
+        nn.Sequential(Map(alternate), layer, steep), layer, x[:, :2], points=2
+    )
     assert found.truth > 1.9
     assert found.estimate < 1e-3
 
 
 @pytest.mark.parametrize("placement", ["P1", "P2", "P3", "P4", "P5", "P6", "P7"])
-def test_the_truth_is_that_of_the_bypassed_layer(generator: torch.Generator, placement: str) -> None:
-    model, x = transformer(placement).eval(), draw(generator, 2, 9, 2)
+def test_the_truth_is_that_of_the_bypassed_layer(
+    generator: torch.Generator, placement: str
+) -> None:
+    model = transformer(placement).eval()
+    x = draw(generator, 2, 9, 2)
     name, layer = next((n, m) for n, m in model.named_modules() if isinstance(m, PDEDiffusion1d))
     found = perturbation_bound(model, layer, x, MASK)
     with_it = model(x, MASK)
@@ -196,8 +254,10 @@ NUMBERS = ("truth", "lipschitz", "step", "step_bound", "roughness", "size")
 
 
 def test_an_insertion_into_a_baseline_is_the_placement(generator: torch.Generator) -> None:
-    x, layer = draw(generator, 2, 9, 2), PDEDiffusion1d(6).double()
-    baseline, model = transformer(None), transformer("P1")
+    x = draw(generator, 2, 9, 2)
+    layer = PDEDiffusion1d(6).double()
+    baseline = transformer(None)
+    model = transformer("P1")
     model.load_state_dict({**baseline.state_dict(), **model.state_dict(), **baseline.state_dict()})
     model.after_embedding.load_state_dict(layer.state_dict())
     found = perturbation_bound(baseline, baseline.after_embedding, x, mask=MASK, diffusion=layer)
@@ -206,20 +266,32 @@ def test_an_insertion_into_a_baseline_is_the_placement(generator: torch.Generato
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-8), name
 
 
-def test_padding_does_not_matter_and_towers_are_perturbed_together(generator: torch.Generator) -> None:
-    model, x = transformer("P2"), draw(generator, 1, 9, 2)
+def test_padding_does_not_matter_and_towers_are_perturbed_together(
+    generator: torch.Generator,
+) -> None:
+    model = transformer("P2")
+    x = draw(generator, 1, 9, 2)
     layer = model.blocks[0].after_mlp
     alone = perturbation_bound(model, layer, x[:, :5], tol=1e-9)
-    padded = perturbation_bound(model, layer, x.index_fill(1, torch.arange(5, 9), torch.nan), MASK[1:], tol=1e-9)
+    padded = perturbation_bound(
+        model, layer, x.index_fill(1, torch.arange(5, 9), torch.nan), MASK[1:], tol=1e-9
+    )
     for name in NUMBERS:
         assert getattr(padded, name) == pytest.approx(getattr(alone, name), rel=1e-6), name
     model = transformer("P1", task="retrieve").eval()
-    x, other = draw(generator, 2, 9, 2), draw(generator, 2, 7, 2)
+    x = draw(generator, 2, 9, 2)
+    other = draw(generator, 2, 7, 2)
     found = perturbation_bound(model, model.after_embedding, x, None, other)
     with_it = model(x, None, other)
     states = [model.embed(x), model.embed(other)]
     model.after_embedding = Map(lambda x: x)
-    moved = sum(float((s - model.embed(t)).square().sum()) for s, t in zip(states, (x, other), strict=True)) ** 0.5
+    moved = (
+        sum(
+            float((s - model.embed(t)).square().sum())
+            for s, t in zip(states, (x, other), strict=True)
+        )
+        ** 0.5
+    )
     assert found.truth == pytest.approx((with_it - model(x, None, other)).norm().item(), rel=1e-8)
     assert found.step == pytest.approx(moved, rel=1e-8)
     assert found.truth <= found.estimate
@@ -227,7 +299,12 @@ def test_padding_does_not_matter_and_towers_are_perturbed_together(generator: to
 
 @pytest.mark.parametrize(
     "options",
-    [{"norm": True}, {"strides": (2,), "boundary": "replicate"}, {"boundary": "causal"}, {"update": HeatKernel(1.0)}],
+    [
+        {"norm": True},
+        {"strides": (2,), "boundary": "replicate"},
+        {"boundary": "causal"},
+        {"update": HeatKernel(1.0)},
+    ],
     ids=["norm", "replicate", "causal", "heat"],
 )
 def test_a_layer_that_no_theorem_covers_has_no_bound_by_roughness(
@@ -251,11 +328,16 @@ class Named(nn.Module):
         return self.part(input1=x, input2=x)
 
 
-MODEL, NAMED = transformer("P1"), Named()
+MODEL = transformer("P1")
+NAMED = Named()
 
 
-def bound(model: nn.Module, site: nn.Module, scale: float = 1.0, **options: Any) -> Callable[[], object]:
-    return lambda: perturbation_bound(model, site, scale * torch.ones(2, 9, 2, dtype=torch.float64), **options)
+def bound(
+    model: nn.Module, site: nn.Module, scale: float = 1.0, **options: Any
+) -> Callable[[], object]:
+    return lambda: perturbation_bound(
+        model, site, scale * torch.ones(2, 9, 2, dtype=torch.float64), **options
+    )
 
 
 FINITE = "state that inputs give at site must be finite; 108 of its 108"
@@ -263,5 +345,8 @@ test_it_says_what_it_needs = refuses(
     (bound(MODEL, MODEL.blocks[0]), "diffusion must be given where site is not a diffusion layer"),
     (bound(MODEL, PDEDiffusion1d(6)), "site must be a module of the model that these inputs reach"),
     (bound(MODEL, MODEL.after_embedding, torch.nan), FINITE),
-    (bound(NAMED, NAMED.part, diffusion=PDEDiffusion1d(6).double()), r"must be called as module\(x, mask\)"),
+    (
+        bound(NAMED, NAMED.part, diffusion=PDEDiffusion1d(6).double()),
+        r"must be called as module\(x, mask\)",
+    ),
 )

@@ -36,7 +36,14 @@ def ax():
 
 @pytest.mark.parametrize("name", plot.__all__)
 def test_the_example_of_a_plot(name):
-    scope = {**vars(dm), "SigmoidPenalty": SigmoidPenalty, "torch": torch, "x": X, "edge_index": EDGES, **vars(plot)}
+    scope = {
+        **vars(dm),
+        "SigmoidPenalty": SigmoidPenalty,
+        "torch": torch,
+        "x": X,
+        "edge_index": EDGES,
+        **vars(plot),
+    }
     found = doctest.DocTestParser().get_doctest(getattr(plot, name).__doc__, scope, name, None, 0)
     outcome = doctest.DocTestRunner(verbose=False).run(found)
     assert outcome.attempted
@@ -62,13 +69,20 @@ def test_neighbours(ax):
     plot.neighbours(coupling, 2, top=3, names="abcdef", ax=ax)
     row = coupling.to_dense().mean(0)[2]
     assert [bar.get_width() for bar in ax.patches] == pytest.approx(row.topk(3).values.tolist())
-    assert [text.get_text() for text in ax.get_yticklabels()] == ["abcdef"[j] for j in row.topk(3).indices]
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "abcdef"[j] for j in row.topk(3).indices
+    ]
 
 
 def test_attention(ax):
-    logits, without = torch.tensor([[2.0, 0], [0, 2], [2, 0]]), torch.tensor([[2.0, 0], [2, 0], [0, 2]])
+    logits = torch.tensor([[2.0, 0], [0, 2], [2, 0]])
+    without = torch.tensor([[2.0, 0], [2, 0], [0, 2]])
     plot.attention(logits, without, torch.tensor([0, 1, 1]), ax=ax)
-    assert [each.get_label() for each in ax.collections] == ["as without: 1", "mended: 1", "spoiled: 1"]
+    assert [each.get_label() for each in ax.collections] == [
+        "as without: 1",
+        "mended: 1",
+        "spoiled: 1",
+    ]
     p = torch.tensor([[2.0, 0]]).softmax(1)[0].tolist()
     assert ax.collections[1].get_offsets().tolist()[0] == pytest.approx([p[1], p[0]])
 
@@ -84,12 +98,17 @@ def test_spectrum(matrix, ax):
     plot.spectrum(model, X, EDGES, ax=ax)
     if matrix == "diagonal":  # the eigenvectors are the channels
         states = []
-        model.blocks[1].register_forward_hook(lambda block, inputs, out: states.append(out.detach()))
+        model.blocks[1].register_forward_hook(
+            lambda block, inputs, out: states.append(out.detach())
+        )
         model.eval()(X, EDGES)
-        share, order = states[0].var(0) / states[0].var(0).sum() / 2, model.blocks[1].terms[0].matrices()[0].argsort()
+        share = states[0].var(0) / states[0].var(0).sum() / 2
+        order = model.blocks[1].terms[0].matrices()[0].argsort()
         torch.testing.assert_close(shares[8:], share[order])
     heights = torch.tensor([float(bar.get_height()) for bar in ax.containers[0]])
-    torch.testing.assert_close(heights, torch.histogram(values, torch.linspace(-1, 1, 17)).hist / 16)
+    torch.testing.assert_close(
+        heights, torch.histogram(values, torch.linspace(-1, 1, 17)).hist / 16
+    )
     assert len(plot.spectrum((values, shares)).patches) == len(ax.patches)
 
 
@@ -124,7 +143,9 @@ def test_unusual_axes_and_inputs(ax):
     assert float(shares.sum()) == pytest.approx(1)
     one = plot.uncertainty(SigmoidPenalty().coupling(X[:1]), X[:1])
     assert one.collections[0].get_offsets().tolist() == [[0, 0]]
-    drawn = plot.neighbours(dm.SimpleDiffusivity()(X), 2, names=pd.Series(list("abcdef"), index=range(5, -1, -1)))
+    drawn = plot.neighbours(
+        dm.SimpleDiffusivity()(X), 2, names=pd.Series(list("abcdef"), index=range(5, -1, -1))
+    )
     assert drawn.get_title().endswith("c")
     before = plt.get_fignums()
     with pytest.raises(ValueError, match="non-negative"):
@@ -133,14 +154,38 @@ def test_unusual_axes_and_inputs(ax):
 
 
 test_refusals = refuses(
-    (lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 6), ValueError, r"node must lie in \[0, 5\]"),
-    (lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 1.0), TypeError, "node must be an integer; got 1.0"),
+    (
+        lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 6),
+        ValueError,
+        r"node must lie in \[0, 5\]",
+    ),
+    (
+        lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 1.0),
+        TypeError,
+        "node must be an integer; got 1.0",
+    ),
     (lambda: plot.neighbours(X, 1), TypeError, "coupling"),
     (lambda: plot.attention(X, X[:3], NODE % 3), ValueError, "without must have 6 rows"),
-    (lambda: plot.attention(X, X, NODE), ValueError, r"y must lie in \[0, 3\] for 4 classes; it reaches from 0 to 5"),
-    (lambda: plot.attention(X, X, NODE[:3]), ValueError, "y must have a class for each of 6 rows; got an int64"),
+    (
+        lambda: plot.attention(X, X, NODE),
+        ValueError,
+        r"y must lie in \[0, 3\] for 4 classes; it reaches from 0 to 5",
+    ),
+    (
+        lambda: plot.attention(X, X, NODE[:3]),
+        ValueError,
+        "y must have a class for each of 6 rows; got an int64",
+    ),
     (lambda: plot.energies(X, ax=plt), TypeError, "ax must be a matplotlib axis or None"),
-    (lambda: plot.spectrum(nn.Linear(2, 2)), ValueError, "model must have a CertifiedBlock .* Linear has none"),
+    (
+        lambda: plot.spectrum(nn.Linear(2, 2)),
+        ValueError,
+        "model must have a CertifiedBlock .* Linear has none",
+    ),
     (lambda: plot.energies(nn.Linear(4, 2), X), ValueError, "must contain a diffusion layer"),
-    (lambda: plot.uncertainty(dm.SoftmaxDiffusivity()(X), X), ValueError, "posterior_variance needs"),
-)  # fmt: skip
+    (
+        lambda: plot.uncertainty(dm.SoftmaxDiffusivity()(X), X),
+        ValueError,
+        "posterior_variance needs",
+    ),
+)

@@ -23,19 +23,26 @@ from diffusion_mp.diffusivities import AuxiliaryLoss, SoftmaxDiffusivity, auxili
 from helpers import agree
 
 DOUBLE = torch.float64
-N, H, E = 11, 2, 24
+N = 11
+H = 2
+E = 24
 PTR = torch.tensor([0, 4, 4, 5, N])
 
 ATTENTION = {
     "softmax": PairwiseCoupling,
     "log-low-rank": lambda query, key, ptr: LogLowRankCoupling(query, key, ptr, key[:, :, :2]),
-    "low-rank": lambda query, key, ptr: LinearAttentionCoupling(query.abs(), key.abs(), ptr, nonnegative=True),
+    "low-rank": lambda query, key, ptr: LinearAttentionCoupling(
+        query.abs(), key.abs(), ptr, nonnegative=True
+    ),
 }
 
 
 def draw(generator: torch.Generator, ptr: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, edges within graphs (self-loops and repeated ones among them) and weights, some of them zero."""
-    query, key = (torch.randn(N, H, 3, generator=generator, dtype=DOUBLE, requires_grad=True) for _ in range(2))
+    query, key = (
+        torch.randn(N, H, 3, generator=generator, dtype=DOUBLE, requires_grad=True)
+        for _ in range(2)
+    )
     edges = torch.randint(N, (2, E), generator=generator)
     if ptr is not None:
         member = torch.repeat_interleave(torch.arange(len(ptr) - 1), ptr.diff())
@@ -49,7 +56,9 @@ def draw(generator: torch.Generator, ptr: Tensor | None) -> tuple[Tensor, Tensor
 def double_sum(pi: Tensor, adjacency: Tensor, edges: Tensor) -> Tensor:
     """−(1/N) Σ_u Σ_v (a_uv / d_u) log π_uv of dense π [H, N, N], head by head, term by term; then the mean of heads."""
     pairs = set(zip(*edges.flip(0).tolist(), strict=True))
-    return -sum(adjacency[u, v] / adjacency[u].sum() * pi[:, u, v].log().mean() for u, v in pairs) / N
+    return (
+        -sum(adjacency[u, v] / adjacency[u].sum() * pi[:, u, v].log().mean() for u, v in pairs) / N
+    )
 
 
 @pytest.mark.parametrize("kind", ATTENTION)
@@ -59,11 +68,20 @@ def test_the_edge_loss_is_the_slides_double_sum(kind, weighted, ptr, generator):
     query, key, edges, weight = draw(generator, ptr)
     weight = (weight if weighted else torch.ones_like(weight)).requires_grad_()
     graph = Graph(N, edges, weight if weighted else None, ptr=ptr)
-    adjacency = torch.zeros(N, N, dtype=DOUBLE).index_put((edges[1], edges[0]), weight, accumulate=True)
+    adjacency = torch.zeros(N, N, dtype=DOUBLE).index_put(
+        (edges[1], edges[0]), weight, accumulate=True
+    )
     coupling = ATTENTION[kind](query, key, ptr)
-    got, expected = edge_loss(coupling, graph), double_sum(coupling.to_dense(), adjacency, edges)
+    got = edge_loss(coupling, graph)
+    expected = double_sum(coupling.to_dense(), adjacency, edges)
     assert got.dim() == 0
-    agree(got, expected, (query, key, weight) if weighted else (query, key), (1e-12, 1e-12), (1e-9, 1e-10))
+    agree(
+        got,
+        expected,
+        (query, key, weight) if weighted else (query, key),
+        (1e-12, 1e-12),
+        (1e-9, 1e-10),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,7 +102,9 @@ def test_half_precision_entries_are_summed_in_float32():
     """Four thousand equal terms: bfloat16 would stop counting at 256."""
     nodes = torch.arange(4000)
     graph = Graph(4000, torch.stack([nodes, nodes.roll(1)]))
-    attention = SparseCoupling(graph, torch.full((4000,), 0.25, dtype=torch.bfloat16), nonnegative=True)
+    attention = SparseCoupling(
+        graph, torch.full((4000,), 0.25, dtype=torch.bfloat16), nonnegative=True
+    )
     loss = edge_loss(attention, graph)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, torch.tensor(4.0).log(), rtol=4e-3, atol=0)
@@ -98,10 +118,16 @@ def test_no_edge_or_one_of_weight_zero_is_no_loss():
     assert torch.equal(torch.autograd.grad(loss, query)[0], torch.zeros_like(query))
     assert edge_loss(PairwiseCoupling(query[:0], query[:0]), Graph(0, none)).item() == 0
     graph = Graph(3, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 0.0]))
-    attention = SparseCoupling(Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True)
+    attention = SparseCoupling(
+        Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True
+    )
     torch.testing.assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)
-    two = Graph(5, torch.tensor([[0, 2], [1, 3]]), ptr=torch.tensor([0, 2, 5]))  # each divided by its own log n
-    torch.testing.assert_close(edge_loss(UniformCoupling(5, two.ptr), two, relative=True), torch.tensor(2 / 5))
+    two = Graph(
+        5, torch.tensor([[0, 2], [1, 3]]), ptr=torch.tensor([0, 2, 5])
+    )  # each divided by its own log n
+    torch.testing.assert_close(
+        edge_loss(UniformCoupling(5, two.ptr), two, relative=True), torch.tensor(2 / 5)
+    )
 
 
 class Recorder(nn.Module):
@@ -114,7 +140,8 @@ class Recorder(nn.Module):
         self.auxiliary = AuxiliaryLoss()
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
-        coupling, self.auxiliary.value = self.attention(x), None
+        coupling = self.attention(x)
+        self.auxiliary.value = None
         if self.training and edge_index is not None:
             self.auxiliary.value = self.weight * edge_loss(coupling, Graph.coerce(x, edge_index))
         return (coupling @ x.unsqueeze(1)).squeeze(1)
@@ -129,11 +156,16 @@ def x(generator) -> Tensor:
 
 
 def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
-    first, second = Recorder(), Recorder(0.25)
-    model = nn.ModuleDict({"first": first, "deep": nn.ModuleList([nn.Sequential(second)]), "mute": nn.Linear(4, 4)})
+    first = Recorder()
+    second = Recorder(0.25)
+    model = nn.ModuleDict(
+        {"first": first, "deep": nn.ModuleList([nn.Sequential(second)]), "mute": nn.Linear(4, 4)}
+    )
     first(x, EDGES)
     second(x, EDGES)
-    expected = edge_loss(first.attention(x), Graph(5, EDGES)) + 0.25 * edge_loss(second.attention(x), Graph(5, EDGES))
+    expected = edge_loss(first.attention(x), Graph(5, EDGES)) + 0.25 * edge_loss(
+        second.attention(x), Graph(5, EDGES)
+    )
     total = auxiliary_loss(model)
     torch.testing.assert_close(total, expected)
     total.backward()
@@ -152,7 +184,9 @@ def test_a_reentrant_checkpoint_is_refused_and_the_other_kind_has_the_gradient(x
         call = model[0] if isinstance(model, nn.Sequential) else model
         state = x.clone().requires_grad_()
         checkpoint(call, state, EDGES, use_reentrant=True)
-        with pytest.raises(RuntimeError, match=r"no gradient: \w+ ran without gradients.*use_reentrant=False"):
+        with pytest.raises(
+            RuntimeError, match=r"no gradient: \w+ ran without gradients.*use_reentrant=False"
+        ):
             auxiliary_loss(model)
         with torch.no_grad():
             value = auxiliary_loss(model)
@@ -187,11 +221,16 @@ def test_a_value_that_needs_no_gradient_is_not_refused(x):
 
 
 def test_copies_pickles_and_state_dicts_start_empty(x):
-    model, buffer = Recorder(), io.BytesIO()
+    model = Recorder()
+    buffer = io.BytesIO()
     model(x, EDGES)
     torch.save(model, buffer)
     buffer.seek(0)
-    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
+    copies = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(buffer, weights_only=False),
+    ]
     for holder in [copy.copy(model.auxiliary), *(copied.auxiliary for copied in copies)]:
         assert isinstance(holder, AuxiliaryLoss)
         assert holder.value is None
@@ -201,7 +240,9 @@ def test_copies_pickles_and_state_dicts_start_empty(x):
 
 def test_each_thread_collects_what_its_own_forward_passes_left(x):
     """All threads have run the shared module before any of them collects."""
-    model, states, ready = Recorder(), [x + k * x.cos() for k in range(4)], Barrier(4)
+    model = Recorder()
+    states = [x + k * x.cos() for k in range(4)]
+    ready = Barrier(4)
 
     def collected(state: Tensor) -> Tensor:
         model(state, EDGES)
@@ -210,7 +251,9 @@ def test_each_thread_collects_what_its_own_forward_passes_left(x):
         loss.backward()
         return loss.detach()
 
-    expected = torch.stack([edge_loss(model.attention(state), Graph(5, EDGES)).detach() for state in states])
+    expected = torch.stack(
+        [edge_loss(model.attention(state), Graph(5, EDGES)).detach() for state in states]
+    )
     with ThreadPoolExecutor(4) as pool:
         torch.testing.assert_close(torch.stack(list(pool.map(collected, states))), expected)
     assert len(expected.unique()) == 4
@@ -221,7 +264,9 @@ def test_a_loss_that_only_other_threads_have_is_not_taken_for_zero(x):
     model = Recorder()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(model, x, EDGES).result()
-        with pytest.raises(RuntimeError, match="belongs to the thread whose forward pass recorded it"):
+        with pytest.raises(
+            RuntimeError, match="belongs to the thread whose forward pass recorded it"
+        ):
             auxiliary_loss(model)
         assert pool.submit(auxiliary_loss, model).result() > 0
     assert auxiliary_loss(copy.deepcopy(model)) == 0

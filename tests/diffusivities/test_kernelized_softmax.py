@@ -22,17 +22,22 @@ DOUBLE = torch.float64
 
 def build(channels: int = 6, **options) -> KernelizedSoftmaxDiffusivity:
     with seeded(7):
-        return KernelizedSoftmaxDiffusivity(channels, generator=torch.Generator().manual_seed(7), **options).double()
+        return KernelizedSoftmaxDiffusivity(
+            channels, generator=torch.Generator().manual_seed(7), **options
+        ).double()
 
 
 def algorithm_1(module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | None) -> Tensor:
     """Lines 2 to 8 of Algorithm 1 (slides) written out for V = I, the Gumbel factor on the queries too (ERRATA N1)."""
-    heads, tau, w = module.heads, module.temperature, module.directions
+    heads = module.heads
+    tau = module.temperature
+    w = module.directions
     g = x.new_zeros(len(x), heads, 1) if g is None else g
     q, k = (
         torch.exp(a @ w.t() - a.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w))
         for a in (
-            (x @ linear.weight.t()).view(len(x), heads, -1) / math.sqrt(tau) for linear in (module.query, module.key)
+            (x @ linear.weight.t()).view(len(x), heads, -1) / math.sqrt(tau)
+            for linear in (module.query, module.key)
         )
     )
     dense = []
@@ -40,7 +45,8 @@ def algorithm_1(module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | Non
         samples = []
         for s in range(g.size(2)):
             factor = torch.exp(g[:, head, s] / module.tau)[:, None]
-            q_s, k_s = factor * q[:, head], factor * k[:, head]
+            q_s = factor * q[:, head]
+            k_s = factor * k[:, head]
             samples.append((q_s @ k_s.t()) / (q_s @ k_s.sum(0))[:, None])
         dense.append(torch.stack(samples).mean(0))
     return torch.stack(dense)
@@ -48,16 +54,21 @@ def algorithm_1(module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | Non
 
 @pytest.mark.parametrize("logits", ["dot", "scaled_dot"])
 @pytest.mark.parametrize(("training", "samples"), [(True, 4), (True, 0), (False, 4)])
-def test_the_coupling_is_the_slides_formula_in_values_and_gradients(logits, training, samples, generator):
+def test_the_coupling_is_the_slides_formula_in_values_and_gradients(
+    logits, training, samples, generator
+):
     options = {"heads": 2, "head_channels": 3, "num_features": 9, "tau": 0.5, "logits": logits}
     module = build(num_samples=samples, **options).train(training)
     x = torch.randn(17, 6, generator=generator, dtype=DOUBLE, requires_grad=True)
     v = torch.randn(17, 2, 5, generator=generator, dtype=DOUBLE)
     noise = gumbel(module.noise_state, x[:, :2, None], 4) if training and samples else None
-    coupling, expected = module(x), algorithm_1(module, x, noise)
+    coupling = module(x)
+    expected = algorithm_1(module, x, noise)
     torch.testing.assert_close(coupling.to_dense(), expected, rtol=0, atol=1e-10)
     leaves = (x, module.query.weight, module.key.weight)
-    agree(coupling @ v, torch.einsum("hij,jhd->ihd", expected, v), leaves, (0, 1e-10), (1e-10, 1e-10))
+    agree(
+        coupling @ v, torch.einsum("hij,jhd->ihd", expected, v), leaves, (0, 1e-10), (1e-10, 1e-10)
+    )
 
 
 def test_directions_are_orthogonal_in_blocks_and_gaussian_one_by_one(generator):
@@ -72,7 +83,11 @@ def test_directions_are_orthogonal_in_blocks_and_gaussian_one_by_one(generator):
 
 @pytest.mark.parametrize(
     ("options", "norm"),
-    [({}, 0.5), ({"logits": "scaled_dot", "heads": 2}, 1.0), ({"normalize": "row", "tau": 2.0}, 5.0)],
+    [
+        ({}, 0.5),
+        ({"logits": "scaled_dot", "heads": 2}, 1.0),
+        ({"normalize": "row", "tau": 2.0}, 5.0),
+    ],
 )
 def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(options, norm, generator):
     """Where the features resolve the kernel: a feature's relative variance is e^(‖q + k‖²/τ) − 1, moderate here."""
@@ -90,29 +105,41 @@ def test_the_error_is_measured_at_the_stated_temperature(generator):
     for logits, tau in (("dot", 0.25), ("scaled_dot", 0.25 * math.sqrt(6))):
         module = build(logits=logits)
         assert module.temperature == pytest.approx(tau)
-        q, k = x @ module.query.weight.t(), x @ module.key.weight.t()
-        torch.testing.assert_close(module.exact(x).to_dense()[0], torch.softmax(q @ k.t() / tau, dim=1))
+        q = x @ module.query.weight.t()
+        k = x @ module.key.weight.t()
+        torch.testing.assert_close(
+            module.exact(x).to_dense()[0], torch.softmax(q @ k.t() / tau, dim=1)
+        )
     module = build()
     assert kernel_error(module, x, [16, 4096], draws=5)[4096] < 0.05
     module.directions = orthogonal_directions(16, 6, torch.Generator().manual_seed(0)).double()
-    exact, estimate = module.exact(x).to_dense(), module.eval()(x).to_dense()
+    exact = module.exact(x).to_dense()
+    estimate = module.eval()(x).to_dense()
     expected = ((estimate - exact).norm() / exact.norm()).item()
     seed = torch.Generator().manual_seed(0)
     one, two = (kernel_error(module, x, [16], draws=1, generator=seed)[16] for _ in range(2))
-    assert (one, (one + two) / 2) == pytest.approx((expected, kernel_error(module, x, [16], draws=2)[16]), rel=1e-9)
+    assert (one, (one + two) / 2) == pytest.approx(
+        (expected, kernel_error(module, x, [16], draws=2)[16]), rel=1e-9
+    )
 
 
 @pytest.mark.exhaustive
 def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     """Theorem 2 of the slides, over 3 000 draws: 500 copies of six nodes with one query, each with its own noise."""
     module = KernelizedSoftmaxDiffusivity(
-        2, head_channels=1, num_features=4096, tau=0.1, num_samples=1, generator=torch.Generator().manual_seed(1)
+        2,
+        head_channels=1,
+        num_features=4096,
+        tau=0.1,
+        num_samples=1,
+        generator=torch.Generator().manual_seed(1),
     )
     with torch.no_grad():
         module.query.weight.copy_(torch.tensor([[1.0, 0.0]]))
         module.key.weight.copy_(torch.tensor([[0.0, 1.0]]))
     # |q + k| ≤ 0.4: the relative error of a kernel value is 3 % and less, and τ times that shifts the logits.
-    keys, first = torch.tensor([0.0, -0.1, -0.2, -0.4, -0.6, -0.8]), torch.arange(500) * 6
+    keys = torch.tensor([0.0, -0.1, -0.2, -0.4, -0.6, -0.8])
+    first = torch.arange(500) * 6
     x = torch.stack([torch.full_like(keys, 0.4), keys], dim=1).repeat(500, 1)
     pairs = torch.stack([first[:, None] + torch.arange(6), first[:, None].expand(-1, 6)]).flatten(1)
     graph = Graph(3000, ptr=torch.arange(501) * 6)
@@ -122,12 +149,15 @@ def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     assert counts.sum() == 3_000
     expected = torch.softmax(0.4 * keys.double(), 0)
     assert chisquare(counts.numpy(), 3_000 * expected.numpy()).pvalue > 0.01
-    assert chisquare(counts.numpy()).pvalue < 1e-6  # the test can tell: uniform draws would not pass
+    assert (
+        chisquare(counts.numpy()).pvalue < 1e-6
+    )  # the test can tell: uniform draws would not pass
     assert float((rows.amax(1) > 0.9).float().mean()) > 0.7, "nearly one-hot at this temperature"
 
 
 def test_features_change_on_request_only(generator):
-    module, other = build(), build()
+    module = build()
+    other = build()
     module.train()(torch.randn(20, 6, generator=generator, dtype=DOUBLE))
     assert torch.equal(module.directions, other.directions)
     for each in (module, other):
@@ -138,16 +168,22 @@ def test_features_change_on_request_only(generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tau", [1.0, *(pytest.param(tau, marks=pytest.mark.exhaustive) for tau in (0.25, 0.1)), 0.01])
+@pytest.mark.parametrize(
+    "tau", [1.0, *(pytest.param(tau, marks=pytest.mark.exhaustive) for tau in (0.25, 0.1)), 0.01]
+)
 def test_a_large_graph_stays_finite_at_any_temperature(tau, dtype, generator):
     module = KernelizedSoftmaxDiffusivity(8, tau=tau, num_samples=2, generator=generator).to(dtype)
     x = (3 * torch.randn(100_000, 8, generator=generator)).to(dtype).requires_grad_()
     v = torch.randn(100_000, 1, 4, generator=generator).to(dtype)
     out = module(x) @ v
     assert out.dtype == dtype
-    gradients = torch.autograd.grad(out.float().square().mean(), (x, module.query.weight, module.key.weight))
+    gradients = torch.autograd.grad(
+        out.float().square().mean(), (x, module.query.weight, module.key.weight)
+    )
     assert all(tensor.isfinite().all() for tensor in (out, *gradients))
-    assert (out.float() - v.float().mean(0)).abs().max() > 0.05  # it has not silently become the mean (ERRATA N4)
+    assert (
+        out.float() - v.float().mean(0)
+    ).abs().max() > 0.05  # it has not silently become the mean (ERRATA N4)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -161,7 +197,8 @@ def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeyp
     x[30:] *= torch.rand(10, 1, generator=generator)
     module = build(projection=None, num_samples=3).float().train(training)
     coupling = module(x, Graph(40, ptr=torch.tensor([0, 20, 20, 40])))
-    one, pairs = torch.ones(40, 1, 1), torch.cartesian_prod(torch.arange(40), torch.arange(40)).T.contiguous()
+    one = torch.ones(40, 1, 1)
+    pairs = torch.cartesian_prod(torch.arange(40), torch.arange(40)).T.contiguous()
     dense = coupling.to_dense()
     for rows in (
         (coupling @ one).squeeze(2),
@@ -178,7 +215,11 @@ test_bad_options_are_refused_in_a_sentence = refuses(
     (lambda: build(num_samples=1.5), TypeError, "num_samples must be an integer; got 1.5"),
     (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss must be True or False"),
     (lambda: build(heads=4, projection=None), ValueError, "heads must divide channels"),
-    (lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)), TypeError, "must be a KernelizedSoftmaxDiff"),
+    (
+        lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)),
+        TypeError,
+        "must be a KernelizedSoftmaxDiff",
+    ),
 )
 
 # Every other node sends to node 0.
@@ -190,14 +231,17 @@ def test_a_polynomial_of_degree_p_takes_p_products(degree, monkeypatch):
     base = SparseCoupling(STAR)
     products = []
     product = SparseCoupling._product
-    monkeypatch.setattr(SparseCoupling, "_product", lambda self, v: products.append(v) or product(self, v))
+    monkeypatch.setattr(
+        SparseCoupling, "_product", lambda self, v: products.append(v) or product(self, v)
+    )
     PolynomialCoupling(base, torch.ones(degree)) @ torch.ones(8, 1, 2)
     assert len(products) == degree
 
 
 @pytest.mark.parametrize("degree", [1, 3])
 def test_a_polynomial_of_a_symmetric_coupling_is_its_own_transpose(degree):
-    path, one = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])), torch.ones(degree)
+    path = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+    one = torch.ones(degree)
     promised = PolynomialCoupling(SparseCoupling(path, symmetric=True), one)
     assert promised.T is promised
     assert PolynomialCoupling(SparseCoupling(path), one).symmetric

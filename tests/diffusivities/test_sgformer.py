@@ -12,18 +12,23 @@ from diffusion_mp.couplings import LowRankCoupling
 from diffusion_mp.diffusivities import SGFormerDiffusivity
 from diffusion_mp.graph import Graph
 
-C, HEADS = 6, 3
+C = 6
+HEADS = 3
 SIZES = (5, 1, 9)
 PTR = torch.tensor([0, 5, 6, 15])
 close = partial(helpers.close, operation="parity")
 
 
 def build(normalize: str, **options: Any) -> SGFormerDiffusivity:
-    return helpers.built(lambda: SGFormerDiffusivity(C, heads=HEADS, normalize=normalize, **options)).double()
+    return helpers.built(
+        lambda: SGFormerDiffusivity(C, heads=HEADS, normalize=normalize, **options)
+    ).double()
 
 
 def state(num_nodes: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
-    return torch.randn(num_nodes, C, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        num_nodes, C, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def dense_attention(x: Tensor, query: Tensor, key: Tensor, normalize: str) -> Tensor:
@@ -44,26 +49,40 @@ def test_dense_oracle(normalize: str, projection: str) -> None:
     """Products and all gradients, in a batch of three graphs each of which is normalised by itself."""
     diffusivity = build(normalize, projection=projection, head_channels=4)
     key = diffusivity.key if projection == "separate" else diffusivity.query
-    x, v = state(15).requires_grad_(), state(15, seed=2).unsqueeze(1).requires_grad_()
+    x = state(15).requires_grad_()
+    v = state(15, seed=2).unsqueeze(1).requires_grad_()
 
     coupling = diffusivity(x, Graph(15, ptr=PTR))
-    blocks = [dense_attention(part, diffusivity.query.weight, key.weight, normalize) for part in x.split(SIZES)]
+    blocks = [
+        dense_attention(part, diffusivity.query.weight, key.weight, normalize)
+        for part in x.split(SIZES)
+    ]
     dense = torch.stack([torch.block_diag(*(block[h] for block in blocks)) for h in range(HEADS)])
     products = coupling @ v, torch.einsum("hij,jd->ihd", dense, v[:, 0])
     close(coupling.to_dense(), dense)
     close(*products)
-    upstream, leaves = state(15, seed=3).unsqueeze(1), [x, v, *diffusivity.parameters()]
-    close(*(torch.autograd.grad((out * upstream).sum(), leaves, retain_graph=True) for out in products))
+    upstream = state(15, seed=3).unsqueeze(1)
+    leaves = [x, v, *diffusivity.parameters()]
+    close(
+        *(
+            torch.autograd.grad((out * upstream).sum(), leaves, retain_graph=True)
+            for out in products
+        )
+    )
 
 
 @pytest.mark.parametrize("normalize", ["row", "frobenius"])
 def test_the_identity_is_part_of_the_exported_attention(normalize: str) -> None:
     """ERRATA G2: without it rows would not sum to one."""
-    x, diffusivity, graph = state(15), build(normalize), Graph(15, ptr=PTR)
+    x = state(15)
+    diffusivity = build(normalize)
+    graph = Graph(15, ptr=PTR)
     coupling = diffusivity(x, graph)
     close(coupling.degree(), torch.ones(15, HEADS, dtype=torch.float64))
     size = torch.repeat_interleave(PTR.diff(), PTR.diff()).unsqueeze(1)
-    identity = size / (size + LowRankCoupling(*diffusivity.queries_and_keys(x, graph), PTR).degree())
+    identity = size / (
+        size + LowRankCoupling(*diffusivity.queries_and_keys(x, graph), PTR).degree()
+    )
     released = coupling.to_dense() - torch.diag_embed(identity.T)
     assert (released.sum(2) - 1).abs().min() > 0.1
 
@@ -71,15 +90,19 @@ def test_the_identity_is_part_of_the_exported_attention(normalize: str) -> None:
 def test_frobenius_attention_vanishes_with_the_number_of_nodes() -> None:
     """ERRATA G1: at most 1/n of the values, which constant vectors attain; the row-wise form keeps its strength."""
     for num_nodes, dtype, change in ((1_000, torch.float64, 1e-4), (169_000, torch.float32, 1e-6)):
-        x, v = state(num_nodes, dtype), state(num_nodes, dtype, seed=2).unsqueeze(1)
+        x = state(num_nodes, dtype)
+        v = state(num_nodes, dtype, seed=2).unsqueeze(1)
         with torch.no_grad():
             diffusivity = build("frobenius").to(dtype)
-            added = LowRankCoupling(*diffusivity.queries_and_keys(x, Graph(num_nodes))) @ v / num_nodes
+            added = (
+                LowRankCoupling(*diffusivity.queries_and_keys(x, Graph(num_nodes))) @ v / num_nodes
+            )
             assert (added.norm(dim=(0, 2)) <= v.norm() / num_nodes).all()
             assert ((diffusivity(x) @ v) - v).norm() < change * v.expand(-1, HEADS, -1).norm()
             row = build("row").to(dtype)(x + 1)  # a state with a mean, as after a ReLU
             assert ((row @ v) - v).norm() > 0.01 * v.norm()
-    constant, one = SGFormerDiffusivity(2, projection=None, normalize="frobenius"), torch.ones(1_000, 1, 2).double()
+    constant = SGFormerDiffusivity(2, projection=None, normalize="frobenius")
+    one = torch.ones(1_000, 1, 2).double()
     close(LowRankCoupling(*constant.queries_and_keys(one[:, 0], Graph(1_000))) @ one, one)
 
 

@@ -24,11 +24,13 @@ def scores(query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int) 
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
 def test_definition_in_values_and_gradients(alpha: float) -> None:
     """Row i is the sink (S4): r = softmax_j(−q_i·k_j/√d), f = softmax_j(q̃_i·k̃_j/√d), λ = λ*/n."""
-    module, x = made(heads=2, head_channels=4, lam=2.0, alpha=alpha), randn(9, 6).requires_grad_()
+    module = made(heads=2, head_channels=4, lam=2.0, alpha=alpha)
+    x = randn(9, 6).requires_grad_()
     s = scores(module.query, module.key, x, 2)
     u = scores(module.friction.query, module.friction.key, x, 2)
     expected, mu = solve_rows(-(-s).softmax(2).log(), 2.0 / 9 * u.softmax(2), alpha)
-    coupling, leaves = module(x), [x, *module.parameters()]
+    coupling = module(x)
+    leaves = [x, *module.parameters()]
     close(coupling.to_dense(), expected)
     close(coupling.potentials, mu.t())
     assert coupling.row_stochastic == module.row_stochastic == (alpha == math.inf)
@@ -36,13 +38,17 @@ def test_definition_in_values_and_gradients(alpha: float) -> None:
     assert sums.allclose(torch.ones_like(sums)) if alpha == math.inf else bool((sums < 1).all())
     assert len(leaves) == 5
     v = randn(9, 6, seed=1).unflatten(1, (2, 3))
-    losses = coupling.matmul(v).square().sum(), torch.einsum("hij,jhd->ihd", expected, v).square().sum()
+    losses = (
+        coupling.matmul(v).square().sum(),
+        torch.einsum("hij,jhd->ihd", expected, v).square().sum(),
+    )
     ours, theirs = (torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses)
     close(ours, theirs, "gradient")
 
 
 def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
-    module, x = made(lam=0.0), randn(9, 6)
+    module = made(lam=0.0)
+    x = randn(9, 6)
     close(module(x).to_dense(), scores(module.query, module.key, x, 1).softmax(2))
     assert [name for name, _ in module.named_parameters()] == ["query.weight", "key.weight"]
     assert module.row_stochastic
@@ -54,12 +60,15 @@ def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
 
 
 def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not() -> None:
-    small, large = randn(4, 6), randn(20, 6, seed=1)
-    x, batch = torch.cat([small, large]), torch.tensor([0] * 4 + [1] * 20)
+    small = randn(4, 6)
+    large = randn(20, 6, seed=1)
+    x = torch.cat([small, large])
+    batch = torch.tensor([0] * 4 + [1] * 20)
     together = Graph(24, batch=batch)
     for scale, same in (("own", True), ("batch_max", False)):
         module = made(lam_scale=scale)
-        alone, batched = module(small).to_dense(), module(x, together).to_dense()[:, :4, :4]
+        alone = module(small).to_dense()
+        batched = module(x, together).to_dense()[:, :4, :4]
         assert torch.allclose(alone, batched, rtol=1e-10, atol=1e-10) == same
         close(module(large).to_dense(), module(x, together).to_dense()[:, 4:, 4:])
 
@@ -68,27 +77,36 @@ class Distance(torch.nn.Module):
     """Friction grows with the distance: −½‖x_i − x_j‖² with its sign turned."""
 
     def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        half, one = 0.5 * x.square().sum(1, keepdim=True), torch.ones(len(x), 1).to(x)
+        half = 0.5 * x.square().sum(1, keepdim=True)
+        one = torch.ones(len(x), 1).to(x)
         return torch.cat([-x, half, one], 1).unsqueeze(1), torch.cat([x, one, half], 1).unsqueeze(1)
 
 
 def test_frictions_are_pluggable() -> None:
     x = randn(9, 6)
     module = made(friction=Distance(), alpha=math.inf)
-    s, u = scores(module.query, module.key, x, 1), 0.5 * torch.cdist(x, x).square()[None]
+    s = scores(module.query, module.key, x, 1)
+    u = 0.5 * torch.cdist(x, x).square()[None]
     close(module(x).to_dense(), solve_rows(-(-s).softmax(2).log(), u.softmax(2) / 9, math.inf)[0])
     constant = made(friction="constant", alpha=0.1)
     s = scores(constant.query, constant.key, x, 1)
-    close(constant(x).to_dense(), solve_rows(-(-s).softmax(2).log(), torch.full_like(s, 1 / 81), 0.1)[0])
+    close(
+        constant(x).to_dense(),
+        solve_rows(-(-s).softmax(2).log(), torch.full_like(s, 1 / 81), 0.1)[0],
+    )
 
 
 @pytest.mark.parametrize("friction", ["attention", "constant"])
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
 @pytest.mark.parametrize("hops", [1, 2])
-def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(friction: str, alpha: float, hops: int) -> None:
-    x, nodes = randn(9, 6), torch.arange(9)
+def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(
+    friction: str, alpha: float, hops: int
+) -> None:
+    x = randn(9, 6)
+    nodes = torch.arange(9)
     options = {"heads": 2, "head_channels": 3, "friction": friction, "alpha": alpha, "lam": 1.5}
-    everywhere, on_edges = made(**options), made(EdgeSparseFlowDiffusivity, hops=hops, **options)
+    everywhere = made(**options)
+    on_edges = made(EdgeSparseFlowDiffusivity, hops=hops, **options)
     complete = Graph(9, torch.cartesian_prod(nodes, nodes).T)
     close(on_edges(x, complete).to_dense(), everywhere(x).to_dense())
 
@@ -98,15 +116,21 @@ def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost() -> None:
     path = torch.stack([torch.arange(29), torch.arange(1, 30)])
     module = made(EdgeSparseFlowDiffusivity, self_loops="keep", alpha=math.inf)
     dense = module(x, Graph(30, path)).to_dense()[0]
-    close(dense, torch.diag(torch.ones(29, dtype=torch.float64), -1))  # one sender each; node 0 has none
+    close(
+        dense, torch.diag(torch.ones(29, dtype=torch.float64), -1)
+    )  # one sender each; node 0 has none
     far = made(EdgeSparseFlowDiffusivity, hops=3)(x, Graph(30, path))
-    i, j = far.graph.edges[1], far.graph.edges[0]
+    i = far.graph.edges[1]
+    j = far.graph.edges[0]
     assert bool(((i - j >= 0) & (i - j <= 3)).all())
     assert far.graph.num_edges == 30 + 29 + 28 + 27
 
 
 test_mistakes_are_answered_in_sentences = refuses(
-    (lambda: made(friction=Distance(), heads=2)(randn(9, 6)), r"friction must return two tensors \[num_nodes, heads,"),
+    (
+        lambda: made(friction=Distance(), heads=2)(randn(9, 6)),
+        r"friction must return two tensors \[num_nodes, heads,",
+    ),
     (lambda: made(EdgeSparseFlowDiffusivity)(randn(9, 6)), "works on observed edges"),
     error=ValueError,
 )

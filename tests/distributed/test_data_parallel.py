@@ -20,7 +20,9 @@ from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.train import node_cross_entropy
 from model_cases import MODELS, Case, Inputs
 
-NODES, EPOCHS, RATE = 120, 2, 0.1
+NODES = 120
+EPOCHS = 2
+RATE = 0.1
 
 
 def example() -> Data:
@@ -45,7 +47,8 @@ class Trained(pl.LightningModule):
         super().__init__()
         with seeded(0):
             self.model = DIFFormer(5, 8, 3).double()
-        self.folder, self.seen = folder, [[] for _ in range(EPOCHS)]
+        self.folder = folder
+        self.seen = [[] for _ in range(EPOCHS)]
 
     def training_step(self, batch: Data, _: int) -> Tensor:
         self.seen[self.current_epoch].append(batch.n_id)
@@ -55,15 +58,26 @@ class Trained(pl.LightningModule):
         return SGD(self.parameters(), RATE)
 
     def on_train_end(self) -> None:
-        torch.save({"seen": self.seen, "model": self.model.state_dict()}, self.folder / f"{self.global_rank}.pt")
+        torch.save(
+            {"seen": self.seen, "model": self.model.state_dict()},
+            self.folder / f"{self.global_rank}.pt",
+        )
 
 
 @pytest.mark.slow
 def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
     module = Trained(tmp_path)
-    alone, optimizer = module.model, SGD(module.parameters(), RATE)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "strategy": "ddp_spawn"}
-    trainer = pl.Trainer(max_epochs=EPOCHS, default_root_dir=tmp_path, accelerator="cpu", devices=2, **options)
+    alone = module.model
+    optimizer = SGD(module.parameters(), RATE)
+    options = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "strategy": "ddp_spawn",
+    }
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS, default_root_dir=tmp_path, accelerator="cpu", devices=2, **options
+    )
     trainer.fit(Trained(tmp_path), RandomPartitionLoader(example(), 6))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
 
@@ -74,7 +88,9 @@ def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
         assert torch.equal(torch.cat(seen[0] + seen[1]).sort().values, torch.arange(NODES))
         for step, ours in enumerate(zip(*seen, strict=True)):
             theirs = parts[2 * step : 2 * step + 2]
-            assert all(torch.equal(n_id, part.n_id) for n_id, part in zip(ours, theirs, strict=True))
+            assert all(
+                torch.equal(n_id, part.n_id) for n_id, part in zip(ours, theirs, strict=True)
+            )
             optimizer.zero_grad()
             (sum(loss_of(alone, part) for part in theirs) / 2).backward()
             optimizer.step()
@@ -88,9 +104,18 @@ OF_EDGES = ("edge_index", "edge_weight", "edge_attr")
 
 #: Message passing alone says so in a sentence.
 NEED_EDGES = (
-    "gatedgcn", "gcn", "sgc", "gin", "gat", "appnp", "gcnii", "sfi-former-options", "certified-transformer",
-    "certified-transformer-diagonal", "certified-transformer-identity",
-)  # fmt: skip
+    "gatedgcn",
+    "gcn",
+    "sgc",
+    "gin",
+    "gat",
+    "appnp",
+    "gcnii",
+    "sfi-former-options",
+    "certified-transformer",
+    "certified-transformer-diagonal",
+    "certified-transformer-identity",
+)
 
 
 def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
@@ -102,10 +127,15 @@ def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 def compare(case: Case, edges: bool) -> None:
     every = [case.inputs(size) for size in (12, 23)]
-    every = [{name: part for name, part in inputs.items() if edges or name not in OF_EDGES} for inputs in every]
+    every = [
+        {name: part for name, part in inputs.items() if edges or name not in OF_EDGES}
+        for inputs in every
+    ]
     together = DistributedDataParallel(case.model().double())
     for _ in range(2):
-        alone = [gradients(copy.deepcopy(together.module), inputs) for inputs in map(doubled, every)]
+        alone = [
+            gradients(copy.deepcopy(together.module), inputs) for inputs in map(doubled, every)
+        ]
         got = gradients(together, doubled(every[get_rank()]))
         for name, grad in got.items():
             mean = torch.stack([grads[name.removeprefix("module.")] for grads in alone]).mean(0)

@@ -20,7 +20,10 @@ from diffusion_mp.models import CertifiedTransformer, DIFFormer, GatedGCN, NodeF
 from diffusion_mp.updates import ImplicitEuler
 from reading_features import ReadsInputs
 
-NODES, FEATURES, CLASSES = 1500, 6, 3  # more nodes than a run of Gumbel noise
+# more nodes than a run of Gumbel noise
+NODES = 1500
+FEATURES = 6
+CLASSES = 3
 SIZES = FEATURES, 8, CLASSES
 
 MODELS = {
@@ -29,21 +32,40 @@ MODELS = {
     ),
     "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(*SIZES, normalize="frobenius", graph="mean"),
     "SGFormer": lambda: dm.SGFormer(*SIZES, num_gnn_layers=2),
-    "SGFormer, Frobenius": lambda: dm.SGFormer(*SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2),
+    "SGFormer, Frobenius": lambda: dm.SGFormer(
+        *SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2
+    ),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
     "NodeFormer": lambda: dm.NodeFormer(*SIZES, heads=2, num_features=5, num_samples=3, hops=2),
-    **{name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0) for name in ("mlp", "gin", "gcnii")},
+    **{
+        name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0)
+        for name in ("mlp", "gin", "gcnii")
+    },
 }
 
-CERTIFIED = {"heads": 2, "constraint": "sphere", "centre": True, "lam": 1.0, "mu": 10.0, "encoder_layers": 2}
+CERTIFIED = {
+    "heads": 2,
+    "constraint": "sphere",
+    "centre": True,
+    "lam": 1.0,
+    "mu": 10.0,
+    "encoder_layers": 2,
+}
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS = {
-    "certified": lambda: dm.CertifiedDIFFormer(*SIZES, 3, graph=dm.AdjacencyDiffusivity("sym"), **CERTIFIED),
+    "certified": lambda: dm.CertifiedDIFFormer(
+        *SIZES, 3, graph=dm.AdjacencyDiffusivity("sym"), **CERTIFIED
+    ),
     "certified, projections": lambda: dm.CertifiedDIFFormer(
         *SIZES, 2, projection="tied", lam=0.01, graph=dm.AdjacencyDiffusivity("sum")
     ),
     "certified, at rest": lambda: dm.CertifiedDIFFormer(
-        *SIZES, None, penalty=None, constraint="nonnegative", mu=1.0, graph=dm.AdjacencyDiffusivity("sym")
+        *SIZES,
+        None,
+        penalty=None,
+        constraint="nonnegative",
+        mu=1.0,
+        graph=dm.AdjacencyDiffusivity("sym"),
     ),
 }
 MODELS |= ON_BOTH_WAYS
@@ -75,27 +97,42 @@ def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
     return float((got.detach() - expected.detach()).norm() / scale)
 
 
-def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, names: list[str]) -> None:
+def same_as_one_process(
+    bounds: list[int], dtype: torch.dtype, limit: float, names: list[str]
+) -> None:
     rank = distributed.get_rank()
     x, one_way, once, y, mask = data(dtype)
     graphs = {}
     for both in (False, True):
         edge_index = torch.cat([one_way, one_way.flip(0)], dim=1) if both else one_way
         weight = once.repeat(2) if both else once
-        whole_graph, exact_graph = (dm.Graph(NODES, edge_index, each) for each in (weight, weight.double()))
-        graphs[both] = whole_graph, exact_graph, ShardedGraph(edge_index, NODES, weight, bounds=bounds)
+        whole_graph, exact_graph = (
+            dm.Graph(NODES, edge_index, each) for each in (weight, weight.double())
+        )
+        graphs[both] = (
+            whole_graph,
+            exact_graph,
+            ShardedGraph(edge_index, NODES, weight, bounds=bounds),
+        )
     for name in names:
         whole_graph, exact_graph, graph = graphs[name in ON_BOTH_WAYS]
-        alone, exact = build(MODELS[name], dtype), build(MODELS[name], torch.float64)
-        shared = node_parallel(node_parallel(build(MODELS[name], dtype, seed=rank)))  # the second changes nothing
+        alone = build(MODELS[name], dtype)
+        exact = build(MODELS[name], torch.float64)
+        shared = node_parallel(
+            node_parallel(build(MODELS[name], dtype, seed=rank))
+        )  # the second changes nothing
         assert shared.state_dict().keys() == alone.state_dict().keys()
         for step in range(2):  # the second draws other noise
             expected = alone(x, whole_graph)
             expected_loss = loss_of(alone, expected, y, mask, mask.sum())
-            gradients = torch.autograd.grad(expected_loss, list(alone.parameters()), allow_unused=True)
+            gradients = torch.autograd.grad(
+                expected_loss, list(alone.parameters()), allow_unused=True
+            )
 
             logits = shared(x[graph.rows], graph)
-            loss = loss_of(shared, logits, y[graph.rows], mask[graph.rows], graph.total(mask[graph.rows].sum()))
+            loss = loss_of(
+                shared, logits, y[graph.rows], mask[graph.rows], graph.total(mask[graph.rows].sum())
+            )
             shared.zero_grad()
             loss.backward()
 
@@ -104,7 +141,9 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
             assert distance < limit, (where, distance)
             whole = graph.total(loss.detach())
             assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
-            pairs = list(zip((parameter.grad for parameter in shared.parameters()), gradients, strict=True))
+            pairs = list(
+                zip((parameter.grad for parameter in shared.parameters()), gradients, strict=True)
+            )
             assert all((ours is None) == (theirs is None) for ours, theirs in pairs), where
             pairs = [pair for pair in pairs if pair[0] is not None]
             if dtype == torch.float64:
@@ -116,7 +155,9 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
                 truth = torch.autograd.grad(exact_loss, list(exact.parameters()), allow_unused=True)
                 errors = [
                     [error(each, true) for each in pair]
-                    for pair, true in zip(pairs, (each for each in truth if each is not None), strict=True)
+                    for pair, true in zip(
+                        pairs, (each for each in truth if each is not None), strict=True
+                    )
                 ]
                 of_ranks, of_one = (max(column) for column in zip(*errors, strict=True))
                 assert of_ranks < 3 * of_one, (where, of_ranks, of_one)
@@ -127,34 +168,48 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
 
 @pytest.mark.parametrize("bounds", [[0, 1100, NODES], [0, 30, 1490, NODES]], ids=["two", "three"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
-def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dtype, tmp_path) -> None:
+def test_ranks_compute_what_one_process_does(
+    bounds: list[int], dtype: torch.dtype, tmp_path
+) -> None:
     limit = 1e-12 if dtype == torch.float64 else 1e-6
-    names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
+    if dtype == torch.float64:
+        names = list(MODELS)
+    else:
+        names = ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
     on_ranks(same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names)
 
 
 def certified(constraint: str) -> nn.Module:
     attention = dm.SimpleDiffusivity(
-        normalize=None, measure="distance", row_stochastic=False, constraint=dm.energies.get_constraint(constraint)
+        normalize=None,
+        measure="distance",
+        row_stochastic=False,
+        constraint=dm.energies.get_constraint(constraint),
     )
-    terms = dm.diffusivities.Positive(0.01) * attention + dm.diffusivities.Positive(3.0) * dm.AdjacencyDiffusivity(
-        "sym"
-    )
+    terms = dm.diffusivities.Positive(0.01) * attention + dm.diffusivities.Positive(
+        3.0
+    ) * dm.AdjacencyDiffusivity("sym")
     step = dm.CertifiedStep(dm.diffusivities.Positive(), constraint=constraint)
     return dm.DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
 
 
 def certified_as_one_process() -> None:
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
-    sums = all_merged(dm.couplings.Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None)
+    sums = all_merged(
+        dm.couplings.Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None
+    )
     assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # e^−100 and 1, no overflow
     x, edge_index, weight, *_ = data(torch.float64)
-    both, weights = torch.cat([edge_index, edge_index.flip(0)], 1), torch.cat([weight, weight])
-    graph, whole = ShardedGraph(both, NODES, weights), dm.Graph(NODES, both, weights)
+    both = torch.cat([edge_index, edge_index.flip(0)], 1)
+    weights = torch.cat([weight, weight])
+    graph = ShardedGraph(both, NODES, weights)
+    whole = dm.Graph(NODES, both, weights)
     for constraint in ("ball", "sphere"):
         x = dm.energies.get_constraint(constraint).project(x)
         layer = build(lambda constraint=constraint: certified(constraint), torch.float64)
-        out, coupling = layer(x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True)
+        out, coupling = layer(
+            x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True
+        )
         assert coupling.terms[0].positive_semidefinite is (constraint == "sphere")
         expected = layer(x, whole, source=x.roll(1, 1))
         assert error(out, expected[graph.rows], expected) < 1e-12
@@ -167,10 +222,14 @@ def certified_as_one_process() -> None:
     with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], one_way)
     inside = (both < graph.bounds[1]).all(0).nonzero()[-1]
-    near = weights.index_add(0, inside, weights[inside], alpha=0.01)  # one of twelve thousand, known to one rank
+    near = weights.index_add(
+        0, inside, weights[inside], alpha=0.01
+    )  # one of twelve thousand, known to one rank
     with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], ShardedGraph(both, NODES, near))
-    assert not dm.AdjacencyDiffusivity("sum")(x[graph.rows], ShardedGraph(both, NODES, near)).symmetric
+    assert not dm.AdjacencyDiffusivity("sum")(
+        x[graph.rows], ShardedGraph(both, NODES, near)
+    ).symmetric
 
 
 def test_a_certified_step_over_ranks(tmp_path) -> None:
@@ -178,7 +237,8 @@ def test_a_certified_step_over_ranks(tmp_path) -> None:
 
 
 def left_by_one(folder) -> None:
-    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    rank = distributed.get_rank()
+    ranks = distributed.get_world_size()
     x, edge_index, _, y, mask = data(torch.float32)
     graph = ShardedGraph(edge_index, NODES)
     model = node_parallel(build(MODELS["DIFFormer-s"], torch.float32))
@@ -203,7 +263,10 @@ def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path) -> 
     assert all(code == 1 for code in others)
     for rank in range(ranks - 1):
         said = (tmp_path / f"said by {rank}").read_text()
-        assert f"rank {rank} of {ranks} got no answer from another one, which has ended or is stuck" in said
+        assert (
+            f"rank {rank} of {ranks} got no answer from another one, which has ended or is stuck"
+            in said
+        )
         assert "start all of them again from the last checkpoint" in said
 
 
@@ -242,19 +305,27 @@ def trained(folder, begun, steps: range) -> None:
     labels = graph.total(mask[graph.rows].sum())
     for step in steps:
         optimizer.zero_grad()
-        loss_of(model, model(x[graph.rows], graph), y[graph.rows], mask[graph.rows], labels).backward()
+        loss_of(
+            model, model(x[graph.rows], graph), y[graph.rows], mask[graph.rows], labels
+        ).backward()
         optimizer.step()
         if distributed.get_rank() == 0:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"{step}.pt")
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+                folder / f"{step}.pt",
+            )
 
 
 @pytest.mark.slow
 def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path) -> None:
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole = tmp_path / "whole"
+    resumed = tmp_path / "resumed"
     for folder, begun, steps in ((whole, None, range(2)), (resumed, whole / "0.pt", range(1, 2))):
         folder.mkdir()
         on_ranks(trained, 2, folder, folder, begun, steps)
-    got, expected = (torch.load(folder / "1.pt", weights_only=True)["model"] for folder in (resumed, whole))
+    got, expected = (
+        torch.load(folder / "1.pt", weights_only=True)["model"] for folder in (resumed, whole)
+    )
     before = torch.load(whole / "0.pt", weights_only=True)["model"]
     assert got.keys() == expected.keys()
     assert any(not torch.equal(before[name], value) for name, value in expected.items())
@@ -262,7 +333,8 @@ def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path) -> None:
         torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
 
 
-EDGES, X = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(4, 3)
+EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
+X = torch.ones(4, 3)
 
 
 @pytest.fixture
@@ -280,40 +352,77 @@ def blocks(attention: str | None = None) -> Tensor:
     """A network of certified blocks on a graph as one of two ranks has it."""
     graph = sharded()
     graph.total_nodes = 8
-    options = {"matrix": "diagonal"} if attention is None else {"graph": None, "attention": attention}
+    if attention is None:
+        options = {"matrix": "diagonal"}
+    else:
+        options = {"graph": None, "attention": attention}
     return node_parallel(CertifiedTransformer(3, 4, 2, **options))(X, graph)
 
 
-@pytest.mark.parametrize(("call", "sentence"), [
-    (lambda: sharded(bounds=[0, 2, 4]), r"rise from 0 to num_nodes = 4"),
-    (lambda: sharded(bounds=[0, 3]), r"got \[0, 3\]"),
-    (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
-    (lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()), "can not be taken over .*Use DIFFormer-s"),
-    (lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()), "Make the graph undirected .* before it"),
-    (lambda: sharded().to_undirected(), "Make the graph undirected .* before it"),
-    (lambda: sharded().with_self_loops("add"), "change its edges, before it"),
-    (lambda: sharded().is_symmetric, "can not turn edges around"),
-    (lambda: sharded().total(3), r"x must be a tensor, such as mask.sum\(\); got 3"),
-    (lambda: sharded(group="world"), "group must be a process group of torch.distributed or None; got 'world'"),
-    (lambda: AdjacencyDiffusivity()(X, sharded()).T, "transpose of a coupling over several ranks is not"),
-    (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
-    (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
-    (lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES), "Export attention in one"),
-    (lambda: AdjacencyDiffusivity()(X, sharded()).to_dense(), "entries of a coupling over several ranks are not"),
-    (lambda: posterior_variance(UniformDiffusivity()(X, sharded()), 0.5), "variance needs .* of all nodes"),
-    (lambda: smoothing_floor(UniformDiffusivity()(X, sharded()), X, X), "floor needs .* of all nodes"),
-    (lambda: GatedGCN(3, 4, 2)(X, sharded()), "can not turn edges around, walk along them"),
-    (blocks, "WeightedGraph needs all edges of the graph at once, not a HaloCoupling of some rows"),
-    (lambda: blocks("all"), "RowAttention needs all nodes of the graph, not 4 of 8"),
-    (lambda: blocks("neighbours"), "RowAttention needs all nodes of the graph, not 4 of 8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: sharded(bounds=[0, 2, 4]), r"rise from 0 to num_nodes = 4"),
+        (lambda: sharded(bounds=[0, 3]), r"got \[0, 3\]"),
+        (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
+        (
+            lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()),
+            "can not be taken over .*Use DIFFormer-s",
+        ),
+        (
+            lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()),
+            "Make the graph undirected .* before it",
+        ),
+        (lambda: sharded().to_undirected(), "Make the graph undirected .* before it"),
+        (lambda: sharded().with_self_loops("add"), "change its edges, before it"),
+        (lambda: sharded().is_symmetric, "can not turn edges around"),
+        (lambda: sharded().total(3), r"x must be a tensor, such as mask.sum\(\); got 3"),
+        (
+            lambda: sharded(group="world"),
+            "group must be a process group of torch.distributed or None; got 'world'",
+        ),
+        (
+            lambda: AdjacencyDiffusivity()(X, sharded()).T,
+            "transpose of a coupling over several ranks is not",
+        ),
+        (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
+        (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
+        (
+            lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES),
+            "Export attention in one",
+        ),
+        (
+            lambda: AdjacencyDiffusivity()(X, sharded()).to_dense(),
+            "entries of a coupling over several ranks are not",
+        ),
+        (
+            lambda: posterior_variance(UniformDiffusivity()(X, sharded()), 0.5),
+            "variance needs .* of all nodes",
+        ),
+        (
+            lambda: smoothing_floor(UniformDiffusivity()(X, sharded()), X, X),
+            "floor needs .* of all nodes",
+        ),
+        (lambda: GatedGCN(3, 4, 2)(X, sharded()), "can not turn edges around, walk along them"),
+        (
+            blocks,
+            "WeightedGraph needs all edges of the graph at once, not a HaloCoupling of some rows",
+        ),
+        (lambda: blocks("all"), "RowAttention needs all nodes of the graph, not 4 of 8"),
+        (lambda: blocks("neighbours"), "RowAttention needs all nodes of the graph, not 4 of 8"),
+    ],
+)
 @pytest.mark.usefixtures("group", "no_typecheck")
-def test_operations_that_a_rank_cannot_do_are_refused(call: Callable[[], object], sentence: str) -> None:
+def test_operations_that_a_rank_cannot_do_are_refused(
+    call: Callable[[], object], sentence: str
+) -> None:
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=sentence):
         call()
 
 
 @pytest.mark.parametrize("call", [sharded, lambda: node_parallel(nn.Linear(2, 2))])
 def test_without_ranks_there_are_no_parts(call: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"there are no ranks yet. Call torch.distributed.init_process_group first"):
+    with pytest.raises(
+        ValueError, match=r"there are no ranks yet. Call torch.distributed.init_process_group first"
+    ):
         call()

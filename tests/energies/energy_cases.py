@@ -9,7 +9,10 @@ from diffusion_mp.couplings import Score, SparseCoupling
 from diffusion_mp.graph import Graph
 
 PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
-PENALTIES += [dm.GaussianPenalty(0.4), dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)]
+PENALTIES += [
+    dm.GaussianPenalty(0.4),
+    dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
 
@@ -55,4 +58,6 @@ def from_dense(dense: Tensor, nonnegative: bool = True) -> SparseCoupling:
 def laplacian(s: SparseCoupling, form: str = "conservative") -> Tensor:
     """D̄ − S or I − S of one head, dense."""
     dense = s.to_dense()[0]
-    return (torch.diag(dense.sum(1)) if form == "conservative" else torch.eye(len(dense)).double()) - dense
+    return (
+        torch.diag(dense.sum(1)) if form == "conservative" else torch.eye(len(dense)).double()
+    ) - dense

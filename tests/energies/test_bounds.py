@@ -12,7 +12,11 @@ from torch import Tensor
 
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.energies import Energy, GaussianPenalty, energy_bounds, spectrum
-from diffusion_mp.energies.spectrum import extreme_eigenvalues, largest_eigenvalue, spectral_interval
+from diffusion_mp.energies.spectrum import (
+    extreme_eigenvalues,
+    largest_eigenvalue,
+    spectral_interval,
+)
 from diffusion_mp.testing.problems import path_problem
 
 dense_or_lanczos = pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
@@ -51,7 +55,8 @@ def test_bounds_are_reached(symmetric_graph) -> None:
     for column, rate in [(1, bounds.upper), (9, bounds.lower)]:
         x = vectors[:, column : column + 1]
         decay = 1 - tau * float(eigenvalues[column])
-        first, second = energy(decay * x, x), energy(decay**2 * x, decay * x)
+        first = energy(decay * x, x)
+        second = energy(decay**2 * x, decay * x)
         assert float(second / first) == pytest.approx(rate)
 
 
@@ -69,12 +74,16 @@ def reached(weight: Tensor, tau: float, components: int) -> float:
 
 @dense_or_lanczos
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("weight", "components"), [
-    (path_problem(20).matrix, 1),
-    (cliques(1e-7), 1),
-    (cliques(0.0), 2),
-    (torch.block_diag(path_problem(20).matrix, torch.zeros(3, 3), cliques(1e-5)), 5),
-], ids=["path", "bridge", "no bridge", "five components"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weight", "components"),
+    [
+        (path_problem(20).matrix, 1),
+        (cliques(1e-7), 1),
+        (cliques(0.0), 2),
+        (torch.block_diag(path_problem(20).matrix, torch.zeros(3, 3), cliques(1e-5)), 5),
+    ],
+    ids=["path", "bridge", "no bridge", "five components"],
+)
 def test_slow_modes_are_no_kernel(weight, components, dtype, dense_nodes, monkeypatch) -> None:
     """What does not decay at all is known by counting components; a threshold would take slow modes for it."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
@@ -100,7 +109,9 @@ def test_all_pairs_of_a_graph_are_joined(ball, monkeypatch: pytest.MonkeyPatch) 
 
 
 @dense_or_lanczos
-def test_the_bounds_are_those_of_all_heads(dense_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bounds_are_those_of_all_heads(
+    dense_nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first falls into two halves, so its slowest mode is faster than that of the second; the last has none."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
     graph = path_problem(20).coupling.graph
@@ -118,7 +129,10 @@ def test_the_bounds_are_those_of_all_heads(dense_nodes: int, monkeypatch: pytest
 def test_refusals(generator: torch.Generator) -> None:
     q, k = (torch.rand(5, 1, 3, generator=generator) for _ in range(2))
     assert energy_bounds(path_problem(3).coupling, 1e300).upper == math.inf
-    for coupling in (LowRankCoupling(q, k, nonnegative=True), LowRankCoupling(q - 1, q - 1, symmetric=True)):
+    for coupling in (
+        LowRankCoupling(q, k, nonnegative=True),
+        LowRankCoupling(q - 1, q - 1, symmetric=True),
+    ):
         with pytest.raises(ValueError, match="need a coupling that is symmetric and nonnegative"):
             energy_bounds(coupling, 0.1)
 
@@ -129,7 +143,9 @@ def test_lanczos_is_moved_outwards_by_its_tolerance(num_nodes: int, rtol: float)
     """It approaches the ends from inside the spectrum; a step bound or an interval from there would be too short."""
     matrix = spectrum.laplacian(path_problem(num_nodes).coupling, 0, "conservative")
     top = 4 * math.sin(math.pi * (num_nodes - 1) / (2 * num_nodes)) ** 2
-    most = top * (1 + rtol + num_nodes * np.finfo(float).eps)  # sums over all nodes round, by processor and BLAS
+    most = top * (
+        1 + rtol + num_nodes * np.finfo(float).eps
+    )  # sums over all nodes round, by processor and BLAS
     assert top <= largest_eigenvalue(matrix, rtol) <= most
     low, high = extreme_eigenvalues(matrix, rtol)
     assert top <= high <= most

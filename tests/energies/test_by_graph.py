@@ -31,13 +31,17 @@ class Own(EnergyTerm):
 
 LAYERS = {
     "graph": lambda: CertifiedBlock(C, [WeightedGraph(C)]),
-    "directed graph": lambda: CertifiedBlock(C, [WeightedGraph(C, symmetric=False, gate=True, hops=2)]),
+    "directed graph": lambda: CertifiedBlock(
+        C, [WeightedGraph(C, symmetric=False, gate=True, hops=2)]
+    ),
     "attention": lambda: CertifiedBlock(C, [RowAttention(C, 2)]),
     "neighbours": lambda: CertifiedBlock(C, [RowAttention(C, 2, neighbours=True)]),
     "MLP": lambda: CertifiedBlock(C, [TiedMLP(C, 7), 0.3 * Own()], constraint=None),
     "conv": lambda: CertifiedConv(C),
     "heads": lambda: CertifiedConv(C, penalty="gaussian", constraint="sphere", heads=2),
-    "tied": lambda: CertifiedConv(C, penalty=FunctionPenalty(lambda z2: 1 / (1 + z2)), heads=2, projection="tied"),
+    "tied": lambda: CertifiedConv(
+        C, penalty=FunctionPenalty(lambda z2: 1 / (1 + z2)), heads=2, projection="tied"
+    ),
     "no pairs": lambda: CertifiedConv(C, penalty=None, constraint="nonnegative"),
 }
 
@@ -78,5 +82,9 @@ def test_energies_by_graph_add_up() -> None:
 
 
 test_what_is_no_flag_is_refused = refuses(
-    (lambda: CertifiedConv(C).energies(torch.rand(3, C), by_graph=1), TypeError, "by_graph must be True or False"),
+    (
+        lambda: CertifiedConv(C).energies(torch.rand(3, C), by_graph=1),
+        TypeError,
+        "by_graph must be True or False",
+    ),
 )

@@ -24,9 +24,16 @@ def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
     assert certificate.lam == pytest.approx(0.1 / (2 * (2 - 0.1 * certificate.eigenvalue)))
 
 
-def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(generator: torch.Generator) -> None:
-    edges, q, k = torch.tensor([[0, 1, 2], [1, 0, 2]]), *(torch.rand(5, 1, 3, generator=generator) for _ in range(2))
-    broken = dm.couplings.SparseCoupling(dm.Graph(3, edges), torch.tensor([math.nan, math.nan, 1.0]), symmetric=True)
+def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(
+    generator: torch.Generator,
+) -> None:
+    edges, q, k = (
+        torch.tensor([[0, 1, 2], [1, 0, 2]]),
+        *(torch.rand(5, 1, 3, generator=generator) for _ in range(2)),
+    )
+    broken = dm.couplings.SparseCoupling(
+        dm.Graph(3, edges), torch.tensor([math.nan, math.nan, 1.0]), symmetric=True
+    )
     lonely = dm.couplings.SparseCoupling(dm.Graph(3, edges[:, :2]), nonnegative=True)
     certificates = [
         *((theorem(broken, 0.1), "finite") for theorem in (theorem1, theorem7)),
@@ -36,7 +43,9 @@ def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(genera
     ]
     # A negative weight, or for I − S a row sum above one: the energy has no lower bound.
     for form, weight in (("conservative", -1.0), ("residual", 1.5)):
-        s = from_dense(torch.tensor([[0, weight], [weight, 0]], dtype=torch.double), nonnegative=False)
+        s = from_dense(
+            torch.tensor([[0, weight], [weight, 0]], dtype=torch.double), nonnegative=False
+        )
         certificates.append((dm.certify(s, None, 0.1, form=form), "negative eigenvalue"))
     for certificate, reason in certificates:
         assert not certificate
@@ -58,9 +67,18 @@ test_what_is_no_step_is_refused = refuses(
         (lambda t=t: t("S", 0.5), TypeError, "(coupling|omega) must be a Coupling; got 'S'")
         for t in (theorem1, theorem7)
     ),
-    *((lambda t=t: t(PAIR, -1.0), "tau must be finite and > 0; got -1.0") for t in (theorem1, theorem7)),
-    *((lambda t=t: t(PAIR, 0.5, leak=-3.0), "leak must be finite and >= 0") for t in (theorem1, theorem7)),
-    (lambda: theorem1(PAIR, 0.5, form="Residual"), "form must be one of 'conservative', 'residual'"),
+    *(
+        (lambda t=t: t(PAIR, -1.0), "tau must be finite and > 0; got -1.0")
+        for t in (theorem1, theorem7)
+    ),
+    *(
+        (lambda t=t: t(PAIR, 0.5, leak=-3.0), "leak must be finite and >= 0")
+        for t in (theorem1, theorem7)
+    ),
+    (
+        lambda: theorem1(PAIR, 0.5, form="Residual"),
+        "form must be one of 'conservative', 'residual'",
+    ),
     error=ValueError,
 )
 
@@ -77,13 +95,18 @@ def test_step_too_long(symmetric_graph, ball) -> None:
 
 
 @pytest.mark.parametrize("dense_nodes", [0, 256], ids=["lanczos", "dense"])
-def test_heavy_self_weights_hide_no_eigenvalue(dense_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heavy_self_weights_hide_no_eigenvalue(
+    dense_nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two nodes far apart for their kernel: 1 − ω_ii/d̄_i is the weight of the other one, which 1 − 1 would lose."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
-    penalty, x = dm.GaussianPenalty(0.15), torch.tensor([[0.0], [1.3]], dtype=torch.double)
+    penalty = dm.GaussianPenalty(0.15)
+    x = torch.tensor([[0.0], [1.3]], dtype=torch.double)
     weight = math.exp(-(1.3**2) / (2 * 0.15**2))
-    for certificate, truth in [(dm.certify(penalty, x, 0.5), 2 * weight / (1 + weight)),
-                               (theorem1(penalty.coupling(x), 0.5), 2 * weight)]:  # fmt: skip
+    for certificate, truth in [
+        (dm.certify(penalty, x, 0.5), 2 * weight / (1 + weight)),
+        (theorem1(penalty.coupling(x), 0.5), 2 * weight),
+    ]:
         if dense_nodes:
             assert certificate.eigenvalue == pytest.approx(truth, rel=1e-9, abs=0)
         else:  # a product cannot leave its own diagonal out: the answer is safe, not sharp
@@ -93,13 +116,18 @@ def test_heavy_self_weights_hide_no_eigenvalue(dense_nodes: int, monkeypatch: py
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_state_outside_the_domain_is_refused(dtype: torch.dtype) -> None:
     """Antipodal unit vectors are the last that DIFFormer-s covers."""
-    x = torch.nn.functional.normalize(torch.tensor([[1.0, 2.0], [-1.0, -2.0], [0.3, 0.0]], dtype=dtype), dim=1)
+    x = torch.nn.functional.normalize(
+        torch.tensor([[1.0, 2.0], [-1.0, -2.0], [0.3, 0.0]], dtype=dtype), dim=1
+    )
     assert dm.certify(dm.SimplePenalty(), x, 0.5)
     certificate = dm.certify(dm.SimplePenalty(), 1.01 * x, 0.5)
     assert not certificate
     assert "leaves the domain of SimplePenalty()" in certificate.reason
     assert dm.certify(dm.SigmoidPenalty(), 1.01 * x, 0.5), "δ of DIFFormer-a has no upper end"
-    assert dm.certify(dm.SigmoidPenalty(), x * math.nan, 0.5).reason == "the state has entries that are not finite."
+    assert (
+        dm.certify(dm.SigmoidPenalty(), x * math.nan, 0.5).reason
+        == "the state has entries that are not finite."
+    )
 
 
 def test_the_domain_counts_distances_not_norms(ball) -> None:
@@ -111,39 +139,66 @@ def test_the_domain_counts_distances_not_norms(ball) -> None:
 
 
 def diffusivity(**attributes: object) -> SimpleNamespace:
-    return SimpleNamespace(**({"heads": 1, "needs_graph": False, "row_stochastic": True} | attributes))
+    return SimpleNamespace(
+        **({"heads": 1, "needs_graph": False, "row_stochastic": True} | attributes)
+    )
 
 
 def test_diffusivity_is_certified_through_its_penalty(ball) -> None:
     x = ball(8, 4)
-    assert dm.certify(diffusivity(penalty=dm.SimplePenalty()), x, 0.5) == dm.certify(dm.SimplePenalty(), x, 0.5)
+    assert dm.certify(diffusivity(penalty=dm.SimplePenalty()), x, 0.5) == dm.certify(
+        dm.SimplePenalty(), x, 0.5
+    )
     per_head = dm.certify(dm.SimplePenalty(), x.view(8, 2, 2), 0.5)
     assert dm.certify(diffusivity(penalty=dm.SimplePenalty(), heads=2), x, 0.5) == per_head
     bare = dm.certify(diffusivity(penalty=dm.SimplePenalty(), row_stochastic=False), x, 0.01)
     assert bare == theorem1(dm.SimplePenalty().coupling(x), 0.01)
 
 
-@pytest.mark.parametrize(("attributes", "form", "reason"), [
-    ({"penalty": None, "why_no_penalty": "W_Q and W_K are separate."}, "conservative", "W_Q and W_K are separate."),
-    ({"penalty": None}, "conservative", "declares no penalty"),
-    ({"penalty": dm.SigmoidPenalty(), "needs_graph": True}, "conservative", "edges of a graph only"),
-    ({"penalty": dm.SigmoidPenalty(), "row_stochastic": False}, "residual", "is not row-normalised"),
-])  # fmt: skip
-def test_diffusivity_without_a_theorem_is_refused(attributes: dict, form: str, reason: str, ball) -> None:
+@pytest.mark.parametrize(
+    ("attributes", "form", "reason"),
+    [
+        (
+            {"penalty": None, "why_no_penalty": "W_Q and W_K are separate."},
+            "conservative",
+            "W_Q and W_K are separate.",
+        ),
+        ({"penalty": None}, "conservative", "declares no penalty"),
+        (
+            {"penalty": dm.SigmoidPenalty(), "needs_graph": True},
+            "conservative",
+            "edges of a graph only",
+        ),
+        (
+            {"penalty": dm.SigmoidPenalty(), "row_stochastic": False},
+            "residual",
+            "is not row-normalised",
+        ),
+    ],
+)
+def test_diffusivity_without_a_theorem_is_refused(
+    attributes: dict, form: str, reason: str, ball
+) -> None:
     certificate = dm.certify(diffusivity(**attributes), ball(6, 2), 0.1, form=form)
     assert not certificate
     assert reason in certificate.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_lanczos_agrees_with_the_dense_solver(dtype: torch.dtype, symmetric_graph, ball, monkeypatch) -> None:
+def test_lanczos_agrees_with_the_dense_solver(
+    dtype: torch.dtype, symmetric_graph, ball, monkeypatch
+) -> None:
     s = symmetric_graph(60, 0.1)
     s = SparseCoupling(s.graph, s.weight.to(dtype), symmetric=True, nonnegative=True)
     x = ball(60, 3)
     rel = 1e-9 if dtype == torch.float64 else 1e-5
 
     def found() -> list[dm.energies.Certificate]:
-        return [theorem1(s, 0.01), theorem1(s, 0.01, form="residual"), dm.certify(dm.GaussianPenalty(0.5), x, 0.5)]
+        return [
+            theorem1(s, 0.01),
+            theorem1(s, 0.01, form="residual"),
+            dm.certify(dm.GaussianPenalty(0.5), x, 0.5),
+        ]
 
     dense = found()
     monkeypatch.setattr(spectrum, "DENSE_NODES", 10)

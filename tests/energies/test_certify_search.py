@@ -70,7 +70,9 @@ class Draws(random.Random):
         size = self.randint(1, 9)
         if self.random() < 0.6:
             return size, None
-        return size, torch.tensor([0, *sorted(self.choices(range(size + 1), k=self.randint(0, 3))), size])
+        return size, torch.tensor(
+            [0, *sorted(self.choices(range(size + 1), k=self.randint(0, 3))), size]
+        )
 
     def edges(self, size: int, ptr: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if self.random() < 0.15:
@@ -79,14 +81,28 @@ class Draws(random.Random):
         if ptr is not None:
             graph = torch.searchsorted(ptr, torch.arange(size), right=True)
             edges = edges[:, graph[edges[0]] == graph[edges[1]]]
-        weight = 10 ** (self.choice([0.0, 1.0, 4.0]) * self.randn(edges.size(1))) if self.random() < 0.5 else None
+        if self.random() < 0.5:
+            weight = 10 ** (self.choice([0.0, 1.0, 4.0]) * self.randn(edges.size(1)))
+        else:
+            weight = None
         if self.random() < 0.5:
             edges = torch.cat([edges, edges.flip(0)], 1)
             weight = None if weight is None else weight.repeat(2)
         return edges, weight
 
     def penalty(self) -> dm.Penalty | None:
-        names = ["simple", "simple", "sigmoid", "quadratic", "softmax", "gaussian", "mixture", "own", "own", None]
+        names = [
+            "simple",
+            "simple",
+            "sigmoid",
+            "quadratic",
+            "softmax",
+            "gaussian",
+            "mixture",
+            "own",
+            "own",
+            None,
+        ]
         kind = self.choice(names)
         if kind == "softmax":
             return get_penalty(kind, dim=self.randint(1, 9))
@@ -96,8 +112,12 @@ class Draws(random.Random):
             widths = [self.decades(-1, 2) for _ in range(self.randint(1, 3))]
             return dm.MixturePenalty(widths, [self.decades(-2, 2) for _ in widths])
         if kind == "own":
-            root = dm.FunctionPenalty(lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * ((1 + z2).sqrt() - 1))
-            line = dm.FunctionPenalty(lambda z2: 3 - z2, lambda z2: z2 * (3 - z2 / 2), domain=(0.0, 3.0))
+            root = dm.FunctionPenalty(
+                lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * ((1 + z2).sqrt() - 1)
+            )
+            line = dm.FunctionPenalty(
+                lambda z2: 3 - z2, lambda z2: z2 * (3 - z2 / 2), domain=(0.0, 3.0)
+            )
             learned = dm.FunctionPenalty(LearnedSlope())
             return self.choice([learned, root, line, Negative(), Negative(), NotItsSlope(1.0)])
         return None if kind is None else get_penalty(kind)
@@ -117,9 +137,19 @@ class Draws(random.Random):
         kernel = dm.GaussianDiffusivity(**distance)
         others = [dm.SigmoidDiffusivity(**distance), dm.SigmoidDiffusivity()]
         others.append(dm.SimpleDiffusivity(row_stochastic=False))
-        others += [dm.SimpleDiffusivity(**distance), dm.EdgeDiffusivity("gaussian", row_stochastic=self.random() < 0.3)]
-        others += [dm.SymmetricDiffusivity(kernel, diagonal=self.random() < 0.5), adjacency + kernel]
-        others += [self.choice([-1.0, 2.0]) * adjacency, dm.UniformDiffusivity(), dm.IdentityDiffusivity()]
+        others += [
+            dm.SimpleDiffusivity(**distance),
+            dm.EdgeDiffusivity("gaussian", row_stochastic=self.random() < 0.3),
+        ]
+        others += [
+            dm.SymmetricDiffusivity(kernel, diagonal=self.random() < 0.5),
+            adjacency + kernel,
+        ]
+        others += [
+            self.choice([-1.0, 2.0]) * adjacency,
+            dm.UniformDiffusivity(),
+            dm.IdentityDiffusivity(),
+        ]
         return self.choice([adjacency, adjacency, kernel, *others])
 
 
@@ -133,15 +163,25 @@ def of_a_model(d: Draws) -> Case:
         features = None
     with seeded(d.randint(0, 1 << 30)):
         layers = d.randint(1, 4)
-        options = {"penalty": penalty, "heads": heads, "inputs": features, "projection": d.choice([None, "tied"])}
+        options = {
+            "penalty": penalty,
+            "heads": heads,
+            "inputs": features,
+            "projection": d.choice([None, "tied"]),
+        }
         options |= {"constraint": d.constraint(), "beta": d.decades(-3, 2), "lam": d.decades(-3, 3)}
-        options |= {"mu": d.decades(-3, 3), "graph": d.choice([True, True, False, d.diffusivity(), d.diffusivity()])}
+        options |= {
+            "mu": d.decades(-3, 3),
+            "graph": d.choice([True, True, False, d.diffusivity(), d.diffusivity()]),
+        }
         options |= {"centre": d.random() < 0.2, "dropout": d.choice([0.0, 0.3])}
         model = dm.CertifiedDIFFormer(3, CHANNELS, 2, num_layers=layers, **options)
     model.train(d.random() < 0.5)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(d.choice([1.0, d.decades(-1, 1.5)])).add_(d.choice([0.0, 0.0, d.gauss(0, 1)]))
+            parameter.mul_(d.choice([1.0, d.decades(-1, 1.5)])).add_(
+                d.choice([0.0, 0.0, d.gauss(0, 1)])
+            )
         if d.random() < 0.05:
             spoiled = d.choice(list(model.parameters()))
             spoiled.view(-1)[d.randrange(spoiled.numel())] = d.choice([math.nan, math.inf])
@@ -154,7 +194,9 @@ def of_a_model(d: Draws) -> Case:
     x = (d.decades(-1, 1) * d.randn(size, 3)).to(dtype)
     graph = dm.Graph(size, edges, None if weight is None else weight.float(), ptr=ptr)
     if penalty is not None and d.random() < 0.02:
-        nn.init.constant_(model.conv.lam.raw, 3e38)  # finite, and too large to be multiplied in single precision
+        nn.init.constant_(
+            model.conv.lam.raw, 3e38
+        )  # finite, and too large to be multiplied in single precision
 
     def inputs() -> tuple[Tensor, dm.Coupling | None]:
         return built(lambda: model._terms(x, graph))
@@ -183,7 +225,9 @@ def of_a_model(d: Draws) -> Case:
         _, after, *_ = model.conv.states(source, graph, beside=beside)
         return after
 
-    return Case(lambda: built(lambda: model.certificate(x, graph)), energy, model, state, moved, attacked)
+    return Case(
+        lambda: built(lambda: model.certificate(x, graph)), energy, model, state, moved, attacked
+    )
 
 
 def of_an_energy(d: Draws) -> Case:
@@ -215,8 +259,17 @@ def of_an_energy(d: Draws) -> Case:
     metric = 10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
     x = constraint.project(d.decades(-1, 1) * d.randn(*shape))
     source = d.decades(-1, 1) * d.randn(*shape)
-    given = {"mu": mu, "beta": beta, "graph_term": graph_term, "source": source, "metric": metric, "ptr": ptr}
-    energy = dm.JointEnergy(penalty, lam, **given, constraint=constraint, projection=projection, mean=d.random() < 0.5)
+    given = {
+        "mu": mu,
+        "beta": beta,
+        "graph_term": graph_term,
+        "source": source,
+        "metric": metric,
+        "ptr": ptr,
+    }
+    energy = dm.JointEnergy(
+        penalty, lam, **given, constraint=constraint, projection=projection, mean=d.random() < 0.5
+    )
     for value in (lam, mu, beta):
         if d.random() < 0.02:
             value.fill_(d.choice([math.nan, math.inf, -1.0]))
@@ -228,10 +281,19 @@ def of_an_energy(d: Draws) -> Case:
         source.view(-1)[0] = math.inf
     given = None
     if d.random() < 0.2 and graph_term is not None and math.isfinite(lam + mu):
-        given = d.choice([w_of(energy, x), w_of(energy, x.flip(0)), 2.0 * w_of(energy, x), float(mu) * graph_term])
+        given = d.choice(
+            [
+                w_of(energy, x),
+                w_of(energy, x.flip(0)),
+                2.0 * w_of(energy, x),
+                float(mu) * graph_term,
+            ]
+        )
     if d.random() > 0.96:
         eye = torch.eye(size, dtype=DOUBLE).unsqueeze(1)
-        energy.graph_term = dm.couplings.LowRankCoupling(eye.flip(0), eye, symmetric=True, nonnegative=True)
+        energy.graph_term = dm.couplings.LowRankCoupling(
+            eye.flip(0), eye, symmetric=True, nonnegative=True
+        )
         energy.graph_term.positive_semidefinite = True
 
     def attacked() -> tuple[Step, Callable[[Tensor], dm.JointEnergy], Tensor, Tensor]:
@@ -250,7 +312,13 @@ def of_an_energy(d: Draws) -> Case:
         return attacked()[0](x, source)
 
     return Case(
-        lambda: dm.energies.certify_step(energy, given, x), lambda: energy, None, lambda: x, moved, attacked, given
+        lambda: dm.energies.certify_step(energy, given, x),
+        lambda: energy,
+        None,
+        lambda: x,
+        moved,
+        attacked,
+        given,
     )
 
 
@@ -262,13 +330,16 @@ def w_of(energy: dm.JointEnergy, z: Tensor) -> dm.Coupling:
         if energy.projection is not None:
             seen = torch.einsum("hdc,nc->nhd", energy.projection.double(), z.squeeze(1))
             norm = float(torch.linalg.matrix_norm(energy.projection.double(), 2).max())
-            if within.diameter < math.inf or norm == 0:  # a little smaller, for the norm is one up to rounding
+            if (
+                within.diameter < math.inf or norm == 0
+            ):  # a little smaller, for the norm is one up to rounding
                 within = Ball(norm * min(within.diameter, 1e300) / 2 * (1 - 1e-6) + 1e-300)
         pairs = energy.penalty.coupling(seen, energy.ptr, constraint=within)
         pairs = averaged(pairs) if energy.mean else pairs
-        pairs = (
-            pairs if energy.projection is None else dm.couplings.ProjectedCoupling(pairs, energy.projection.double())
-        )
+        if energy.projection is None:
+            pairs = pairs
+        else:
+            pairs = dm.couplings.ProjectedCoupling(pairs, energy.projection.double())
         terms.append(dm.couplings.ScaledCoupling(float(energy.lam), pairs))
     if energy.graph_term is not None:
         terms.append(dm.couplings.ScaledCoupling(float(energy.mu), energy.graph_term))
@@ -286,7 +357,9 @@ def rounding(energy: dm.JointEnergy, z: Tensor) -> Tensor:
             size = size + energy.beta * (weight * (squares + source.square().sum(2))).sum()
         if energy.penalty is not None:
             nothing = energy.penalty.delta(torch.zeros((), dtype=DOUBLE)).abs()
-            size = size + energy.lam * len(z) ** 2 * nothing * (1 if energy.projection is None else 2)
+            size = size + energy.lam * len(z) ** 2 * nothing * (
+                1 if energy.projection is None else 2
+            )
         return size
 
 
@@ -298,7 +371,9 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
     def rise(z: Tensor, h: Tensor) -> Tensor:
         energy = at(h)
         before = energy(z)
-        share = (energy(step(z, h)) - before) / (before.abs() + rounding(energy, z)).clamp(min=1e-300)
+        share = (energy(step(z, h)) - before) / (before.abs() + rounding(energy, z)).clamp(
+            min=1e-300
+        )
         found.append(float(share) if bool(share.isfinite()) else math.inf)
         return share
 
@@ -312,7 +387,9 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
         slopes = torch.autograd.grad(rise(at(h).constraint.project(free[0]), free[1]), free)
         with torch.no_grad():
             for value, slope in zip(free, slopes, strict=True):
-                value += 0.3 * value.norm() * torch.nn.functional.normalize(slope.nan_to_num(), dim=None)
+                value += (
+                    0.3 * value.norm() * torch.nn.functional.normalize(slope.nan_to_num(), dim=None)
+                )
     return max(found)
 
 
@@ -336,20 +413,31 @@ def no_penalty(case: Case) -> bool:
     """f rises, is negative or is not δ′ on a fine grid of distances."""
     penalty = case.energy().penalty
     z2 = torch.linspace(0, min(penalty.domain[1], 100.0), 20_000, dtype=DOUBLE).requires_grad_()
-    f, slope = penalty.f(z2), torch.autograd.grad(penalty.delta(z2).sum(), z2)[0]
-    return bool((f < 0).any() or (f.diff() > 0).any() or ((f - slope).abs() > 1e-6).any() or not f.isfinite().all())
+    f = penalty.f(z2)
+    slope = torch.autograd.grad(penalty.delta(z2).sum(), z2)[0]
+    return bool(
+        (f < 0).any()
+        or (f.diff() > 0).any()
+        or ((f - slope).abs() > 1e-6).any()
+        or not f.isfinite().all()
+    )
 
 
 def outside(case: Case) -> bool:
-    constraint, x = case.energy().constraint, case.state()
-    return bool((constraint.project(x) - x).abs().max() > 1e-15 * x.abs().max()) or not bool(constraint.holds(x))
+    constraint = case.energy().constraint
+    x = case.state()
+    return bool((constraint.project(x) - x).abs().max() > 1e-15 * x.abs().max()) or not bool(
+        constraint.holds(x)
+    )
 
 
 def another(case: Case) -> bool:
     """Another Laplacian than that of the formula; the model has no choice."""
     x = case.state()
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    return not torch.allclose(case.given.laplacian(v), w_of(case.energy(), x).laplacian(v), rtol=1e-7, atol=0)
+    return not torch.allclose(
+        case.given.laplacian(v), w_of(case.energy(), x).laplacian(v), rtol=1e-7, atol=0
+    )
 
 
 def not_finite(value: Tensor) -> bool:
@@ -362,7 +450,9 @@ def too_large(case: Case) -> bool:
 
 def entries(case: Case) -> Tensor:
     coupling = case.energy().graph_term
-    return coupling.matmul(torch.eye(coupling.num_nodes, dtype=DOUBLE).unsqueeze(1)).permute(1, 0, 2)
+    return coupling.matmul(torch.eye(coupling.num_nodes, dtype=DOUBLE).unsqueeze(1)).permute(
+        1, 0, 2
+    )
 
 
 def too_narrow(case: Case) -> bool:
@@ -372,10 +462,19 @@ def too_narrow(case: Case) -> bool:
 
 #: The sentence of a refusal, and whether the premise that it names is broken indeed.
 PREMISES: list[tuple[str, Callable[..., bool]]] = [
-    (r"the parameter (\S+) has entries that are not finite", lambda c, name: not_finite(c.model.get_parameter(name))),
-    (r"(lam|mu|beta) must be finite and >= 0", lambda c, name: not 0 <= float(getattr(c.energy(), name)) < math.inf),
+    (
+        r"the parameter (\S+) has entries that are not finite",
+        lambda c, name: not_finite(c.model.get_parameter(name)),
+    ),
+    (
+        r"(lam|mu|beta) must be finite and >= 0",
+        lambda c, name: not 0 <= float(getattr(c.energy(), name)) < math.inf,
+    ),
     (r"the state has entries that are not finite", lambda case: not_finite(case.state())),
-    (r"the (source|metric|projection) has entries that are not", lambda c, name: not_finite(getattr(c.energy(), name))),
+    (
+        r"the (source|metric|projection) has entries that are not",
+        lambda c, name: not_finite(getattr(c.energy(), name)),
+    ),
     (r"the metric must be positive", lambda case: bool((case.energy().metric <= 0).any())),
     (r"the state leaves", outside),
     (r"is no penalty on", no_penalty),
@@ -383,7 +482,10 @@ PREMISES: list[tuple[str, Callable[..., bool]]] = [
     (r"the (energy's own|step's) coupling is not promised to be", promises_too_little),
     (r"A has the negative entry", lambda case: bool((entries(case) < 0).any())),
     (r"A has two entries", lambda case: not torch.equal(entries(case), entries(case).mT)),
-    (r"A has the negative eigenvalue", lambda case: bool((torch.linalg.eigvalsh(entries(case)) < 0).any())),
+    (
+        r"A has the negative eigenvalue",
+        lambda case: bool((torch.linalg.eigvalsh(entries(case)) < 0).any()),
+    ),
     (r"coupling has entries that are not finite in its dtype", too_large),
     (r"moves the state where torch.\S+ has no numbers", too_large),
     (r"is not that of the energy at this state", another),
@@ -400,7 +502,9 @@ def search(seeds: range) -> tuple[Counter[str], float]:
         try:
             case = (of_a_model if d.random() < 0.6 else of_an_energy)(d)
         except ValueError as error:
-            if "is for squared distances up to" not in str(error):  # beyond the domain of the penalty
+            if "is for squared distances up to" not in str(
+                error
+            ):  # beyond the domain of the penalty
                 raise
             said["not built"] += 1
             continue
@@ -427,10 +531,16 @@ def no_warnings() -> Any:
         yield
 
 
-@pytest.mark.parametrize(("seeds", "certified", "premises"), [
-    (200, 80, len(PREMISES) - 3), pytest.param(10_000, 4_000, len(PREMISES) + 1, marks=pytest.mark.slow)
-])  # fmt: skip
-def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_named(seeds, certified, premises):
+@pytest.mark.parametrize(
+    ("seeds", "certified", "premises"),
+    [
+        (200, 80, len(PREMISES) - 3),
+        pytest.param(10_000, 4_000, len(PREMISES) + 1, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_named(
+    seeds, certified, premises
+):
     said, worst = search(range(seeds))
     print(f"{dict(said)}, largest relative rise {worst:.3g}")
     assert said["certified"] >= certified, said
@@ -438,10 +548,19 @@ def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_
     assert abs(worst) < RISE
 
 
-@pytest.mark.parametrize(("premise", "seed"), [
-    ("_not_finite", 38), ("_outside", 37), ("_no_penalty", 409), ("not_as_declared", 68), ("_not_equal", 362)
-])  # fmt: skip
-def test_without_one_of_the_premises_the_search_finds_a_rise(premise: str, seed: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("premise", "seed"),
+    [
+        ("_not_finite", 38),
+        ("_outside", 37),
+        ("_no_penalty", 409),
+        ("not_as_declared", 68),
+        ("_not_equal", 362),
+    ],
+)
+def test_without_one_of_the_premises_the_search_finds_a_rise(
+    premise: str, seed: int, monkeypatch: pytest.MonkeyPatch
+):
     search(range(seed, seed + 1))
     monkeypatch.setattr(certification, premise, lambda *_: None)
     # Of parts that are not of the library the certificate itself looks for a rise.

@@ -28,21 +28,33 @@ def rows(generator: torch.Generator) -> Tensor:
 
 
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
-def test_the_projection_is_inside_nearest_and_final(constraint: Constraint, rows: Tensor, generator: torch.Generator):
+def test_the_projection_is_inside_nearest_and_final(
+    constraint: Constraint, rows: Tensor, generator: torch.Generator
+):
     nearest = constraint.project(rows)
     assert constraint.holds(nearest)
     torch.testing.assert_close(constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15)
-    others = constraint.project(nearest + 0.3 * torch.randn(50, *rows.shape, generator=generator, dtype=rows.dtype))
+    others = constraint.project(
+        nearest + 0.3 * torch.randn(50, *rows.shape, generator=generator, dtype=rows.dtype)
+    )
     assert ((others - rows).norm(dim=-1) >= (nearest - rows).norm(dim=-1) - 1e-14).all()
-    assert (others.flatten(0, 2)[:60, None] - nearest.flatten(0, 1)).norm(dim=-1).max() <= constraint.diameter + 1e-14
+    assert (others.flatten(0, 2)[:60, None] - nearest.flatten(0, 1)).norm(
+        dim=-1
+    ).max() <= constraint.diameter + 1e-14
 
 
-@pytest.mark.parametrize(("dtype", "far"), [(torch.float64, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)])
+@pytest.mark.parametrize(
+    ("dtype", "far"), [(torch.float64, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)]
+)
 @pytest.mark.parametrize("constraint", ALL[1:], ids=repr)
-def test_one_row_outside_is_seen_beyond_rounding(constraint: Constraint, rows: Tensor, dtype: torch.dtype, far: float):
+def test_one_row_outside_is_seen_beyond_rounding(
+    constraint: Constraint, rows: Tensor, dtype: torch.dtype, far: float
+):
     inside = constraint.project(rows.to(dtype))
     assert constraint.holds(inside)
-    assert constraint.holds(constraint.project(rows).float().double()), "a state that was once in single precision"
+    assert constraint.holds(constraint.project(rows).float().double()), (
+        "a state that was once in single precision"
+    )
     inside[3, 1] = -far * constraint.project(torch.ones(3, dtype=dtype))
     assert not constraint.holds(inside)
     assert not constraint.holds(torch.full_like(inside, math.nan))
@@ -51,7 +63,9 @@ def test_one_row_outside_is_seen_beyond_rounding(constraint: Constraint, rows: T
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
 @pytest.mark.parametrize("size", [0.0, 1e-320, 1e-200, 1.0, 1e200])
 def test_gradients_are_finite_for_rows_of_any_length(constraint: Constraint, size: float) -> None:
-    y = (size * torch.tensor([[3.0, -4.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)).requires_grad_()
+    y = (
+        size * torch.tensor([[3.0, -4.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    ).requires_grad_()
     out = constraint.project(y)
     assert constraint.holds(out)
     (gradient,) = torch.autograd.grad(out.sum(), y)
@@ -65,14 +79,22 @@ def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
     assert out.tolist() == [[0.0, -2.0, 0.0], [2.0, 0.0, 0.0]]
     (gradient,) = torch.autograd.grad(out.sum(), zero)
     assert torch.equal(gradient, torch.zeros_like(zero))
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):  # the least number of float32 is zero in half
+    for dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    ):  # the least number of float32 is zero in half
         assert Sphere().project(torch.zeros(2, 3, dtype=dtype)).tolist() == [[1.0, 0.0, 0.0]] * 2
 
 
 def test_rows_that_are_equally_far_from_a_nonnegative_sphere_keep_close_to_their_start() -> None:
     start = torch.tensor([[3.0, 4.0, 0.0], [0.0, 1.0, 2.0], [0.6, 0.0, 0.8]], dtype=torch.float64)
     y = torch.tensor([[0.0, 0.0, 0.0], [-1.0, -1.0, -2.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
-    assert NonnegativeSphere().project(y, start).tolist() == [[0.6, 0.8, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    assert NonnegativeSphere().project(y, start).tolist() == [
+        [0.6, 0.8, 0.0],
+        [0.0, 1.0, 0.0],
+        [0.0, 0.0, 1.0],
+    ]
 
 
 def test_getting_one_by_name() -> None:
@@ -89,6 +111,12 @@ test_what_is_none_is_refused = refuses(
         "constraint must be one of None, 'nonnegative', 'ball', 'sphere', .*; got 'cone'",
     ),
     (lambda: Ball("wide"), TypeError, "radius must be a number"),
-    *((lambda c=c: c.project(torch.ones(2, 3).long()), TypeError, "y must be floating point") for c in ALL[5:]),
-    *((lambda c=c: c.holds(torch.ones(2, 3).long()), TypeError, "x must be floating point") for c in ALL[1:]),
+    *(
+        (lambda c=c: c.project(torch.ones(2, 3).long()), TypeError, "y must be floating point")
+        for c in ALL[5:]
+    ),
+    *(
+        (lambda c=c: c.holds(torch.ones(2, 3).long()), TypeError, "x must be floating point")
+        for c in ALL[1:]
+    ),
 )

@@ -30,7 +30,8 @@ from diffusion_mp.testing import check_energy_term
 from helpers import built, randn
 from test_conformance import COUPLINGS
 
-N, C = 12, 3
+N = 12
+C = 3
 RING = torch.stack([torch.arange(N), torch.arange(N).roll(1)])
 GRAPH = Graph(N, torch.cat([RING, RING.flip(0)], 1))
 EYE = torch.eye(C, dtype=torch.float64)
@@ -48,7 +49,9 @@ class Huber(EnergyTerm):
 
     def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
         away = z[graph.edges[0]] - z[graph.edges[1]]
-        return torch.zeros_like(z).index_add(0, graph.edges[0], away / away.norm(dim=2, keepdim=True).clamp(min=1))
+        return torch.zeros_like(z).index_add(
+            0, graph.edges[0], away / away.norm(dim=2, keepdim=True).clamp(min=1)
+        )
 
     def bound(self, z: Tensor, graph: Graph) -> Tensor:
         return self.share * graph.degree("out", torch.float64).to(z)[:, None, None]
@@ -69,7 +72,9 @@ def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(num_layers: int 
     x = 3 * randn(N, C)
     wrong = CertifiedBlock(C, [3 * Huber(0.45)], num_layers, constraint=None).double()
     assert not wrong.certificate(x, GRAPH)
-    certificate = CertifiedBlock(C, [3 * Huber()], num_layers, constraint=None).double().certificate(x, GRAPH)
+    certificate = (
+        CertifiedBlock(C, [3 * Huber()], num_layers, constraint=None).double().certificate(x, GRAPH)
+    )
     assert certificate
     assert certificate.searched > 25 + (num_layers or 16)
     assert str(certificate).startswith(f"No counterexample found in {certificate.searched} states")
@@ -116,25 +121,39 @@ def weight() -> Tensor:
     return torch.ones((), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("part", [
-    Huber(), 2.0 * Huber(), weight * SourceTerm(randn(N, C)), LongerMLP(EYE, EYE[0]),
-    PairTerm(dm.FunctionPenalty(LearnedSlope())), PairTerm(dm.FunctionPenalty(torch.ones_like)), Shrinking(),
-    CouplingTerm(too_far()), CouplingTerm(2.0 * (too_far() + SparseCoupling(GRAPH))),
-    MatrixTerm(too_far(), None),
-    functools.partial(weight) * SourceTerm(randn(N, C)),
-], ids=lambda part: type(part).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "part",
+    [
+        Huber(),
+        2.0 * Huber(),
+        weight * SourceTerm(randn(N, C)),
+        LongerMLP(EYE, EYE[0]),
+        PairTerm(dm.FunctionPenalty(LearnedSlope())),
+        PairTerm(dm.FunctionPenalty(torch.ones_like)),
+        Shrinking(),
+        CouplingTerm(too_far()),
+        CouplingTerm(2.0 * (too_far() + SparseCoupling(GRAPH))),
+        MatrixTerm(too_far(), None),
+        functools.partial(weight) * SourceTerm(randn(N, C)),
+    ],
+    ids=lambda part: type(part).__name__,
+)
 def test_what_is_not_of_the_library_is_seen_through_what_is(part: object) -> None:
     assert foreign_parts(part)
 
 
 def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
     for name, make in COUPLINGS.items():
-        assert [part.__name__ for part in foreign_parts(make())] == ["cauchy"] * name.startswith("distance"), name
+        assert [part.__name__ for part in foreign_parts(make())] == ["cauchy"] * name.startswith(
+            "distance"
+        ), name
     for penalty in ("simple", "sigmoid", "gaussian", dm.MixturePenalty(), dm.QuadraticPenalty()):
         layer = CertifiedConv(C, penalty=penalty, heads=3, projection="tied")
         energy = layer.energy(randn(N, C).float(), GRAPH)
         assert not foreign_parts(energy.terms, energy.constraint), penalty
-    block = CertifiedBlock(C, [WeightedGraph(C, gate=True), RowAttention(C, neighbours=True), TiedMLP(C, 3)])
+    block = CertifiedBlock(
+        C, [WeightedGraph(C, gate=True), RowAttention(C, neighbours=True), TiedMLP(C, 3)]
+    )
     energy = block.energy(randn(N, C).float(), GRAPH)
     assert not foreign_parts(energy.terms, energy.constraint)
 
@@ -146,23 +165,52 @@ def joint(*terms: EnergyTerm, **options: object) -> JointEnergy:
 STATE = 0.3 * randn(N, 1, C)
 
 
-@pytest.mark.parametrize(("energy", "sentence"), [
-    (joint(LongerMLP(EYE, EYE[0])), "exceeds its majorant"),
-    (joint(constraint=Shrinking()), "the state leaves"),
-    (JointEnergy(graph_term=too_far(), graph=GRAPH), "step 1 from this state raises F"),
-    (joint(CouplingTerm(too_far())), "exceeds its majorant"),
-    (joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24)))), "the term's coupling is not promised to be nonneg"),
-    (joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24), nonnegative=True))), "A has the negative entry -1"),
-    (joint(torch.tensor(-1.0).double() * CouplingTerm(SparseCoupling(GRAPH))), "must be finite and >= 0; it is -1"),
-    (joint((lambda: -weight()) * MLPTerm(EYE, EYE[0])), "the weight of MLPTerm() must be finite and >= 0; it is -1"),
-    (joint(MLPTerm(EYE, EYE[0] - 9, weight=torch.tensor(-1.0).double())), "the weight of MLPTerm must be"),
-    (joint(AttentionTerm(EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None]))), "the query has norm 1"),
-    (joint(MatrixTerm(SparseCoupling(GRAPH), EYE[None], 0.5 * weight()[None])), "the matrix has norm 1, above the bou"),
-    (joint(SourceTerm(randn(N, C), -torch.ones(N).double())), "the metric must be positive"),
-    (joint(Huber(0.9)), "its bound is too small"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("energy", "sentence"),
+    [
+        (joint(LongerMLP(EYE, EYE[0])), "exceeds its majorant"),
+        (joint(constraint=Shrinking()), "the state leaves"),
+        (JointEnergy(graph_term=too_far(), graph=GRAPH), "step 1 from this state raises F"),
+        (joint(CouplingTerm(too_far())), "exceeds its majorant"),
+        (
+            joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24)))),
+            "the term's coupling is not promised to be nonneg",
+        ),
+        (
+            joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24), nonnegative=True))),
+            "A has the negative entry -1",
+        ),
+        (
+            joint(torch.tensor(-1.0).double() * CouplingTerm(SparseCoupling(GRAPH))),
+            "must be finite and >= 0; it is -1",
+        ),
+        (
+            joint((lambda: -weight()) * MLPTerm(EYE, EYE[0])),
+            "the weight of MLPTerm() must be finite and >= 0; it is -1",
+        ),
+        (
+            joint(MLPTerm(EYE, EYE[0] - 9, weight=torch.tensor(-1.0).double())),
+            "the weight of MLPTerm must be",
+        ),
+        (
+            joint(
+                AttentionTerm(EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None]))
+            ),
+            "the query has norm 1",
+        ),
+        (
+            joint(MatrixTerm(SparseCoupling(GRAPH), EYE[None], 0.5 * weight()[None])),
+            "the matrix has norm 1, above the bou",
+        ),
+        (joint(SourceTerm(randn(N, C), -torch.ones(N).double())), "the metric must be positive"),
+        (joint(Huber(0.9)), "its bound is too small"),
+    ],
+)
 def test_a_premise_that_is_broken_refuses(energy: JointEnergy, sentence: str) -> None:
-    state = STATE if not isinstance(energy.constraint, Shrinking) else 0.9 * STATE / STATE.norm(dim=2, keepdim=True)
+    if not isinstance(energy.constraint, Shrinking):
+        state = STATE
+    else:
+        state = 0.9 * STATE / STATE.norm(dim=2, keepdim=True)
     certificate = certify_step(energy, None, state)
     assert not certificate
     assert sentence in certificate.reason
@@ -185,7 +233,10 @@ def test_a_term_that_couples_the_graphs_of_a_batch_is_refused() -> None:
     block = CertifiedBlock(C, [Sum()], constraint=None).double()
     assert block.certificate(randn(N, C))
     batch = torch.arange(3).repeat_interleave(4)
-    assert "is no sum over the graphs of the batch" in block.certificate(randn(N, C), None, None, batch).reason
+    assert (
+        "is no sum over the graphs of the batch"
+        in block.certificate(randn(N, C), None, None, batch).reason
+    )
 
 
 class Rising(Huber):
@@ -204,7 +255,9 @@ class Rising(Huber):
         return self.signs(z).abs() / 2
 
 
-def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = dm.energies.certification
     monkeypatch.setattr(module, "term_flaw", lambda *_: None)
     monkeypatch.setattr(dm.energies.counterexamples, "term_flaw", lambda *_: None)
@@ -226,7 +279,10 @@ class NoScore(dm.Penalty):
 
 @pytest.mark.parametrize("tau", [None, 0.5])
 def test_a_penalty_without_a_score_says_what_it_needs(tau: float | None) -> None:
-    certificate = certify(JointEnergy(NoScore()), randn(4, 3)) if tau is None else certify(NoScore(), randn(4, 3), tau)
+    if tau is None:
+        certificate = certify(JointEnergy(NoScore()), randn(4, 3))
+    else:
+        certificate = certify(NoScore(), randn(4, 3), tau)
     assert not certificate
     assert "its score is None" in certificate.reason
     assert "FunctionPenalty(f)" in certificate.reason

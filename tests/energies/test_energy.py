@@ -20,15 +20,20 @@ from helpers import refuses
 def same(got: Tensor, expected: Tensor | float) -> None:
     assert got.dtype == torch.float64
     assert got.shape == ()
-    torch.testing.assert_close(got, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        got, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10
+    )
 
 
 @every_penalty
 def test_eq_13_over_all_pairs_eq_8_over_those_of_a_graph_and_eq_25_over_both(
     penalty: Penalty, ball, symmetric_graph
 ) -> None:
-    x, previous, s = ball(9, 3), ball(9, 3), symmetric_graph(9)
-    moved, cost = (x - previous).square().sum(), 0.3 * penalty.delta(squares(x))
+    x = ball(9, 3)
+    previous = ball(9, 3)
+    s = symmetric_graph(9)
+    moved = (x - previous).square().sum()
+    cost = 0.3 * penalty.delta(squares(x))
     same(Energy(penalty, 0.3)(x, previous), moved + cost.sum())
     same(Energy(penalty, 0.3)(x), cost.sum())
     weight = s.to_dense()[0]
@@ -39,7 +44,8 @@ def test_eq_13_over_all_pairs_eq_8_over_those_of_a_graph_and_eq_25_over_both(
 
 def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
     """Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ: our λ is half of the one before tr ZᵀΔZ."""
-    x, s = ball(9, 3), symmetric_graph(9)
+    x = ball(9, 3)
+    s = symmetric_graph(9)
     for form in ("conservative", "residual"):
         got = Energy("quadratic", 0.7, coupling=s, laplacian=form)(x)
         same(got, 0.7 * 2 * torch.trace(x.T @ laplacian(s, form) @ x))
@@ -48,19 +54,27 @@ def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
     """The falling form, and that of Eqs. 11 and 26; they differ by a constant within one step."""
-    x, other, previous, h, s = ball(9, 3), ball(9, 3), ball(9, 3), ball(9, 3), symmetric_graph(9)
+    x = ball(9, 3)
+    other = ball(9, 3)
+    previous = ball(9, 3)
+    h = ball(9, 3)
+    s = symmetric_graph(9)
     m = torch.linspace(1, 2, 9, dtype=torch.double) if weighted else None
     weight = m[:, None] if m is not None else torch.ones(9, 1, dtype=torch.double)
     terms = {"coupling": s, "source": h, "beta": 0.8, "leak": 0.2, "metric": m}
     pairs = (s.to_dense()[0] * squares(x)).sum()
     free = 0.3 * (pairs + 0.4 * (weight * x * x).sum() - 3.2 * (weight * h * x).sum())
-    falling, printed = Energy("quadratic", 0.3, **terms), Energy("quadratic", 0.3, version="printed", **terms)
+    falling = Energy("quadratic", 0.3, **terms)
+    printed = Energy("quadratic", 0.3, version="printed", **terms)
     same(falling(x), free)
     same(falling(x, previous), free + (x - previous).square().sum())
     eta = 2 * 0.3 * 0.8 * weight
     square = (x - previous - eta * h).square().sum()
     same(printed(x, previous), square + 0.3 * (pairs + 0.4 * (weight * x * x).sum()))
-    same(printed(x, previous) - printed(other, previous), falling(x, previous) - falling(other, previous))
+    same(
+        printed(x, previous) - printed(other, previous),
+        falling(x, previous) - falling(other, previous),
+    )
 
 
 def test_relu_penalty(ball) -> None:
@@ -79,11 +93,19 @@ def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric
     weight = s.to_dense()[0] if s is not None else torch.ones(9, 9, dtype=torch.double)
     gaps = []
     for _ in range(20):
-        x, previous, at = ball(9, 3), ball(9, 3), ball(9, 3)
-        value, surrogate = energy(x, previous), energy.surrogate(x, previous, at)
+        x = ball(9, 3)
+        previous = ball(9, 3)
+        at = ball(9, 3)
+        value = energy(x, previous)
+        surrogate = energy.surrogate(x, previous, at)
         same(energy.surrogate(x, previous, x), value)
         omega = penalty.f(squares(at))
-        eq_14 = 0.3 * (weight * (omega * squares(x) - penalty.conjugate(omega) - penalty.delta(squares(x)))).sum()
+        eq_14 = (
+            0.3
+            * (
+                weight * (omega * squares(x) - penalty.conjugate(omega) - penalty.delta(squares(x)))
+            ).sum()
+        )
         same(surrogate - value, eq_14)
         gaps.append(float(surrogate - value))
     assert min(gaps) >= -1e-11
@@ -94,68 +116,110 @@ def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric
 @every_penalty
 def test_surrogate_touches_with_the_same_gradient(penalty: Penalty, ball) -> None:
     """So that one gradient step on either is the same diffusion step (proof of Theorem 7)."""
-    x, previous, energy = ball(7, 3).requires_grad_(), ball(7, 3), Energy(penalty, 0.3)
+    x = ball(7, 3).requires_grad_()
+    previous = ball(7, 3)
+    energy = Energy(penalty, 0.3)
     (a,) = torch.autograd.grad(energy(x, previous), x)
     (b,) = torch.autograd.grad(energy.surrogate(x, previous, x.detach()), x)
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
 def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
-    x, previous = ball(24, 3).view(12, 2, 3), ball(24, 3).view(12, 2, 3)
+    x = ball(24, 3).view(12, 2, 3)
+    previous = ball(24, 3).view(12, 2, 3)
     ptr = torch.tensor([0, 5, 12])
     energy = Energy("simple", 0.3, ptr=ptr)
-    graphs = [(x[rows, head], previous[rows, head]) for rows in (slice(5), slice(5, 12)) for head in range(2)]
+    graphs = [
+        (x[rows, head], previous[rows, head])
+        for rows in (slice(5), slice(5, 12))
+        for head in range(2)
+    ]
     same(energy(x, previous), sum(Energy("simple", 0.3)(*part) for part in graphs))
     s = symmetric_graph(12)
-    two = SparseCoupling(s.graph, torch.cat([s.weight, 2 * s.weight], 1), symmetric=True, nonnegative=True)
+    two = SparseCoupling(
+        s.graph, torch.cat([s.weight, 2 * s.weight], 1), symmetric=True, nonnegative=True
+    )
     for penalty in ("quadratic", "sigmoid"):
         one = Energy(penalty, 1.0, coupling=s)
         same(Energy(penalty, 1.0, coupling=two)(x), one(x[:, 0]) + 2 * one(x[:, 1]))
     degrees = torch.rand(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-    by_head = sum(Energy("simple", leak=1.0, metric=degrees[:, head])(x[:, head]) for head in range(2))
+    by_head = sum(
+        Energy("simple", leak=1.0, metric=degrees[:, head])(x[:, head]) for head in range(2)
+    )
     same(Energy("simple", leak=1.0, metric=degrees)(x), by_head)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_dtypes_give_float64(dtype: torch.dtype, ball) -> None:
-    x, previous = ball(9, 3).to(dtype).requires_grad_(), ball(9, 3).to(dtype)
+    x = ball(9, 3).to(dtype).requires_grad_()
+    previous = ball(9, 3).to(dtype)
     value = Energy("sigmoid", 0.3)(x, previous)
     assert value.dtype == torch.float64
-    torch.testing.assert_close(value, Energy("sigmoid", 0.3)(x.double(), previous.double()), rtol=1e-2, atol=0)
+    torch.testing.assert_close(
+        value, Energy("sigmoid", 0.3)(x.double(), previous.double()), rtol=1e-2, atol=0
+    )
     value.backward()
     assert x.grad.dtype == dtype
 
 
 def test_gradients(ball, symmetric_graph) -> None:
-    x, previous = ball(6, 2).requires_grad_(), ball(6, 2).requires_grad_()
-    h, m = ball(6, 2), torch.linspace(1, 2, 6, dtype=torch.double)
+    x = ball(6, 2).requires_grad_()
+    previous = ball(6, 2).requires_grad_()
+    h = ball(6, 2)
+    m = torch.linspace(1, 2, 6, dtype=torch.double)
     energy = Energy("simple", 0.3, source=h, metric=m, leak=0.1, graph_term=symmetric_graph(6))
     assert torch.autograd.gradcheck(energy, (x, previous))
 
 
-def of(penalty: str = "simple", previous: Tensor | None = None, **options: object) -> Callable[[], Tensor]:
+def of(
+    penalty: str = "simple", previous: Tensor | None = None, **options: object
+) -> Callable[[], Tensor]:
     return lambda: Energy(penalty, **options)(X, previous)
 
 
-X, S = torch.ones(6, 4), from_dense(torch.ones(6, 6))
+X = torch.ones(6, 4)
+S = from_dense(torch.ones(6, 6))
 TWO = SparseCoupling(S.graph, torch.ones(36, 2), symmetric=True, nonnegative=True)
 test_what_does_not_fit_is_refused = refuses(
     (of(laplacian="symmetric"), ValueError, "^laplacian must be "),
     (of("huber"), ValueError, "^penalty must be "),
     (of(source=X[:5]), ValueError, r"source must have the shape \[6, 4\]"),
-    (of(source=X, version="printed"), ValueError, "x_prev must be given for version='printed' with a source"),
+    (
+        of(source=X, version="printed"),
+        ValueError,
+        "x_prev must be given for version='printed' with a source",
+    ),
     (of(leak=1.0, metric=X[:5, 0]), ValueError, r"metric must be \[6\] or \[6, heads\]"),
-    (of("quadratic", coupling=from_dense(torch.ones(5, 5))), ValueError, "coupling must have 6 nodes"),
-    (of(graph_term=TWO), ValueError, r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]"),
+    (
+        of("quadratic", coupling=from_dense(torch.ones(5, 5))),
+        ValueError,
+        "coupling must have 6 nodes",
+    ),
+    (
+        of(graph_term=TWO),
+        ValueError,
+        r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]",
+    ),
     (of(previous=X[:, :3]), ValueError, r"x_prev must have the shape \[6, 4\]"),
     (of(previous=X.unsqueeze(1)), ValueError, r"x_prev must have the shape \[6, 4\]"),
-    (of("sigmoid", coupling=SimplePenalty().coupling(X)), CouplingMismatchError, "SigmoidPenalty over .* needs a Spa"),
-    (of("sigmoid", coupling=S, laplacian="residual"), CouplingMismatchError, "'residual' needs the quadratic penalty"),
+    (
+        of("sigmoid", coupling=SimplePenalty().coupling(X)),
+        CouplingMismatchError,
+        "SigmoidPenalty over .* needs a Spa",
+    ),
+    (
+        of("sigmoid", coupling=S, laplacian="residual"),
+        CouplingMismatchError,
+        "'residual' needs the quadratic penalty",
+    ),
 )
 
 
 def test_its_repr_names_its_terms() -> None:
-    assert repr(Energy("simple", 0.5, source=X)) == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
+    assert (
+        repr(Energy("simple", 0.5, source=X))
+        == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
+    )
 
 
 def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph) -> None:

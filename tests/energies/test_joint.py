@@ -22,7 +22,9 @@ def edges(heads: int) -> SparseCoupling:
     return SparseCoupling(Graph(9, EDGES, ptr=PTR), weight, symmetric=True, nonnegative=True)
 
 
-def plain(penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: Tensor | None) -> Tensor:
+def plain(
+    penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: Tensor | None
+) -> Tensor:
     """3 ‖x − h‖²_M + ½·2 Σ δ + ½·5 Σ a s over pairs."""
     bounds = torch.tensor([0, 9]) if ptr is None else ptr
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
@@ -38,7 +40,9 @@ def plain(penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: T
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
 def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor | None) -> None:
-    x, h, m = randn(9, 2, 3).requires_grad_(), randn(9, 2, 3, seed=1), randn(9, 2, seed=2).exp()
+    x = randn(9, 2, 3).requires_grad_()
+    h = randn(9, 2, 3, seed=1)
+    m = randn(9, 2, seed=2).exp()
     options = {"graph_term": edges(2), "source": h, "metric": m, "ptr": ptr}
     energy = JointEnergy(penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options)
     agree(energy(x, x + 1), plain(penalty, x, x, h, m, ptr), [x], (1e-12, 1e-12), (1e-11, 1e-11))
@@ -47,7 +51,9 @@ def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
 def test_projected_heads_see_one_state(penalty: object) -> None:
-    x, h, w = randn(9, 1, 4), randn(9, 1, 4, seed=1), randn(2, 3, 4, seed=2)
+    x = randn(9, 1, 4)
+    h = randn(9, 1, 4, seed=1)
+    w = randn(2, 3, 4, seed=2)
     options = {"graph_term": edges(1), "mu": 5.0, "beta": 3.0, "projection": w}
     got = JointEnergy(penalty, 2.0, source=h, **options)(x)
     seen = torch.einsum("hdc,nkc->nhd", w, x)
@@ -58,7 +64,8 @@ def test_projected_heads_see_one_state(penalty: object) -> None:
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 def test_the_surrogate_touches_from_above(penalty: object) -> None:
-    at, h = get_constraint("ball").project(randn(9, 2, 3)), randn(9, 2, 3, seed=1)
+    at = get_constraint("ball").project(randn(9, 2, 3))
+    h = randn(9, 2, 3, seed=1)
     energy = JointEnergy(penalty, 2.0, graph_term=edges(2), mu=5.0, source=h, beta=3.0, ptr=PTR)
     torch.testing.assert_close(energy.surrogate(at, at), energy(at), rtol=1e-13, atol=1e-13)
     for seed in range(5):
@@ -77,13 +84,15 @@ def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
 
 
 def test_a_radius_may_have_a_square_that_overflows() -> None:
-    energy, x = JointEnergy("simple", constraint="ball", radius=1e200), torch.zeros(9, 3)
+    energy = JointEnergy("simple", constraint="ball", radius=1e200)
+    x = torch.zeros(9, 3)
     assert energy(x) == 0
     assert "lets rows be inf apart" in certify(energy, x).reason
 
 
 def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
-    x, at = randn(9, 2, 3), get_constraint("ball").project(randn(9, 2, 3, seed=1))
+    x = randn(9, 2, 3)
+    at = get_constraint("ball").project(randn(9, 2, 3, seed=1))
     penalty = get_penalty("gaussian")
     expected = 1.5 * (penalty.total(x[:4]) / 4 + penalty.total(x[4:]) / 5)
     energy = JointEnergy(penalty, torch.tensor(3.0, requires_grad=True), ptr=PTR, mean=True)
@@ -95,13 +104,22 @@ def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
 
 
 def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
-    x, no = randn(9, 3), torch.zeros(0, 3)
+    x = randn(9, 3)
+    no = torch.zeros(0, 3)
     assert JointEnergy("gaussian", source=no, metric=torch.ones(0), constraint="sphere")(no) == 0
     assert JointEnergy(None)(x) == 0
     assert float(JointEnergy(None, source=x + 1, beta=2.0)(x)) == pytest.approx(54)
-    energy = JointEnergy("simple", 0.5, graph_term=edges(1), mu=torch.tensor(10.0), source=x, constraint="ball")
-    assert repr(energy) == "JointEnergy(SimplePenalty(), lam=0.5, mu=10, beta=1, constraint=Ball(radius=1.0))"
-    assert repr(JointEnergy(None, ptr=PTR)) == "JointEnergy(None, lam=1, constraint=Unconstrained(), ptr)"
+    energy = JointEnergy(
+        "simple", 0.5, graph_term=edges(1), mu=torch.tensor(10.0), source=x, constraint="ball"
+    )
+    assert (
+        repr(energy)
+        == "JointEnergy(SimplePenalty(), lam=0.5, mu=10, beta=1, constraint=Ball(radius=1.0))"
+    )
+    assert (
+        repr(JointEnergy(None, ptr=PTR))
+        == "JointEnergy(None, lam=1, constraint=Unconstrained(), ptr)"
+    )
 
 
 def of(**options: object) -> Callable[[], Tensor]:
@@ -112,7 +130,10 @@ X = randn(9, 3)
 test_what_does_not_fit_is_refused_in_sentences = refuses(
     (of(graph=EDGES), TypeError, "graph must be a Graph or None; got an int64 tensor"),
     (of(graph=Graph(8)), "x must have 8 rows, one per node of the graph; got 9"),
-    (of(lam=torch.tensor(2)), "lam must be a number or a 0-dimensional tensor; got an int64 tensor"),
+    (
+        of(lam=torch.tensor(2)),
+        "lam must be a number or a 0-dimensional tensor; got an int64 tensor",
+    ),
     (of(projection=X), r"projection must be \[heads, head_channels, channels\]"),
     (of(projection=randn(2, 3, 4)), "projection reads states of one head and 4 channels"),
     (of(source=randn(9, 4)), r"source must have the shape \[9, 3\] of the state"),

@@ -19,9 +19,13 @@ from helpers import refuses
 BOTH = [[0, 1, 2, 3], [1, 0, 3, 2]]
 
 
-def edges_of(weight: list[float], index: list[list[int]] = BOTH, n: int = 9, **promises: bool) -> SparseCoupling:
+def edges_of(
+    weight: list[float], index: list[list[int]] = BOTH, n: int = 9, **promises: bool
+) -> SparseCoupling:
     given = torch.tensor(weight, dtype=torch.double)
-    return SparseCoupling(dm.Graph(n, torch.tensor(index)), given, **{"nonnegative": True} | promises)
+    return SparseCoupling(
+        dm.Graph(n, torch.tensor(index)), given, **{"nonnegative": True} | promises
+    )
 
 
 def ring(n: int) -> SparseCoupling:
@@ -30,9 +34,14 @@ def ring(n: int) -> SparseCoupling:
     return edges_of(2 * n * [0.7], [forth[0] + forth[1], forth[1] + forth[0]], n)
 
 
-def parts(penalty: dm.Penalty | None, name: str | None, x: Tensor) -> tuple[dm.JointEnergy, Coupling, CertifiedStep]:
-    graph, constraint = ring(len(x)), get_constraint(name)
-    energy = dm.JointEnergy(penalty, 0.3, graph_term=graph, mu=2.0, source=x.flip(0), beta=0.5, constraint=constraint)
+def parts(
+    penalty: dm.Penalty | None, name: str | None, x: Tensor
+) -> tuple[dm.JointEnergy, Coupling, CertifiedStep]:
+    graph = ring(len(x))
+    constraint = get_constraint(name)
+    energy = dm.JointEnergy(
+        penalty, 0.3, graph_term=graph, mu=2.0, source=x.flip(0), beta=0.5, constraint=constraint
+    )
     coupling: Coupling = 2.0 * graph
     if penalty is not None:
         coupling = coupling + 0.3 * penalty.coupling(x, constraint=constraint)
@@ -55,9 +64,13 @@ def test_what_is_certified_falls(penalty: dm.Penalty | None, name: str | None, b
     certificate = dm.energies.certify_step(energy, coupling, x)
     assert certificate == dm.energies.certify_step(energy, None, x) == dm.certify(energy, x)
     if isinstance(penalty, dm.SimplePenalty) and name in (None, "nonnegative"):
-        assert "SimplePenalty() is concave up to squared distance 4, and" in reason(energy, coupling, x)
+        assert "SimplePenalty() is concave up to squared distance 4, and" in reason(
+            energy, coupling, x
+        )
         return
-    assert str(certificate).startswith(f"Theorem T1 covers the step: {energy!r} does not rise. Here W is symmetric")
+    assert str(certificate).startswith(
+        f"Theorem T1 covers the step: {energy!r} does not rise. Here W is symmetric"
+    )
     for _ in range(5):
         after = step(x, parts(penalty, name, x)[1], source=energy.source)
         assert energy(after) <= energy(x) * (1 + 1e-13)
@@ -65,21 +78,53 @@ def test_what_is_certified_falls(penalty: dm.Penalty | None, name: str | None, b
 
 
 def test_the_premise_that_fails_is_named(ball) -> None:
-    x, penalty = ball(9, 3).unsqueeze(1), dm.GaussianPenalty(0.5)
+    x = ball(9, 3).unsqueeze(1)
+    penalty = dm.GaussianPenalty(0.5)
     energy, coupling, _ = parts(penalty, None, x)
-    pairs, other = 0.3 * penalty.coupling(x), "is not that of the energy at this state"
+    pairs = 0.3 * penalty.coupling(x)
+    other = "is not that of the energy at this state"
     oneway = edges_of([1, 1], [[0, 1], [1, 2]])
     signed = SparseCoupling(dm.Graph(9, torch.tensor(BOTH)), -torch.ones(4, dtype=torch.double))
     learned = ScaledCoupling(torch.tensor(2.0, dtype=torch.double), ring(9)) + pairs
     metric = torch.arange(9.0).double()
     for of, given, state, sentence in [
         (energy, None, x * math.nan, "entries that are not finite"),
-        (dm.JointEnergy("gaussian", constraint="nonnegative"), None, x, "the state leaves Nonnegative()"),
-        (dm.JointEnergy("gaussian", source=x, metric=metric), None, x, "the metric must be positive"),
-        (dm.JointEnergy(None, graph_term=oneway), None, x, "own coupling is not promised to be symmetric, for Spa"),
-        (dm.JointEnergy(None, graph_term=signed), None, x, "own coupling is not promised to be nonnegative, for"),
-        (energy, 2.0 * ring(9) + 0.3 * penalty.coupling(x, normalize=True), x, "step's coupling is not promised to be"),
-        (energy, learned, x, "the step's coupling is not promised to be nonnegative, for ScaledCoupling("),
+        (
+            dm.JointEnergy("gaussian", constraint="nonnegative"),
+            None,
+            x,
+            "the state leaves Nonnegative()",
+        ),
+        (
+            dm.JointEnergy("gaussian", source=x, metric=metric),
+            None,
+            x,
+            "the metric must be positive",
+        ),
+        (
+            dm.JointEnergy(None, graph_term=oneway),
+            None,
+            x,
+            "own coupling is not promised to be symmetric, for Spa",
+        ),
+        (
+            dm.JointEnergy(None, graph_term=signed),
+            None,
+            x,
+            "own coupling is not promised to be nonnegative, for",
+        ),
+        (
+            energy,
+            2.0 * ring(9) + 0.3 * penalty.coupling(x, normalize=True),
+            x,
+            "step's coupling is not promised to be",
+        ),
+        (
+            energy,
+            learned,
+            x,
+            "the step's coupling is not promised to be nonnegative, for ScaledCoupling(",
+        ),
         (energy, LowRankCoupling(x, x, symmetric=True), x, "nonnegative, for LowRankCoupling("),
         (energy, 1.0 * ring(9) + pairs, x, other),
         (energy, 2.0 * ring(9) + 0.31 * penalty.coupling(x), x, other),
@@ -89,21 +134,35 @@ def test_the_premise_that_fails_is_named(ball) -> None:
     ]:
         assert sentence in reason(of, given, state)
     single = 2.0 * ring(9) + 0.3 * penalty.coupling(x.float())
-    assert dm.energies.certify_step(energy, single, x), "single precision rounds, and means the same"
+    assert dm.energies.certify_step(energy, single, x), (
+        "single precision rounds, and means the same"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(dtype: torch.dtype, ball) -> None:
+def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(
+    dtype: torch.dtype, ball
+) -> None:
     x = get_constraint("ball").project(ball(9, 4)).unsqueeze(1)
     on_sphere = x / x.norm(dim=2, keepdim=True)
     for factor, holds in [(0.5, True), (1.0, True), (1.005, False)]:
         projection = factor * torch.eye(4, dtype=torch.double).view(2, 2, 4)
         for name, state in (("ball", x), ("sphere", on_sphere)):
-            assert dm.certify(dm.JointEnergy("simple", projection=projection, constraint=name), state).holds == holds
+            assert (
+                dm.certify(
+                    dm.JointEnergy("simple", projection=projection, constraint=name), state
+                ).holds
+                == holds
+            )
     weight = torch.randn(40, 3, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     for projection in weight / torch.linalg.matrix_norm(weight, 2, keepdim=True):
-        assert dm.certify(dm.JointEnergy("simple", projection=projection, constraint="sphere"), on_sphere)
-        assert not dm.certify(dm.JointEnergy("simple", projection=1.00001 * projection, constraint="sphere"), on_sphere)
+        assert dm.certify(
+            dm.JointEnergy("simple", projection=projection, constraint="sphere"), on_sphere
+        )
+        assert not dm.certify(
+            dm.JointEnergy("simple", projection=1.00001 * projection, constraint="sphere"),
+            on_sphere,
+        )
     nothing = dm.JointEnergy("simple", projection=0 * projection, constraint=None)
     assert dm.certify(nothing, 9 * x), "it sees all rows at one place"
 
@@ -124,7 +183,10 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
         for name, _ in built().named_parameters():
             certificate = dm.certify(spoil(built(), name, number), x)
             assert certificate.holds == name.startswith("decoder"), "which is behind the block"
-            assert certificate or f"the parameter {name} has entries that are not finite" in certificate.reason
+            assert (
+                certificate
+                or f"the parameter {name} has entries that are not finite" in certificate.reason
+            )
     assert "the parameter mu.raw has" in dm.certify(spoil(dm.CertifiedConv(4), "mu.raw"), x).reason
     penalty = spoil(dm.MixturePenalty(), "log_widths")
     assert "the parameter log_widths has" in dm.certify(penalty, x, tau=0.1).reason
@@ -136,7 +198,8 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
 @pytest.mark.parametrize("which", ["log_widths", "log_weights"])
 def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> None:
     torch.manual_seed(0)
-    x, edges = torch.randn(9, 4), torch.randint(9, (2, 20))
+    x = torch.randn(9, 4)
+    edges = torch.randint(9, (2, 20))
     for dtype in (torch.float64, torch.float32):
         penalty = dm.MixturePenalty((0.3, 1.0))
         with torch.no_grad():
@@ -146,7 +209,11 @@ def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> Non
         assert (energies.diff() <= 1e-6 * energies[:-1].abs()).all()
         assert dm.certify(model, Data(x=x.to(dtype), edge_index=edges))
         model(x.to(dtype), edges).sum().backward()
-        assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+        assert all(
+            parameter.grad.isfinite().all()
+            for parameter in model.parameters()
+            if parameter.grad is not None
+        )
 
 
 def test_promises_are_looked_at(ball) -> None:
@@ -155,23 +222,43 @@ def test_promises_are_looked_at(ball) -> None:
     # As a share of the largest entry the third is symmetric, and for nodes 2 to 6 it is a one-way street.
     for graph, sentence in [
         (edges_of([1, 1, -1, -1], n=7), "A has the negative entry -1"),
-        (edges_of([1, 1, 1, 2], n=7, symmetric=True), "A has two entries a_ij and a_ji that differ by 1"),
-        (edges_of([1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]], n=7), "that differ by 1"),
-        (edges_of([math.inf, math.inf, 1, 1], n=7, symmetric=True), "A has entries that are not finite"),
+        (
+            edges_of([1, 1, 1, 2], n=7, symmetric=True),
+            "A has two entries a_ij and a_ji that differ by 1",
+        ),
+        (
+            edges_of([1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]], n=7),
+            "that differ by 1",
+        ),
+        (
+            edges_of([math.inf, math.inf, 1, 1], n=7, symmetric=True),
+            "A has entries that are not finite",
+        ),
         (2.0 * LowRankCoupling(q, q, symmetric=True, nonnegative=True), "A has the negative entry"),
-        (LowRankCoupling(x.abs(), x.flip(0).abs(), symmetric=True, nonnegative=True), "A has two entries"),
+        (
+            LowRankCoupling(x.abs(), x.flip(0).abs(), symmetric=True, nonnegative=True),
+            "A has two entries",
+        ),
     ]:
         assert sentence in reason(dm.JointEnergy(None, graph_term=graph), None, x)
     definite = LowRankCoupling(x.abs(), x.abs(), symmetric=True, nonnegative=True)
     swap = edges_of([1, 1, 1, 1], n=7).to_dense()[0].unsqueeze(1)  # its eigenvalues are 1 and −1
-    broken = LowRankCoupling(swap, torch.eye(7, dtype=torch.double).unsqueeze(1), symmetric=True, nonnegative=True)
+    broken = LowRankCoupling(
+        swap, torch.eye(7, dtype=torch.double).unsqueeze(1), symmetric=True, nonnegative=True
+    )
     broken.positive_semidefinite = True
     for constraint, holds in [(None, True), ("sphere", False)]:
         z = get_constraint(constraint).project(x)
         assert dm.certify(dm.JointEnergy(None, graph_term=definite, constraint=constraint), z)
-        assert dm.certify(dm.JointEnergy(None, graph_term=broken, constraint=constraint), z).holds == holds
+        assert (
+            dm.certify(dm.JointEnergy(None, graph_term=broken, constraint=constraint), z).holds
+            == holds
+        )
     assert "f(5.03216) = -0.0160797 is negative" in reason(dm.JointEnergy(Negative()), None, x)
-    assert "f(5.03216) = -0.0160797 is negative" in dm.energies.certify_trajectory(Negative(), x, tau=0.1).reason
+    assert (
+        "f(5.03216) = -0.0160797 is negative"
+        in dm.energies.certify_trajectory(Negative(), x, tau=0.1).reason
+    )
     assert "f is not the derivative of δ" in reason(dm.JointEnergy(NotItsSlope()), None, x)
 
 
@@ -189,7 +276,9 @@ def test_numbers_that_changed_are_looked_at(ball) -> None:
         energy = dm.JointEnergy("gaussian", **{"source": x, name: value})
         value.view(-1)[0] = math.inf
         assert f"the {name} has entries that are not finite" in reason(energy, None, x)
-    huge = dm.JointEnergy(dm.MixturePenalty((1.0,), (1e15,)).double(), torch.tensor(1e300, dtype=torch.double))
+    huge = dm.JointEnergy(
+        dm.MixturePenalty((1.0,), (1e15,)).double(), torch.tensor(1e300, dtype=torch.double)
+    )
     assert "coupling has entries that are not finite" in reason(huge, None, x)
 
 
@@ -206,7 +295,8 @@ def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(name: str, b
 
 
 def test_the_coupling_of_a_light_graph_is_compared_beside_a_heavy_one(ball) -> None:
-    x, energy = ball(9, 3).unsqueeze(1), dm.JointEnergy(None, graph_term=edges_of([1e10, 1e10, 1, 1]))
+    x = ball(9, 3).unsqueeze(1)
+    energy = dm.JointEnergy(None, graph_term=edges_of([1e10, 1e10, 1, 1]))
     assert dm.energies.certify_step(energy, edges_of([1e10, 1e10, 1, 1]), x)
     assert "is not that of the energy" in reason(energy, edges_of([1e10, 1e10, 2, 2]), x)
 
@@ -214,15 +304,32 @@ def test_the_coupling_of_a_light_graph_is_compared_beside_a_heavy_one(ball) -> N
 EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
 
 
-@pytest.mark.parametrize(("model", "parts"), [
-    (lambda: dm.DIFFormer(4, 6, 3, layer_norm=True), [r"convs.0 \(DIFFormerConv\).*by Expl", r"norms.0 \(Layer"]),
-    (lambda: dm.NodeFormer(4, 6, 3), [r"convs.0 \(NodeFormerConv\).*transforms what it propagates"]),
-    (lambda: dm.SGFormer(4, 6, 3, gnn="gcn"), [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"]),
-    (lambda: dm.DiffusionGNN(4, 6, 3, conv="mlp"), [r"in DiffusionGNN convs.0 \(MLPConv\)"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        (
+            lambda: dm.DIFFormer(4, 6, 3, layer_norm=True),
+            [r"convs.0 \(DIFFormerConv\).*by Expl", r"norms.0 \(Layer"],
+        ),
+        (
+            lambda: dm.NodeFormer(4, 6, 3),
+            [r"convs.0 \(NodeFormerConv\).*transforms what it propagates"],
+        ),
+        (
+            lambda: dm.SGFormer(4, 6, 3, gnn="gcn"),
+            [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"],
+        ),
+        (lambda: dm.DiffusionGNN(4, 6, 3, conv="mlp"), [r"in DiffusionGNN convs.0 \(MLPConv\)"]),
+    ],
+)
 def test_a_model_that_no_theorem_covers_says_which_part(model, parts: list[str]) -> None:
     x = torch.rand(3, 4)
-    for data in (None, x, Data(x=x, edge_index=EDGES), Data(x=x, edge_index=EDGES, edge_weight=torch.ones(3))):
+    for data in (
+        None,
+        x,
+        Data(x=x, edge_index=EDGES),
+        Data(x=x, edge_index=EDGES, edge_weight=torch.ones(3)),
+    ):
         certificate = dm.certify(model(), data)
         assert not certificate
         for part in parts:
@@ -230,14 +337,22 @@ def test_a_model_that_no_theorem_covers_says_which_part(model, parts: list[str])
 
 
 def test_a_certified_model_with_a_part_that_is_not_is_refused(no_typecheck: None) -> None:
-    x, edge_index = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 1], [1, 2]])
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    edge_index = torch.tensor([[0, 1], [1, 2]])
     model = dm.CertifiedDIFFormer(4, 6, 3, graph=dm.AdjacencyDiffusivity("sum"))
-    assert "is not promised to be symmetric, for SparseCoupling(" in dm.certify(model, Data(x, edge_index)).reason
-    model = dm.CertifiedDIFFormer(4, 6, 3, inputs=dm.SimpleDiffusivity(normalize=None, row_stochastic=False))
+    assert (
+        "is not promised to be symmetric, for SparseCoupling("
+        in dm.certify(model, Data(x, edge_index)).reason
+    )
+    model = dm.CertifiedDIFFormer(
+        4, 6, 3, inputs=dm.SimpleDiffusivity(normalize=None, row_stochastic=False)
+    )
     assert "is not promised to be nonnegative, for LowRankCoupling(" in dm.certify(model, x).reason
     model = dm.CertifiedDIFFormer(4, 6, 3)
     model.conv.update.constraint = Ball(1.5)
-    assert "is concave up to squared distance 4, and Ball(radius=1.5)" in dm.certify(model, x).reason
+    assert (
+        "is concave up to squared distance 4, and Ball(radius=1.5)" in dm.certify(model, x).reason
+    )
     assert "lets rows be 9 apart" in dm.certify(model).reason
 
 
@@ -248,7 +363,9 @@ def test_a_layer_that_does_not_take_the_step_is_refused() -> None:
 
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     assert dm.certify(dm.CertifiedConv(4), x)
-    assert dm.certify(dm.CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x)  # seen within a ball
+    assert dm.certify(
+        dm.CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x
+    )  # seen within a ball
     assert "Longer does not move the state as the certified step" in dm.certify(Longer(4), x).reason
 
 
@@ -263,17 +380,31 @@ def test_a_constraint_that_is_replaced_is_that_of_the_attention_too() -> None:
 
 
 def test_nothing_to_certify() -> None:
-    for energy, x in (("gaussian", torch.zeros(0, 1, 2)), (None, torch.zeros(0, 1, 2)), (None, torch.ones(3, 1, 2))):
+    for energy, x in (
+        ("gaussian", torch.zeros(0, 1, 2)),
+        (None, torch.zeros(0, 1, 2)),
+        (None, torch.ones(3, 1, 2)),
+    ):
         assert dm.certify(dm.JointEnergy(energy), x)
     assert "nor is there a layer in it" in dm.certify(LabelPropagation()).reason
 
 
-X, GAUSSIAN, JOINT = torch.rand(3, 4), dm.GaussianPenalty(), dm.JointEnergy("gaussian")
+X = torch.rand(3, 4)
+GAUSSIAN = dm.GaussianPenalty()
+JOINT = dm.JointEnergy("gaussian")
 test_what_is_no_subject_or_no_state_of_it = refuses(
-    (lambda: dm.certify(X, X), TypeError, r"subject must be a Coupling, .* a layer or a model; got a float32"),
+    (
+        lambda: dm.certify(X, X),
+        TypeError,
+        r"subject must be a Coupling, .* a layer or a model; got a float32",
+    ),
     (lambda: dm.certify(GAUSSIAN, None, 0.5), ValueError, "x must be given"),
     (lambda: dm.certify(GAUSSIAN, X), ValueError, "tau must be given"),
     (lambda: dm.certify(dm.DIFFormer(4, 6, 3), [1]), TypeError, "data must have an attribute x"),
-    (lambda: dm.energies.certify_step(JOINT, ring(4), X), ValueError, "x must have 4 rows, one per node of the coup"),
+    (
+        lambda: dm.energies.certify_step(JOINT, ring(4), X),
+        ValueError,
+        "x must have 4 rows, one per node of the coup",
+    ),
     (lambda: dm.certify(JOINT, X.to("meta")), ValueError, "x must have values"),
 )

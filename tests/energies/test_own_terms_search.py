@@ -29,7 +29,11 @@ C = 3
 ENTRIES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], float]] = {
     "square": (lambda t: t.square(), lambda t: t, 0.5),
     "log cosh": (lambda t: torch.nn.functional.softplus(2 * t) - t, lambda t: t.tanh() / 2, 0.25),
-    "Huber": (lambda t: torch.where(t.abs() < 1, t * t, 2 * t.abs() - 1), lambda t: t.clamp(-1, 1), 0.5),
+    "Huber": (
+        lambda t: torch.where(t.abs() < 1, t * t, 2 * t.abs() - 1),
+        lambda t: t.clamp(-1, 1),
+        0.5,
+    ),
     "cosine": (lambda t: t.cos(), lambda t: -t.sin() / 2, 0.25),
     "well": (lambda t: t**4 / (1 + t * t), lambda t: t * (1 - (1 + t * t) ** -2), 0.625),
     "concave": (lambda t: -(1 + t * t).sqrt(), lambda t: -t / (1 + t * t).sqrt() / 2, 0.0),
@@ -43,7 +47,10 @@ class Own(EnergyTerm):
 
     def __init__(self, name: str, edges: bool, share: float, slope: float, noise: float) -> None:
         self.function, self.derivative, self.curvature = ENTRIES[name]
-        self.edges, self.share, self.slope, self.noise = edges, share, slope, noise
+        self.edges = edges
+        self.share = share
+        self.slope = slope
+        self.noise = noise
         if math.isnan(self.curvature):
             self.curvature = 0.5
 
@@ -56,7 +63,11 @@ class Own(EnergyTerm):
     def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
         if self.edges:
             away = self.derivative(z[graph.edges[1]] - z[graph.edges[0]])
-            half = torch.zeros_like(z).index_add(0, graph.edges[1], away).index_add(0, graph.edges[0], -away)
+            half = (
+                torch.zeros_like(z)
+                .index_add(0, graph.edges[1], away)
+                .index_add(0, graph.edges[0], -away)
+            )
         else:
             half = self.derivative(z)
         return self.slope * half + self.noise * z.sin()
@@ -96,11 +107,14 @@ class Draws(random.Random):
 
     def term(self) -> tuple[EnergyTerm, bool]:
         """A term, and whether it is right."""
-        name, edges = self.choice([*ENTRIES]), self.random() < 0.5
+        name = self.choice([*ENTRIES])
+        edges = self.random() < 0.5
         share = self.share()
         slope = self.choice([1.0, 1.0, 1.0, 1.0, self.choice([0.5, 0.99, 1.1, -1.0, 2.0, 0.0])])
         noise = self.choice([0.0, 0.0, 0.0, 0.0, 10 ** self.uniform(-3, 0)])
-        right = share >= 1 and slope == 1 and not noise and name not in ("absolute value", "quartic")
+        right = (
+            share >= 1 and slope == 1 and not noise and name not in ("absolute value", "quartic")
+        )
         term: EnergyTerm = Own(name, edges, share, slope, noise)
         if self.random() < 0.3:
             factor = 10 ** self.uniform(-2, 2)
@@ -120,7 +134,8 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
         member = torch.searchsorted(ptr, torch.arange(size), right=True)
         ends = ends[:, member[ends[0]] == member[ends[1]]]
     graph = Graph(size, torch.cat([ends, ends.flip(0)], 1), ptr=ptr)
-    terms, right = [], True
+    terms = []
+    right = True
     for _ in range(d.randint(1, 2)):
         term, fine = d.term()
         terms.append(term)
@@ -139,7 +154,9 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
         right = right and end == 0.5
         constraint = Slab(end)
     beta = 10 ** d.uniform(-3, 1)
-    block = CertifiedBlock(C, terms, d.randint(1, 8), constraint=constraint, beta=beta, radius=10 ** d.uniform(-1, 1))
+    block = CertifiedBlock(
+        C, terms, d.randint(1, 8), constraint=constraint, beta=beta, radius=10 ** d.uniform(-1, 1)
+    )
     dtype = d.choice([DOUBLE, DOUBLE, torch.float32])
     scale = 10 ** d.uniform(-2, 2)
     x = (scale * torch.randn(size, C, generator=generator, dtype=DOUBLE)).to(dtype)
@@ -153,7 +170,9 @@ def largest_rise(block: CertifiedBlock, x: Tensor, graph: Graph) -> float:
     eps = torch.finfo(x.dtype).eps
     worst = -math.inf
     for before, after in pairwise(states):
-        values = [torch.stack([term.by_graph(z, graph) for term in energy.terms]) for z in (before, after)]
+        values = [
+            torch.stack([term.by_graph(z, graph) for term in energy.terms]) for z in (before, after)
+        ]
         bound = sum(term.bound(before, graph) for term in energy.terms)
         squares = float((bound * (before.square() + after.square())).sum())
         size = values[0].abs().sum() + values[1].abs().sum() + squares

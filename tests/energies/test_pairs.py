@@ -51,7 +51,11 @@ def test_total_is_dense_total(penalty: Penalty, n: int, ball, small_tiles: None)
 def test_ragged_batches_and_heads_add_up(penalty: Penalty, ball, small_tiles: None) -> None:
     x = ball(34, 3).view(17, 2, 3)
     ptr = torch.tensor([0, 5, 5, 6, 17])
-    alone = sum(dense_total(penalty, x[a:b, head]) for a, b in [(0, 5), (5, 6), (6, 17)] for head in range(2))
+    alone = sum(
+        dense_total(penalty, x[a:b, head])
+        for a, b in [(0, 5), (5, 6), (6, 17)]
+        for head in range(2)
+    )
     torch.testing.assert_close(penalty.total(x, ptr), alone, rtol=1e-11, atol=1e-12)
     assert float(penalty.total(x[:0], torch.tensor([0]))) == 0.0
 

@@ -37,7 +37,9 @@ def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty: dm.Penalty) ->
 @pytest.mark.parametrize(("dtype", "much"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
 def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) -> None:
     """Opposite unit vectors are 2 apart up to rounding; a pair further apart than that is refused wherever it comes."""
-    x = torch.randn(50, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double).to(dtype)
+    x = torch.randn(50, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double).to(
+        dtype
+    )
     penalty = dm.SimplePenalty()
     for unit in torch.nn.functional.normalize(x, dim=2):
         pair = torch.stack([unit, -unit])
@@ -54,20 +56,26 @@ def test_published_values() -> None:
     """The formulas that Wu, Wipf & Yan print for DIFFormer-s and DIFFormer-a, Eqs. 18 and 20."""
     z2 = torch.linspace(0, 4, 9, dtype=torch.double)
     torch.testing.assert_close(dm.SimplePenalty().delta(z2), 2 * z2 - z2**2 / 4)
-    torch.testing.assert_close(dm.SigmoidPenalty().delta(z2), z2 - 2 * torch.log(torch.exp(z2 / 2 - 1) + 1))
+    torch.testing.assert_close(
+        dm.SigmoidPenalty().delta(z2), z2 - 2 * torch.log(torch.exp(z2 / 2 - 1) + 1)
+    )
     torch.testing.assert_close(dm.SigmoidPenalty().f(z2), 1 / (1 + torch.exp(z2 / 2 - 1)))
 
 
 def test_softmax_f_is_attention_on_unit_vectors_and_the_printed_one_is_not() -> None:
     """Eq. 21's text prints f = e^{1 − z²/2} e^{1/√d}; exp(q·k/√d) on unit vectors is e^{(1 − z²/2)/√d}."""
     d = 9
-    x = torch.nn.functional.normalize(torch.randn(30, d, generator=torch.Generator().manual_seed(1)).double(), dim=1)
+    x = torch.nn.functional.normalize(
+        torch.randn(30, d, generator=torch.Generator().manual_seed(1)).double(), dim=1
+    )
     attention = torch.exp(x @ x.T / math.sqrt(d))
     z2 = torch.cdist(x, x).square()
     torch.testing.assert_close(dm.SoftmaxPenalty(d).f(z2), attention)
     printed = torch.exp(1 - z2 / 2) * math.exp(1 / math.sqrt(d))
     ratio = printed / attention
-    assert ratio.max() / ratio.min() > 2, "the printed f is not even proportional to softmax attention"
+    assert ratio.max() / ratio.min() > 2, (
+        "the printed f is not even proportional to softmax attention"
+    )
 
 
 @every_penalty
@@ -83,7 +91,9 @@ def test_conjugate_is_the_minimum(penalty: dm.Penalty) -> None:
         if isinstance(penalty, dm.QuadraticPenalty) and omega < 1:
             expected = -math.inf
         else:
-            inner = minimize_scalar(value, bounds=(0, high), args=(omega,), method="bounded", options={"xatol": 1e-10})
+            inner = minimize_scalar(
+                value, bounds=(0, high), args=(omega,), method="bounded", options={"xatol": 1e-10}
+            )
             expected = min(inner.fun, value(0.0, omega), value(high, omega))
         got = float(penalty.conjugate(torch.tensor(omega, dtype=torch.double)))
         assert got == pytest.approx(expected, abs=1e-8)
@@ -96,7 +106,9 @@ def test_fenchel_equality_and_inequality(penalty: dm.Penalty) -> None:
     """δ(s) ≤ ωs − δ̃(ω) for every ω ≥ 0 (Eq. 37), with equality at ω = f(s) (Eq. 38)."""
     s = grid(penalty, points=60)
     omega = penalty.f(s)
-    gap = omega[:, None] * s[None, :] - penalty.conjugate(omega)[:, None] - penalty.delta(s)[None, :]
+    gap = (
+        omega[:, None] * s[None, :] - penalty.conjugate(omega)[:, None] - penalty.delta(s)[None, :]
+    )
     assert gap.min() >= -1e-12
     torch.testing.assert_close(gap.diagonal(), torch.zeros_like(s), atol=1e-12, rtol=0)
     if not isinstance(penalty, dm.QuadraticPenalty):
@@ -126,22 +138,34 @@ def test_a_mixture_is_learned_and_stays_one() -> None:
     penalty = dm.MixturePenalty((0.3, 1.0), (1.0, 0.5))
     x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     coupling = penalty.coupling(x)
-    assert (coupling.symmetric, coupling.nonnegative, coupling.positive_semidefinite) == (True, True, True)
-    for value in (penalty.total(x), (coupling @ x.unsqueeze(1)).square().sum(), penalty.f(x.square()).sum()):
+    assert (coupling.symmetric, coupling.nonnegative, coupling.positive_semidefinite) == (
+        True,
+        True,
+        True,
+    )
+    for value in (
+        penalty.total(x),
+        (coupling @ x.unsqueeze(1)).square().sum(),
+        penalty.f(x.square()).sum(),
+    ):
         slopes = torch.autograd.grad(value, list(penalty.parameters()))
         assert all(slope.isfinite().all() and (slope != 0).all() for slope in slopes)
     (penalty.log_weights.data, penalty.log_widths.data) = torch.tensor([[-40.0, 30.0], [5.0, -5.0]])
     z2 = torch.linspace(0, 50, 99, dtype=torch.double)
     assert (penalty.delta(z2).diff() >= 0).all()
     assert (penalty.f(z2).diff() <= 0).all()
-    torch.testing.assert_close(penalty.score.log(-z2 / 2), penalty.f(z2).log(), atol=1e-9, rtol=1e-6)
+    torch.testing.assert_close(
+        penalty.score.log(-z2 / 2), penalty.f(z2).log(), atol=1e-9, rtol=1e-6
+    )
     penalty.reset_parameters()
     assert repr(penalty) == "MixturePenalty(widths=[0.3, 1.0], weights=[1.0, 0.5])"
     narrow = dm.MixturePenalty((0.01, 1000.0))  # which single precision does not resolve
     far = torch.cat([30 * x, 30 * x + 0.01 * x.flip(0)]).unsqueeze(1).float()
     assert narrow.delta(torch.tensor([-1e-3])).item() == 0  # rounding of zero
     wanted = narrow.coupling(far.double()).to_dense()
-    torch.testing.assert_close(narrow.coupling(far).to_dense().double(), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        narrow.coupling(far).to_dense().double(), wanted, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_get_penalty() -> None:
@@ -166,15 +190,19 @@ def cauchy(z2: Tensor) -> Tensor:
     return 1 / (1 + z2)
 
 
-@pytest.mark.parametrize(("f", "delta"), [
-    (cauchy, torch.log1p),
-    (lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * z2 / (1 + (1 + z2).sqrt())),
-    (lambda z2: (-z2).exp(), lambda z2: -torch.expm1(-z2)),
-    (lambda z2: (-z2 / 0.02).exp(), lambda z2: -0.02 * torch.expm1(-z2 / 0.02)),
-    (torch.ones_like, lambda z2: z2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("f", "delta"),
+    [
+        (cauchy, torch.log1p),
+        (lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * z2 / (1 + (1 + z2).sqrt())),
+        (lambda z2: (-z2).exp(), lambda z2: -torch.expm1(-z2)),
+        (lambda z2: (-z2 / 0.02).exp(), lambda z2: -0.02 * torch.expm1(-z2 / 0.02)),
+        (torch.ones_like, lambda z2: z2),
+    ],
+)
 def test_delta_is_the_integral_of_f_and_f_the_derivative_of_delta(f, delta) -> None:
-    by_f, by_delta = dm.FunctionPenalty(f), dm.FunctionPenalty(delta=delta)
+    by_f = dm.FunctionPenalty(f)
+    by_delta = dm.FunctionPenalty(delta=delta)
     torch.testing.assert_close(by_f.delta(Z2), delta(Z2), rtol=2e-9, atol=1e-15)
     torch.testing.assert_close(by_delta.f(Z2), f(Z2), rtol=1e-12, atol=1e-14)
     assert torch.equal(dm.FunctionPenalty(f, delta).delta(Z2), delta(Z2))
@@ -214,16 +242,23 @@ def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch
     assert len(coupling._tiles()) == 4
     torch.testing.assert_close(*results, rtol=1e-11, atol=1e-12)
     dense = coupling.to_dense()
-    torch.testing.assert_close(results[0][0], torch.einsum("hij,jhd->ihd", dense, v), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        results[0][0], torch.einsum("hij,jhd->ihd", dense, v), rtol=1e-11, atol=1e-12
+    )
     expected = 1 / (1 + scale * (q[4:, 1, None] - k[4:, 1]).square().sum(2))
     torch.testing.assert_close(dense[1, 4:, 4:], expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("more", [{}, {"constraint": "sphere"}, {"constraint": None, "projection": "tied", "heads": 2}])
+@pytest.mark.parametrize(
+    "more", [{}, {"constraint": "sphere"}, {"constraint": None, "projection": "tied", "heads": 2}]
+)
 def test_a_certified_model_goes_down_its_energy(more: dict) -> None:
     torch.manual_seed(0)
-    model = dm.CertifiedDIFFormer(5, 4, 3, 6, penalty=dm.FunctionPenalty(cauchy), lam=4.0, **more).double()
-    x, edges = randn(9, 5), torch.tensor([[0, 1, 2, 3, 7], [1, 2, 3, 4, 8]])
+    model = dm.CertifiedDIFFormer(
+        5, 4, 3, 6, penalty=dm.FunctionPenalty(cauchy), lam=4.0, **more
+    ).double()
+    x = randn(9, 5)
+    edges = torch.tensor([[0, 1, 2, 3, 7], [1, 2, 3, 4, 8]])
     energies = model.energies(x, edges)
     assert (energies.diff() < 0).all()
     certificate = dm.certify(model, x)
@@ -243,12 +278,23 @@ def test_the_explicit_step_of_such_an_attention_descends() -> None:
 
 
 test_what_is_no_penalty_is_refused_in_words = refuses(
-    (lambda: dm.MixturePenalty([]), "widths must hold a number at least, and weights as many; got 0 and 0"),
+    (
+        lambda: dm.MixturePenalty([]),
+        "widths must hold a number at least, and weights as many; got 0 and 0",
+    ),
     (lambda: dm.MixturePenalty([1.0], [1.0, 2.0]), "got 1 and 2"),
     (lambda: dm.MixturePenalty([1.0], [-1.0]), "every one of weights must be finite and > 0"),
     (lambda: dm.GaussianPenalty(1e30), "bandwidth must lie in .*; got 1e[+]30"),
-    (lambda: get_penalty("softmax"), TypeError, "penalty='softmax' takes .* missing a required argument: 'dim'"),
-    (lambda: get_penalty("simple", dim=3), TypeError, "penalty='simple' takes .* unexpected keyword argument 'dim'"),
+    (
+        lambda: get_penalty("softmax"),
+        TypeError,
+        "penalty='softmax' takes .* missing a required argument: 'dim'",
+    ),
+    (
+        lambda: get_penalty("simple", dim=3),
+        TypeError,
+        "penalty='simple' takes .* unexpected keyword argument 'dim'",
+    ),
     (lambda: get_penalty("huber"), "penalty must be one of 'quadratic', 'simple'"),
     (lambda: dm.FunctionPenalty(), "f or delta must be given"),
     (lambda: dm.FunctionPenalty(lambda z2: z2), "f rises from f"),
@@ -256,19 +302,28 @@ test_what_is_no_penalty_is_refused_in_words = refuses(
     (lambda: dm.FunctionPenalty(delta=lambda z2: -z2), "is negative"),
     (lambda: dm.FunctionPenalty(delta=lambda z2: z2.square()), "f rises"),
     (lambda: dm.FunctionPenalty(lambda z2: 1 / z2), r"f\(0\) = inf is not finite"),
-    (lambda: dm.FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)), r"f\(0\) = 1 to f\(9\)"),
+    (
+        lambda: dm.FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)),
+        r"f\(0\) = 1 to f\(9\)",
+    ),
     (lambda: dm.FunctionPenalty(cauchy, lambda z2: z2), "f is not the derivative of δ"),
     (lambda: dm.FunctionPenalty(lambda z2: z2.sum()), "f must give a tensor of the shape of z²"),
     (lambda: dm.FunctionPenalty(cauchy, domain=(1.0, 2.0)), r"domain must be \(0, the largest"),
     (lambda: dm.FunctionPenalty(cauchy, domain=(0.0, -2.0)), r"domain must be \(0, the largest"),
-    (lambda: dm.FunctionPenalty(lambda a, b: a), TypeError, "f must take a tensor of .*it raised TypeError"),
+    (
+        lambda: dm.FunctionPenalty(lambda a, b: a),
+        TypeError,
+        "f must take a tensor of .*it raised TypeError",
+    ),
     (lambda: dm.PenaltyDiffusivity(cauchy), TypeError, "penalty must be a Penalty"),
     error=ValueError,
 )
 
 
 def test_it_is_looked_at_within_its_domain_alone() -> None:
-    penalty = dm.FunctionPenalty(lambda z2: 2 - z2 / 2, lambda z2: z2 * (2 - z2 / 4), domain=(0.0, 4.0))
+    penalty = dm.FunctionPenalty(
+        lambda z2: 2 - z2 / 2, lambda z2: z2 * (2 - z2 / 4), domain=(0.0, 4.0)
+    )
     x = 0.4 * randn(6, 2)
     assert dm.certify(penalty, x, tau=0.1)
     assert "beyond 4" in dm.certify(penalty, 10 * x, tau=0.1).reason
@@ -287,4 +342,7 @@ def test_a_function_that_training_spoiled_is_certified_no_more() -> None:
         f.a.fill_(-0.5)
     certificate = dm.certify(model, x)
     assert not certificate
-    assert "is no penalty on (0.0, inf): f rises from" in certificate.reason or "negative" in certificate.reason
+    assert (
+        "is no penalty on (0.0, inf): f rises from" in certificate.reason
+        or "negative" in certificate.reason
+    )

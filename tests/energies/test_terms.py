@@ -12,9 +12,23 @@ from diffusion_mp import Graph
 from diffusion_mp.couplings import Coupling, ProjectedCoupling, SparseCoupling
 from diffusion_mp.energies import JointEnergy, certify, certify_step
 from diffusion_mp.energies.certification import layer_certificates
-from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
+from diffusion_mp.energies.matrix_terms import (
+    ACTIVATIONS,
+    AttentionTerm,
+    MatrixTerm,
+    MLPTerm,
+    norm_bounds,
+)
 from diffusion_mp.energies.penalties import get_penalty
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Mean, PairTerm, ScaledTerm, SourceTerm, term_flaw
+from diffusion_mp.energies.terms import (
+    CouplingTerm,
+    EnergyTerm,
+    Mean,
+    PairTerm,
+    ScaledTerm,
+    SourceTerm,
+    term_flaw,
+)
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
 from diffusion_mp.updates.certified_step import _gradient_step
@@ -22,7 +36,10 @@ from helpers import agree, largest_rise, refuses
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
 DOUBLE = torch.float64
-NODES, CHANNELS, RELATIONS, HEADS = 9, 5, 3, 2
+NODES = 9
+CHANNELS = 5
+RELATIONS = 3
+HEADS = 2
 CONVEX = (None, "nonnegative", "ball", "nonnegative_ball")
 CONSTRAINTS = (*CONVEX, "sphere", "nonnegative_sphere")
 
@@ -43,12 +60,18 @@ def pairs_of_nodes() -> Graph:
 
 def symmetric(graph: Graph) -> SparseCoupling:
     both = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1))
-    return SparseCoupling(both, torch.rand(graph.num_edges, 1, dtype=DOUBLE).repeat(2, 1), nonnegative=True)
+    return SparseCoupling(
+        both, torch.rand(graph.num_edges, 1, dtype=DOUBLE).repeat(2, 1), nonnegative=True
+    )
 
 
 def matrix(graph: Graph, **options: object) -> MatrixTerm:
     weight = random(graph.num_edges, RELATIONS)
-    return MatrixTerm(SparseCoupling(graph, weight, symmetric=False), random(RELATIONS, CHANNELS, CHANNELS), **options)
+    return MatrixTerm(
+        SparseCoupling(graph, weight, symmetric=False),
+        random(RELATIONS, CHANNELS, CHANNELS),
+        **options,
+    )
 
 
 def one_matrix(graph: Graph) -> MatrixTerm:
@@ -57,7 +80,8 @@ def one_matrix(graph: Graph) -> MatrixTerm:
 
 
 def attention(graph: Graph, prior: bool = False) -> AttentionTerm:
-    query, key = random(HEADS, 4, CHANNELS), random(HEADS, 4, CHANNELS)
+    query = random(HEADS, 4, CHANNELS)
+    key = random(HEADS, 4, CHANNELS)
     weight = SparseCoupling(graph, torch.rand(graph.num_edges, dtype=DOUBLE)) if prior else None
     return AttentionTerm(query, key, 0.7, weight)
 
@@ -76,7 +100,9 @@ TERMS = {
     "diagonals": lambda graph: MatrixTerm(
         SparseCoupling(graph, random(graph.num_edges, RELATIONS)), random(RELATIONS, CHANNELS)
     ),
-    "identities": lambda graph: MatrixTerm(SparseCoupling(graph, random(graph.num_edges, RELATIONS)), None),
+    "identities": lambda graph: MatrixTerm(
+        SparseCoupling(graph, random(graph.num_edges, RELATIONS)), None
+    ),
     "attention": attention,
     "attention to neighbours": lambda graph: attention(graph, prior=True),
     **{f"MLP, {name}": partial(lambda name, graph: mlp(name), name) for name in ACTIVATIONS},
@@ -88,7 +114,9 @@ class Bounded(EnergyTerm):
     """A term with another bound."""
 
     def __init__(self, term: EnergyTerm, factor: float) -> None:
-        self.term, self.factor, self.quadratic = term, factor, term.quadratic
+        self.term = term
+        self.factor = factor
+        self.quadratic = term.quadratic
 
     def weighted_mean(self, z: Tensor) -> Mean | None:
         return self.term.weighted_mean(z) if self.factor == 1 else None
@@ -105,13 +133,15 @@ class Bounded(EnergyTerm):
 
 @pytest.mark.parametrize("name", TERMS)
 def test_a_term_is_bounded_by_its_majorant(name: str) -> None:
-    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    graph = a_graph()
+    z = random(NODES, 1, CHANNELS)
     check_energy_term(TERMS[name](graph), z, graph)
 
 
 @pytest.mark.parametrize("name", TERMS)
 def test_a_weighted_mean_is_the_half_gradient(name: str) -> None:
-    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    graph = a_graph()
+    z = random(NODES, 1, CHANNELS)
     term = TERMS[name](graph)
     if (mean := term.weighted_mean(z)) is None:
         return
@@ -123,9 +153,12 @@ def test_a_weighted_mean_is_the_half_gradient(name: str) -> None:
         torch.testing.assert_close((moved * z).sum(), term.value(z, graph))
 
 
-@pytest.mark.parametrize("name", ["source", "graph", "one symmetric matrix", "attention to neighbours"])
+@pytest.mark.parametrize(
+    "name", ["source", "graph", "one symmetric matrix", "attention to neighbours"]
+)
 def test_a_smaller_bound_is_found_out(name: str) -> None:
-    graph, z = pairs_of_nodes(), random(NODES, 1, CHANNELS)
+    graph = pairs_of_nodes()
+    z = random(NODES, 1, CHANNELS)
     eye = torch.eye(CHANNELS, dtype=DOUBLE)[None]
     sharp = {
         "one symmetric matrix": MatrixTerm(SparseCoupling(graph), -eye, symmetric=True),
@@ -171,7 +204,8 @@ def test_a_bound_that_fails_for_single_nodes_alone_is_found() -> None:
 
 
 def test_the_terms_equal_dense_formulas() -> None:
-    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    graph = a_graph()
+    z = random(NODES, 1, CHANNELS)
     flat = z.squeeze(1)
     term = matrix(graph, hops=2)
     dense = term.forward.to_dense()
@@ -190,7 +224,9 @@ def test_the_terms_equal_dense_formulas() -> None:
     assert torch.allclose(weights.value(z, graph), value)
     omega = scores.softmax(2)
     half = torch.einsum("hdc,hnd->nc", weights.query, q - omega @ k)
-    half = half + torch.einsum("hdc,hnd->nc", weights.key, omega.sum(1).unsqueeze(2) * k - omega.mT @ q)
+    half = half + torch.einsum(
+        "hdc,hnd->nc", weights.key, omega.sum(1).unsqueeze(2) * k - omega.mT @ q
+    )
     assert torch.allclose(weights.half_gradient(z, graph).squeeze(1), half)
 
 
@@ -198,15 +234,20 @@ def test_the_terms_equal_dense_formulas() -> None:
 @pytest.mark.parametrize("hops", [1, 2])
 @pytest.mark.parametrize("relations", [1, RELATIONS])
 def test_diagonals_equal_diagonal_matrices(relations: int, hops: int, directed: bool) -> None:
-    graph, weight = a_graph(), random(24, relations)
+    graph = a_graph()
+    weight = random(24, relations)
     if not directed:
-        graph, weight = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1)), weight.repeat(2, 1)
+        graph = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1))
+        weight = weight.repeat(2, 1)
     given = [random(NODES, 1, CHANNELS), random(relations, CHANNELS), weight]
-    pull, found = random(NODES, 1, CHANNELS), []
+    pull = random(NODES, 1, CHANNELS)
+    found = []
     for form in (torch.clone, torch.diag_embed):
         z, diagonals, weight = leaves = [tensor.clone().requires_grad_() for tensor in given]
         coupling = SparseCoupling(graph, weight, symmetric=not directed)
-        term = MatrixTerm(coupling, form(diagonals), norm_bounds(diagonals), hops=hops, symmetric=not directed)
+        term = MatrixTerm(
+            coupling, form(diagonals), norm_bounds(diagonals), hops=hops, symmetric=not directed
+        )
         results = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
         total = results[0] + (pull * results[1]).sum() + results[2].square().sum()
         found.append([*results, *torch.autograd.grad(total, leaves)])
@@ -214,21 +255,27 @@ def test_diagonals_equal_diagonal_matrices(relations: int, hops: int, directed: 
 
 
 def test_without_matrices_the_identity_is_meant() -> None:
-    graph, z = a_graph(), random(NODES, 1, CHANNELS)
-    coupling, ones = SparseCoupling(graph, random(24, RELATIONS)), torch.ones(RELATIONS, CHANNELS, dtype=DOUBLE)
+    graph = a_graph()
+    z = random(NODES, 1, CHANNELS)
+    coupling = SparseCoupling(graph, random(24, RELATIONS))
+    ones = torch.ones(RELATIONS, CHANNELS, dtype=DOUBLE)
     for hops, norms in ((1, None), (2, torch.rand(RELATIONS, dtype=DOUBLE) + 1)):
         got, expected = (MatrixTerm(coupling, matrix, norms, hops=hops) for matrix in (None, ones))
         for name in ("value", "half_gradient", "bound"):
-            torch.testing.assert_close(getattr(got, name)(z, graph), getattr(expected, name)(z, graph), msg=name)
+            torch.testing.assert_close(
+                getattr(got, name)(z, graph), getattr(expected, name)(z, graph), msg=name
+            )
     with pytest.raises(ValueError, match="reads states of one head"):
         got.value(z.expand(-1, 2, -1), graph)
 
 
 def test_the_identity_between_neighbours_is_the_term_of_the_graph() -> None:
-    ends, z = a_graph().edges, random(NODES, 1, CHANNELS)
+    ends = a_graph().edges
+    z = random(NODES, 1, CHANNELS)
     graph = Graph(NODES, torch.cat([ends, ends.flip(0)], 1))
     part = WeightedGraph(CHANNELS, 0.3, matrix="identity").double()
-    got, expected = part(z.squeeze(1), graph), 0.3 * CouplingTerm(part.adjacency(z.squeeze(1), graph))
+    got = part(z.squeeze(1), graph)
+    expected = 0.3 * CouplingTerm(part.adjacency(z.squeeze(1), graph))
     torch.testing.assert_close(got.value(z, graph), expected.value(z, graph))
     torch.testing.assert_close(got.half_gradient(z, graph), expected.half_gradient(z, graph))
 
@@ -236,13 +283,16 @@ def test_the_identity_between_neighbours_is_the_term_of_the_graph() -> None:
 @pytest.mark.parametrize("learned", [False, True], ids=["fixed weights", "learned weights"])
 @pytest.mark.parametrize("dims", [2, 1], ids=["matrices", "diagonals"])
 @pytest.mark.parametrize("edges", [0, 1, 31])
-def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(edges: int, dims: int, learned: bool) -> None:
+def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(
+    edges: int, dims: int, learned: bool
+) -> None:
     ends = torch.randint(NODES - 2, (2, edges))  # the last nodes are isolated
     graph = Graph(NODES, torch.cat([ends, ends[:, :5]], 1))  # multi-edges
     weight = random(graph.num_edges, RELATIONS) * torch.randint(2, (graph.num_edges, RELATIONS))
     weight[:, 1] = 0  # a relation without edges
     given = [random(NODES, CHANNELS), random(RELATIONS, *[CHANNELS] * dims), weight]
-    pull, found = random(NODES, CHANNELS), []
+    pull = random(NODES, CHANNELS)
+    found = []
     for path in (SparseCoupling, Coupling):
         v, matrix, weight = (tensor.clone().requires_grad_() for tensor in given)
         out = path.transformed(SparseCoupling(graph, weight if learned else given[2]), v, matrix)
@@ -252,15 +302,21 @@ def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(edges: in
 
 
 def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> None:
-    graph, source, edge_attr = a_graph(), random(NODES, CHANNELS), random(24, RELATIONS)
+    graph = a_graph()
+    source = random(NODES, CHANNELS)
+    edge_attr = random(24, RELATIONS)
     parts = [WeightedGraph(CHANNELS, edge_dim=RELATIONS).double() for _ in range(2)]
     first, second = (part(source, graph, edge_attr).term.forward for part in parts)
     assert first is second
     for write in (
-        lambda: edge_attr.mul_(2), lambda: edge_attr.numpy().__imul__(3), lambda: edge_attr.data.__setitem__(0, 7.0)
-    ):  # fmt: skip
+        lambda: edge_attr.mul_(2),
+        lambda: edge_attr.numpy().__imul__(3),
+        lambda: edge_attr.data.__setitem__(0, 7.0),
+    ):
         write()
-        term, fresh = (parts[0](source, graph, given).term for given in (edge_attr, edge_attr.clone()))
+        term, fresh = (
+            parts[0](source, graph, given).term for given in (edge_attr, edge_attr.clone())
+        )
         assert torch.equal(term.forward.weight, fresh.forward.weight)
         assert not torch.equal(term.forward.weight, first.weight)
         first = term.forward
@@ -268,7 +324,8 @@ def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> No
 
 def test_projected_heads_have_the_weighted_mean_of_their_laplacian() -> None:
     """Their matrix D − S is not p − S: a block with such a term took another step than that of its energy."""
-    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    graph = a_graph()
+    z = random(NODES, 1, CHANNELS)
     term = CouplingTerm(ProjectedCoupling(symmetric(graph), random(1, 2, CHANNELS)))
     mean = term.weighted_mean(z)
     assert mean is not None
@@ -276,8 +333,11 @@ def test_projected_heads_have_the_weighted_mean_of_their_laplacian() -> None:
 
 
 def test_the_batch_of_graphs_has_the_sum_of_their_values() -> None:
-    sizes, query, key = (4, 0, 5), random(HEADS, 4, CHANNELS), random(HEADS, 4, CHANNELS)
-    z, term = random(NODES, 1, CHANNELS), AttentionTerm(query, key, 0.7)
+    sizes = (4, 0, 5)
+    query = random(HEADS, 4, CHANNELS)
+    key = random(HEADS, 4, CHANNELS)
+    z = random(NODES, 1, CHANNELS)
+    term = AttentionTerm(query, key, 0.7)
     batch = Graph(NODES, ptr=torch.tensor([0, *sizes]).cumsum(0))
     parts = z.split(sizes)
     one_by_one = sum(term.value(part, Graph(len(part))) for part in parts)
@@ -291,7 +351,8 @@ def test_norms_are_bounded_from_above_and_closely(scale: float) -> None:
     for shape in [(4, 30, 30), (2, 3, 11), (2, 11, 3), (1, 1, 1)]:
         for dtype in (torch.float32, DOUBLE):
             w = scale * torch.randn(shape, dtype=dtype)
-            exact, bound = torch.linalg.matrix_norm(w.double(), 2), norm_bounds(w).double()
+            exact = torch.linalg.matrix_norm(w.double(), 2)
+            bound = norm_bounds(w).double()
             assert bool(((bound >= exact) & (bound <= 1.03 * exact)).all())
     nothing = torch.zeros(2, 3, 3, requires_grad=True)
     assert norm_bounds(nothing).tolist() == [0, 0]
@@ -304,7 +365,9 @@ def test_bounds_on_norms_have_their_gradients(shape: tuple[int, ...]) -> None:
     assert torch.autograd.gradcheck(norm_bounds, w)
     assert torch.autograd.gradgradcheck(norm_bounds, w)
     small = (1e-30 * w.detach().float()).requires_grad_()
-    slopes = [torch.autograd.grad(norm_bounds(x).sum(), x)[0].double() for x in (w, small)]  # the same at every scale
+    slopes = [
+        torch.autograd.grad(norm_bounds(x).sum(), x)[0].double() for x in (w, small)
+    ]  # the same at every scale
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
 
 
@@ -316,24 +379,37 @@ def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, Certif
             for activation in (None, "relu", "tanh"):
                 terms: list[torch.nn.Module] = []
                 if with_graph is not None:
-                    options = {"edge_dim": RELATIONS, "gate": True} if with_graph == "relations" else {}
-                    terms.append(WeightedGraph(CHANNELS, symmetric=with_graph != "directed", **options))
+                    if with_graph == "relations":
+                        options = {"edge_dim": RELATIONS, "gate": True}
+                    else:
+                        options = {}
+                    terms.append(
+                        WeightedGraph(CHANNELS, symmetric=with_graph != "directed", **options)
+                    )
                 if with_attention is not None:
-                    terms.append(RowAttention(CHANNELS, 1, neighbours=with_attention == "neighbours"))
+                    terms.append(
+                        RowAttention(CHANNELS, 1, neighbours=with_attention == "neighbours")
+                    )
                 if activation is not None:
                     terms.append(TiedMLP(CHANNELS, 7, activation=activation))
-                block = CertifiedBlock(CHANNELS, terms, 3, constraint=constraint, radius=1.5).to(dtype)
+                block = CertifiedBlock(CHANNELS, terms, 3, constraint=constraint, radius=1.5).to(
+                    dtype
+                )
                 with torch.no_grad():
                     for parameter in block.parameters():
                         parameter.mul_(10 ** float(torch.empty(()).uniform_(-1, 1)))
-                        parameter.add_(float(torch.empty(()).uniform_(-3, 3)) if parameter.dim() == 0 else 0)
+                        parameter.add_(
+                            float(torch.empty(()).uniform_(-3, 3)) if parameter.dim() == 0 else 0
+                        )
                 found.append((f"{with_graph}, {with_attention}, {activation}", block))
     return found
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_no_combination_of_terms_raises_its_energy(constraint: str | None, dtype: torch.dtype, tolerance: float):
+def test_no_combination_of_terms_raises_its_energy(
+    constraint: str | None, dtype: torch.dtype, tolerance: float
+):
     graph = a_graph()
     for name, block in blocks(constraint, dtype):
         edge_attr = torch.randn(graph.num_edges, RELATIONS, dtype=dtype) if block.reads else None
@@ -346,8 +422,11 @@ def test_no_combination_of_terms_raises_its_energy(constraint: str | None, dtype
 
 
 def test_a_certificate_needs_terms_that_bound_themselves() -> None:
-    graph, z = pairs_of_nodes(), random(NODES, 1, CHANNELS)
-    term = MatrixTerm(SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None], symmetric=True)
+    graph = pairs_of_nodes()
+    z = random(NODES, 1, CHANNELS)
+    term = MatrixTerm(
+        SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None], symmetric=True
+    )
     good = certify_step(JointEnergy(source=z, terms=[term], graph=graph), None, z)
     assert good.holds
     assert good.theorem == "Theorem T11"
@@ -372,25 +451,39 @@ def test_a_certificate_looks_far_away() -> None:
         def bound(self, z: Tensor, graph: Graph) -> Tensor:
             return z.new_zeros(1, 1, 1)
 
-    assert "exceeds its majorant" in str(term_flaw(Far(), torch.zeros(NODES, 1, CHANNELS), pairs_of_nodes()))
+    assert "exceeds its majorant" in str(
+        term_flaw(Far(), torch.zeros(NODES, 1, CHANNELS), pairs_of_nodes())
+    )
 
 
 @pytest.mark.parametrize("attention", [False, True])
 def test_autocast_leaves_a_block_in_single_precision(attention: bool) -> None:
     """In half precision a bound on norms may be too small, and a step may go up."""
-    terms = [WeightedGraph(CHANNELS), TiedMLP(CHANNELS, 8), *([RowAttention(CHANNELS)] if attention else [])]
-    block, graph = CertifiedBlock(CHANNELS, terms), a_graph()
-    x, found = random(NODES, CHANNELS).float().requires_grad_(), []
+    terms = [
+        WeightedGraph(CHANNELS),
+        TiedMLP(CHANNELS, 8),
+        *([RowAttention(CHANNELS)] if attention else []),
+    ]
+    block = CertifiedBlock(CHANNELS, terms)
+    graph = a_graph()
+    x = random(NODES, CHANNELS).float().requires_grad_()
+    found = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            out, energies = block(x, graph), block.energies(x, graph)
-        found.append([out, energies, *torch.autograd.grad(out.square().sum(), [x, *block.parameters()])])
+            out = block(x, graph)
+            energies = block.energies(x, graph)
+        found.append(
+            [out, energies, *torch.autograd.grad(out.square().sum(), [x, *block.parameters()])]
+        )
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_a_block_knows_its_energies_and_its_certificate() -> None:
-    block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS, edge_dim=RELATIONS), TiedMLP(CHANNELS, 3)], 4).double()
-    graph, x = a_graph(), random(NODES, CHANNELS)
+    block = CertifiedBlock(
+        CHANNELS, [WeightedGraph(CHANNELS, edge_dim=RELATIONS), TiedMLP(CHANNELS, 3)], 4
+    ).double()
+    graph = a_graph()
+    x = random(NODES, CHANNELS)
     data = Data(x=x, edge_index=graph.edges, edge_attr=random(graph.num_edges, RELATIONS))
     energies = block.energies(x, data.edge_index, edge_attr=data.edge_attr)
     assert energies.shape == (5,)
@@ -400,19 +493,31 @@ def test_a_block_knows_its_energies_and_its_certificate() -> None:
     assert certify(block)
     whole = nn.Sequential(block)
     assert layer_certificates(whole, None).keys() == {"0"}
-    block.fixed = (Bounded(MatrixTerm(SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None]), 0.4),)
+    block.fixed = (
+        Bounded(MatrixTerm(SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None]), 0.4),
+    )
     assert "exceeds its majorant" in certify(block, data).reason
     block.beta.raw.data.fill_(math.nan)
     assert "not finite" in certify(block, data).reason
 
 
 @pytest.mark.parametrize("constraint", CONVEX)  # on a sphere there may be several
-@pytest.mark.parametrize("fixed", [False, True], ids=["", "beside quadratic terms without a fixed mean"])
+@pytest.mark.parametrize(
+    "fixed", [False, True], ids=["", "beside quadratic terms without a fixed mean"]
+)
 @pytest.mark.parametrize("num_steps", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(constraint, fixed, num_steps) -> None:
-    graph, source = a_graph(), random(NODES, CHANNELS).requires_grad_()
-    more = [CouplingTerm(symmetric(graph)), 2.0 * SourceTerm(random(NODES, CHANNELS))] if fixed else []
-    block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS), *more], constraint=constraint).double()
+def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(
+    constraint, fixed, num_steps
+) -> None:
+    graph = a_graph()
+    source = random(NODES, CHANNELS).requires_grad_()
+    if fixed:
+        more = [CouplingTerm(symmetric(graph)), 2.0 * SourceTerm(random(NODES, CHANNELS))]
+    else:
+        more = []
+    block = CertifiedBlock(
+        CHANNELS, [WeightedGraph(CHANNELS), *more], constraint=constraint
+    ).double()
     found = []
     for block.num_layers in (None, num_steps):
         found.append(block(source, graph))
@@ -432,7 +537,8 @@ class Flat(SourceTerm):
 
 
 def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
-    graph, z = a_graph(), random(NODES, 1, CHANNELS)
+    graph = a_graph()
+    z = random(NODES, 1, CHANNELS)
     term = Flat(random(NODES, CHANNELS))
     with pytest.raises(AssertionError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"):
         check_energy_term(term, z, graph)
@@ -444,17 +550,22 @@ def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
 
 
 def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> None:
-    graph, source = a_graph(), random(NODES, CHANNELS)
+    graph = a_graph()
+    source = random(NODES, CHANNELS)
     for _ in range(50):
         beta, mu, size = (10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(3))
-        block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS, mu)], None, constraint=None, beta=beta).double()
+        block = CertifiedBlock(
+            CHANNELS, [WeightedGraph(CHANNELS, mu)], None, constraint=None, beta=beta
+        ).double()
         with torch.no_grad():
             block.terms[0].matrix.mul_(size)
             z = block(source, graph).unsqueeze(1)
             terms = block.energy(source, graph).terms
             parts = [term.majorant(z, graph, True) for term in terms]
             left = sum(part.half_gradient for part in parts)
-            assert float(left.norm()) <= 1e-11 * float((sum(part.damping for part in parts) * z).norm())
+            assert float(left.norm()) <= 1e-11 * float(
+                (sum(part.damping for part in parts) * z).norm()
+            )
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
@@ -463,11 +574,17 @@ def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str 
     graph = a_graph()
     for _, block in blocks(constraint, DOUBLE):
         edge_attr = random(graph.num_edges, RELATIONS) if block.reads else None
-        source, metric = random(NODES, CHANNELS).requires_grad_(), random(NODES).exp()
-        terms = [ScaledTerm(block.beta(), SourceTerm(source, metric)), *block.made(source, graph, edge_attr)]
+        source = random(NODES, CHANNELS).requires_grad_()
+        metric = random(NODES).exp()
+        terms = [
+            ScaledTerm(block.beta(), SourceTerm(source, metric)),
+            *block.made(source, graph, edge_attr),
+        ]
         start = block.update.constraint.project(random(NODES, 1, CHANNELS)).requires_grad_()
-        steps, leaves = block.update.descent(start, terms, graph), [start, source, *block.parameters()]
-        shared, single = steps(steps(start)), start
+        steps = block.update.descent(start, terms, graph)
+        leaves = [start, source, *block.parameters()]
+        shared = steps(steps(start))
+        single = start
         for _ in range(2):
             single = _gradient_step(single, terms, graph, block.update.constraint)
         agree(shared, single, leaves, (1e-7, 1e-7), (1e-6, 1e-8), unused=True)
@@ -475,12 +592,15 @@ def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("constraint", CONVEX)
-def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensors(constraint: str | None) -> None:
+def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensors(
+    constraint: str | None,
+) -> None:
     """Also for states of any size; what backward keeps does not grow with the number of iterations."""
     for number in range(1000):
         torch.manual_seed(number)
         beta, mu, size, scale = (10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(4))
-        graph, source = a_graph(), scale * random(NODES, CHANNELS)
+        graph = a_graph()
+        source = scale * random(NODES, CHANNELS)
         part = WeightedGraph(CHANNELS, mu, symmetric=False, hops=1 + number % 2)
         block = CertifiedBlock(CHANNELS, [part], None, constraint=constraint, beta=beta).double()
         with torch.no_grad():
@@ -488,7 +608,9 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
         kept = []
         for block.num_layers in (1, None):
             found: list[Tensor] = []
-            with torch.autograd.graph.saved_tensors_hooks(lambda t, found=found: found.append(t) or t, lambda t: t):
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t, found=found: found.append(t) or t, lambda t: t
+            ):
                 z = block(source, graph)
             kept.append(len(found))
         assert kept[1] <= 3 * kept[0]  # of hundreds of steps
@@ -503,9 +625,17 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
 test_bad_terms_are_refused_with_a_sentence = refuses(
     (lambda: ScaledTerm(-1.0, mlp("tanh")), "must"),
     (lambda: MatrixTerm(SparseCoupling(a_graph()), torch.eye(3)), "must"),
-    (lambda: MatrixTerm(SparseCoupling(a_graph()), None, torch.ones(3)), "norms must be .1., one per relation"),
+    (
+        lambda: MatrixTerm(SparseCoupling(a_graph()), None, torch.ones(3)),
+        "norms must be .1., one per relation",
+    ),
     (lambda: PairTerm(get_penalty("simple"), torch.eye(3)), "projection must be"),
-    (lambda: AttentionTerm(*2 * [torch.eye(4)[None]], prior=SparseCoupling(Graph(5), torch.ones(0, 3))), "prior must"),
+    (
+        lambda: AttentionTerm(
+            *2 * [torch.eye(4)[None]], prior=SparseCoupling(Graph(5), torch.ones(0, 3))
+        ),
+        "prior must",
+    ),
     (
         lambda: AttentionTerm(*2 * [torch.eye(5)[None]], prior=SparseCoupling(Graph(5))).value(
             random(NODES, 1, CHANNELS), a_graph()
@@ -530,8 +660,11 @@ def test_a_term_with_a_learned_weight_is_shown_without_a_warning() -> None:
 
 def test_edges_of_prior_zero_count_for_nothing_in_the_value() -> None:
     query = torch.eye(CHANNELS, dtype=DOUBLE).unsqueeze(0)
-    ends, weight = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]]), torch.tensor([0.0, 1.0, 1.0, 0.5], dtype=DOUBLE)
-    kept, z = weight > 0, 50 * random(4, 1, CHANNELS)  # the loop of node 0 is so much closer that others underflow
+    ends = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
+    weight = torch.tensor([0.0, 1.0, 1.0, 0.5], dtype=DOUBLE)
+    # the loop of node 0 is so much closer that others underflow
+    kept = weight > 0
+    z = 50 * random(4, 1, CHANNELS)
     values = [
         AttentionTerm(query, query, prior=SparseCoupling(graph, nonnegative=True)).value(z, graph)
         for graph in (Graph(4, ends, weight), Graph(4, ends[:, kept], weight[kept]))
@@ -549,8 +682,13 @@ def test_weights_of_any_sign_raise_no_energy() -> None:
 
 def test_values_that_cancel_are_certified() -> None:
     loops = torch.randint(NODES, (24,)).expand(2, -1)
-    block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS, matrix="identity")], constraint=None).double()
-    assert all(block.certificate(random(NODES, CHANNELS), loops, torch.rand(24, dtype=DOUBLE)) for _ in range(9))
+    block = CertifiedBlock(
+        CHANNELS, [WeightedGraph(CHANNELS, matrix="identity")], constraint=None
+    ).double()
+    assert all(
+        block.certificate(random(NODES, CHANNELS), loops, torch.rand(24, dtype=DOUBLE))
+        for _ in range(9)
+    )
 
 
 class Goal(nn.Module, EnergyTerm):

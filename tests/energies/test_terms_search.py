@@ -24,8 +24,15 @@ PARTS = {
     "attention to neighbours": lambda: RowAttention(CHANNELS, neighbours=True),
     "MLP": lambda: TiedMLP(CHANNELS, 4, activation="tanh"),
 }
-COMBINATIONS = [["graph"], ["directed graph"], ["attention"], ["attention to neighbours"], ["MLP"],
-                ["graph", "attention"], ["graph", "attention", "MLP"]]  # fmt: skip
+COMBINATIONS = [
+    ["graph"],
+    ["directed graph"],
+    ["attention"],
+    ["attention to neighbours"],
+    ["MLP"],
+    ["graph", "attention"],
+    ["graph", "attention", "MLP"],
+]
 CASES = [(parts, constraint) for parts in COMBINATIONS for constraint in CONSTRAINTS]
 
 
@@ -39,15 +46,21 @@ def values(term: EnergyTerm, z: Tensor) -> Tensor:
     if isinstance(term, ScaledTerm):
         return term.weight * values(term.term, z)
     if isinstance(term, AttentionTerm):
-        q, k = (torch.einsum("hdc,gnc->ghnd", m, z.view(-1, NODES, CHANNELS)) for m in (term.query, term.key))
+        q, k = (
+            torch.einsum("hdc,gnc->ghnd", m, z.view(-1, NODES, CHANNELS))
+            for m in (term.query, term.key)
+        )
         logits = -term.gamma / 2 * (q.unsqueeze(3) - k.unsqueeze(2)).square().sum(4)
         prior = z.new_full((len(q), NODES, NODES), 1 / NODES)
         if term.prior is not None:
             source, target = term.prior.graph.edges
-            at, weight = (target // NODES, target % NODES, source % NODES), term.prior.weight.squeeze(1)
+            at = (target // NODES, target % NODES, source % NODES)
+            weight = term.prior.weight.squeeze(1)
             prior = torch.zeros_like(prior).index_put(at, weight, accumulate=True)
         logits = logits + torch.where(prior > 0, prior.log(), -torch.inf).unsqueeze(1)
-        logits = logits.where((prior > 0).any(2)[:, None, :, None], -math.log(NODES))  # no neighbours: log 1
+        logits = logits.where(
+            (prior > 0).any(2)[:, None, :, None], -math.log(NODES)
+        )  # no neighbours: log 1
         return -2 / term.gamma * logits.logsumexp(3).sum((1, 2))
     if isinstance(term, SourceTerm):
         rows = (z - term.source).square()
@@ -59,12 +72,18 @@ def values(term: EnergyTerm, z: Tensor) -> Tensor:
     return rows.sum((1, 2)).view(-1, NODES).sum(1)
 
 
-def largest_rise(parts: list[str], constraint: str | None, factor: float, seed: int, starts: int, ascent: int) -> float:
+def largest_rise(
+    parts: list[str], constraint: str | None, factor: float, seed: int, starts: int, ascent: int
+) -> float:
     """The largest rise of F by one step, relative to its terms, with bounds multiplied by ``factor``."""
     torch.manual_seed(seed)
     graph = batch(starts)
-    block = CertifiedBlock(CHANNELS, [PARTS[name]() for name in parts], 1, constraint=constraint).double()
-    sizes = 10 ** torch.empty(2, starts, 1, dtype=torch.double).uniform_(-1, 1).repeat_interleave(NODES, 1)
+    block = CertifiedBlock(
+        CHANNELS, [PARTS[name]() for name in parts], 1, constraint=constraint
+    ).double()
+    sizes = 10 ** torch.empty(2, starts, 1, dtype=torch.double).uniform_(-1, 1).repeat_interleave(
+        NODES, 1
+    )
     leaves = [nn.Parameter(size * torch.randn(starts * NODES, CHANNELS).double()) for size in sizes]
     with torch.no_grad():
         for parameter in block.parameters():
@@ -77,8 +96,12 @@ def largest_rise(parts: list[str], constraint: str | None, factor: float, seed: 
         bounded = [terms[0], *(Bounded(term, factor) for term in terms[1:])]
         start = block.update.constraint.project(z.unsqueeze(1))
         moved = block.update.descent(start, bounded, graph)(start)
-        before, after = (torch.stack([values(term, state) for term in terms]) for state in (start, moved))
-        rise = (after.sum(0) - before.sum(0)) / (before.abs().sum(0) + after.abs().sum(0)).clamp(min=1e-300)
+        before, after = (
+            torch.stack([values(term, state) for term in terms]) for state in (start, moved)
+        )
+        rise = (after.sum(0) - before.sum(0)) / (before.abs().sum(0) + after.abs().sum(0)).clamp(
+            min=1e-300
+        )
         found = max(found, float(rise.detach().max()))
         if not step:  # these are the values of the library
             total = torch.stack([term.value(moved, graph) for term in terms])
@@ -89,15 +112,22 @@ def largest_rise(parts: list[str], constraint: str | None, factor: float, seed: 
     return found
 
 
-@pytest.mark.parametrize(("starts", "batches", "ascent"), [
-    (5, len(CASES), 10), pytest.param(25, 1200, 25, marks=pytest.mark.slow)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("starts", "batches", "ascent"),
+    [(5, len(CASES), 10), pytest.param(25, 1200, 25, marks=pytest.mark.slow)],
+)
 def test_ascent_finds_no_rise(starts: int, batches: int, ascent: int) -> None:
     for seed in range(batches):
         parts, constraint = CASES[seed % len(CASES)]
-        assert largest_rise(parts, constraint, 1.0, seed, starts, ascent) <= 1e-12, (parts, constraint, seed)
+        assert largest_rise(parts, constraint, 1.0, seed, starts, ascent) <= 1e-12, (
+            parts,
+            constraint,
+            seed,
+        )
 
 
-@pytest.mark.parametrize("parts", [parts for parts in COMBINATIONS if parts != ["MLP"]], ids=", ".join)
+@pytest.mark.parametrize(
+    "parts", [parts for parts in COMBINATIONS if parts != ["MLP"]], ids=", ".join
+)
 def test_ascent_finds_rises_where_bounds_are_too_small(parts: list[str]) -> None:
     assert any(largest_rise(parts, constraint, 0.4, 0, 3, 25) > 1e-3 for constraint in CONSTRAINTS)

@@ -11,13 +11,23 @@ from energy_cases import every_penalty, from_dense, laplacian
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import Energy, Penalty, SigmoidPenalty, SimplePenalty, certify, theorem1, theorem7
+from diffusion_mp.energies import (
+    Energy,
+    Penalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    certify,
+    theorem1,
+    theorem7,
+)
 from diffusion_mp.graph import Graph
 
 # Thousands of tiny steps: the shape checks, which are on in all other tests, would take most of the time.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
-instances = pytest.mark.parametrize("instances", [40, pytest.param(200, marks=pytest.mark.exhaustive)])
+instances = pytest.mark.parametrize(
+    "instances", [40, pytest.param(200, marks=pytest.mark.exhaustive)]
+)
 both_forms = pytest.mark.parametrize("form", ["conservative", "residual"])
 
 
@@ -29,7 +39,9 @@ def product(coupling: Coupling, x: Tensor) -> Tensor:
     return (coupling @ x.unsqueeze(1)).squeeze(1)
 
 
-def euler(x: Tensor, s: Coupling, tau: float, form: str = "conservative", drive: Tensor | float = 0.0) -> Tensor:
+def euler(
+    x: Tensor, s: Coupling, tau: float, form: str = "conservative", drive: Tensor | float = 0.0
+) -> Tensor:
     """x − τ(D̄x − Sx) + τ·drive, written out so that nothing but the coupling is trusted."""
     diagonal = s.degree() if form == "conservative" else 1.0
     return x - tau * (diagonal * x - product(s, x)) + tau * drive
@@ -62,7 +74,10 @@ def test_theorem_1(instances: int, form: str, symmetric_graph, ball, uniform, si
     """No violation at λ and above, for D̄ − S and (with symmetrically normalised S) for I − S."""
     violations = 0
     for _ in range(instances):
-        s = symmetric_graph(size(2, 20)) if form == "conservative" else normalised(symmetric_graph(size(2, 20)))
+        if form == "conservative":
+            s = symmetric_graph(size(2, 20))
+        else:
+            s = normalised(symmetric_graph(size(2, 20)))
         tau = uniform(0.02, 0.99) * theorem1(s, 1e-3, form=form).tau_max
         certificate = certify(s, None, tau, form=form)
         assert certificate, certificate
@@ -76,14 +91,17 @@ def test_theorem_1(instances: int, form: str, symmetric_graph, ball, uniform, si
 
 def test_every_head_counts_and_slightly_negative_eigenvalues_do_too() -> None:
     graph = Graph(3, torch.tensor([[0, 1, 1, 2, 0, 1, 2], [1, 0, 2, 1, 0, 1, 2]]))
-    edges, loops = torch.ones(4, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    edges = torch.ones(4, dtype=torch.float64)
+    loops = torch.ones(3, dtype=torch.float64)
     heads = [torch.cat([edges, 5 * loops]), torch.cat([3 * edges, loops])]
     whole = SparseCoupling(graph, torch.stack(heads, 1), nonnegative=True)
     for theorem in (theorem1, theorem7):
         both = [theorem(SparseCoupling(graph, weight), 0.1).eigenvalue for weight in heads]
         assert theorem(whole, 0.1).eigenvalue == pytest.approx(both[1], rel=1e-12)
         assert both[1] > 2 * both[0]
-    grows = SparseCoupling(graph, torch.cat([0 * edges, (1 + 1e-6) * loops]).unsqueeze(1) * torch.tensor([0.0, 1.0]))
+    grows = SparseCoupling(
+        graph, torch.cat([0 * edges, (1 + 1e-6) * loops]).unsqueeze(1) * torch.tensor([0.0, 1.0])
+    )
     assert "negative eigenvalue -1e-06" in theorem1(grows, 0.1, form="residual").reason
 
 
@@ -91,7 +109,10 @@ def test_every_head_counts_and_slightly_negative_eigenvalues_do_too() -> None:
 def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
     """At λ the top eigenvector keeps its energy; at 0.99 λ it gains, for every graph."""
     for _ in range(50):
-        s = symmetric_graph(size(2, 20)) if form == "conservative" else normalised(symmetric_graph(size(2, 20)))
+        if form == "conservative":
+            s = symmetric_graph(size(2, 20))
+        else:
+            s = normalised(symmetric_graph(size(2, 20)))
         eigenvalues, vectors = torch.linalg.eigh(laplacian(s, form))
         tau = uniform(0.05, 0.95) * 2 / float(eigenvalues[-1])
         certificate = certify(s, None, tau, form=form)
@@ -111,7 +132,9 @@ def test_each_form_descends_its_own_energy_only(form: str, symmetric_graph, ball
     for _ in range(50):
         s = normalised(symmetric_graph(12, 0.2))
         tau = 0.9
-        x = torch.ones(12, 1, dtype=torch.double) + 1e-3 * ball(12, 1)  # nearly constant: nothing for D̄ − S to lower
+        x = torch.ones(12, 1, dtype=torch.double) + 1e-3 * ball(
+            12, 1
+        )  # nearly constant: nothing for D̄ − S to lower
         after = euler(x, s, tau, form)
         for own in violations:
             energy = Energy("quadratic", theorem1(s, tau, form=own).lam, coupling=s, laplacian=own)
@@ -140,7 +163,9 @@ def test_theorem_7(instances: int, penalty: Penalty, ball, uniform, size) -> Non
 
 @every_penalty
 @pytest.mark.parametrize(("factor", "radius", "share"), [(0.99, 0.01, 0.9), (0.5, 1.0, 0.1)])
-def test_theorem_7_fails_below_the_bound(penalty, factor, radius, share, ball, uniform, size) -> None:
+def test_theorem_7_fails_below_the_bound(
+    penalty, factor, radius, share, ball, uniform, size
+) -> None:
     """At 0.99 λ nearly every tight cluster gains energy (the proof is all equalities), at 0.5 λ many a spread state."""
     violations = 0
     for _ in range(50):
@@ -170,7 +195,9 @@ def test_eq_25_with_a_graph_term(instances: int, symmetric_graph, ball, uniform)
     """½Ω + ½Ã descends Eq. 25 at the λ of Theorem 1, by the surrogate; at half of it it does not always."""
     violations = {1.0: 0, 0.5: 0}
     for _ in range(instances):
-        penalty, graph, x = SimplePenalty(), symmetric_graph(10), ball(10, 3)
+        penalty = SimplePenalty()
+        graph = symmetric_graph(10)
+        x = ball(10, 3)
         s = 0.5 * penalty.coupling(x) + 0.5 * graph
         tau = uniform(0.1, 0.95) * theorem1(s, 1e-3).tau_max
         after = euler(x, s, tau)
@@ -186,12 +213,17 @@ def test_proposition_5_corrected(instances: int, symmetric_graph, ball, uniform,
     """With a source and a leak: F falls at every step for τ < 2/(λ₁ + κ), and E within each step, in both forms."""
     violations = 0
     for _ in range(instances):
-        n, leak, beta = size(2, 15), uniform(0, 0.5), uniform(-2, 2)
-        s, h, x = symmetric_graph(n), ball(n, 3), ball(n, 3)
+        n = size(2, 15)
+        leak = uniform(0, 0.5)
+        beta = uniform(-2, 2)
+        s = symmetric_graph(n)
+        h = ball(n, 3)
+        x = ball(n, 3)
         tau = uniform(0.05, 0.99) * theorem1(s, 1e-3, leak=leak).tau_max
         lam = theorem1(s, tau, leak=leak).lam
         terms = {"coupling": s, "source": h, "beta": beta, "leak": leak}
-        falling, printed = Energy("quadratic", lam, **terms), Energy("quadratic", lam, version="printed", **terms)
+        falling = Energy("quadratic", lam, **terms)
+        printed = Energy("quadratic", lam, version="printed", **terms)
         previous = x
         for _ in range(2):
             following = euler(x, s, tau, drive=beta * h - leak * x)
@@ -199,13 +231,16 @@ def test_proposition_5_corrected(instances: int, symmetric_graph, ball, uniform,
             violations += rises(falling(following, x), falling(x, previous))
             violations += rises(falling(following, x), falling(x, x))
             violations += rises(printed(following, x), printed(x, x))
-            previous, x = x, following
+            previous = x
+            x = following
     assert violations == 0
 
 
 def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
     """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 11's energy, over 60 steps of one random graph: nearly all violate it."""
-    s, h, x = symmetric_graph(12), ball(12, 3), ball(12, 3)
+    s = symmetric_graph(12)
+    h = ball(12, 3)
+    x = ball(12, 3)
     tau = 0.9 / theorem1(s, 1e-3).eigenvalue
     printed = Energy("quadratic", theorem1(s, tau).lam, coupling=s, source=h, version="printed")
     values = values_along(lambda x: euler(x, s, tau, drive=h), printed, x, 60)
@@ -216,10 +251,14 @@ def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
 @instances
 def test_proposition_10_corrected(instances: int, penalty: Penalty, ball, uniform, size) -> None:
     """The row-normalised step with a source lowers E and F with the metric d̄ of its start; without it, not always."""
-    violations, unweighted = 0, 0
+    violations = 0
+    unweighted = 0
     for _ in range(instances):
-        n, beta, leak = size(2, 15), uniform(-2, 2), uniform(0, 0.3)
-        x, h = ball(n, 3), ball(n, 3)
+        n = size(2, 15)
+        beta = uniform(-2, 2)
+        leak = uniform(0, 0.3)
+        x = ball(n, 3)
+        h = ball(n, 3)
         tau = uniform(0.05, 0.99) * certify(penalty, x, 1e-3, leak=leak).tau_max
         lam = certify(penalty, x, tau, leak=leak).lam
         after = row_step(penalty, x, tau, drive=beta * h - leak * x)
@@ -237,15 +276,21 @@ def test_proposition_10_corrected(instances: int, penalty: Penalty, ball, unifor
 
 def test_proposition_10_as_printed_fails(ball) -> None:
     """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 26's energy."""
-    penalty, x, h = SigmoidPenalty(), ball(12, 3), ball(12, 3)
-    printed = Energy(penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, version="printed")
+    penalty = SigmoidPenalty()
+    x = ball(12, 3)
+    h = ball(12, 3)
+    printed = Energy(
+        penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, version="printed"
+    )
     values = values_along(lambda x: row_step(penalty, x, 0.5, drive=0.5 * h), printed, x, 40)
     assert sum(rises(b, a) for a, b in pairwise(values)) > 20
 
 
 def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball) -> None:
     """x − τ(D̄ − Ω)x + τβh needs no metric: F is one function, and falls at every step."""
-    penalty, x, h = SigmoidPenalty(), ball(12, 3), ball(12, 3)
+    penalty = SigmoidPenalty()
+    x = ball(12, 3)
+    h = ball(12, 3)
     energy = Energy(penalty, 1.0, source=h)
     for _ in range(40):
         omega = penalty.coupling(x)
@@ -267,7 +312,9 @@ def test_proposition_9_corrected(instances: int, penalty: Penalty, ball, uniform
     """E(Z_{k+1}, k) ≤ E(h(Z_k), k) with ψ of ReLU, for steps long enough that the ReLU cuts."""
     violations = cuts = 0
     for _ in range(instances):
-        y = ball(size(2, 15), 4, 1.0).abs()  # h(Z_k) for a layer that ends in a ReLU: ψ is finite there
+        y = ball(
+            size(2, 15), 4, 1.0
+        ).abs()  # h(Z_k) for a layer that ends in a ReLU: ψ is finite there
         tau = uniform(0.7, 0.99) * certify(penalty, y, 1e-3).tau_max
         energy = Energy(penalty, certify(penalty, y, tau).lam, activation="relu")
         after = relu_layer(penalty, y, tau, y)
@@ -279,13 +326,19 @@ def test_proposition_9_corrected(instances: int, penalty: Penalty, ball, uniform
 
 @pytest.mark.parametrize("omega_at", ["z", "h(z)"])
 @instances
-def test_proposition_9_as_printed_fails(instances: int, omega_at: str, ball, uniform, generator: torch.Generator):
+def test_proposition_9_as_printed_fails(
+    instances: int, omega_at: str, ball, uniform, generator: torch.Generator
+):
     """E(Z_{k+1}, k) ≤ E(Z_k, k) of Eq. 23 with λ = 1; from h(Z_k), with ω there, the same steps do descend."""
-    penalty, violations, corrected = SimplePenalty(), 0, 0
+    penalty = SimplePenalty()
+    violations = 0
+    corrected = 0
     for _ in range(instances):
         z = ball(8, 3, 0.3).abs()
         weight = torch.randn(3, 3, generator=generator, dtype=torch.double)
-        y = torch.relu(z @ (3 * weight / torch.linalg.matrix_norm(weight, 2)))  # still in the unit ball
+        y = torch.relu(
+            z @ (3 * weight / torch.linalg.matrix_norm(weight, 2))
+        )  # still in the unit ball
         tau = uniform(0.05, 1.0)
         energy = Energy(penalty, 1.0, activation="relu")
         assert certify(penalty, y, tau).lam <= 1

@@ -13,7 +13,9 @@ from diffusion_mp.energies import certify_trajectory
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 
-def run(penalty: dm.Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None) -> list[Tensor]:
+def run(
+    penalty: dm.Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None
+) -> list[Tensor]:
     states = [x]
     for _ in range(steps):
         x = states[-1]
@@ -26,7 +28,9 @@ def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | N
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
     energy = dm.Energy(penalty, lam, ptr=ptr)
     values = [energy(new, old) for old, new in pairwise(states)]
-    rest = [energy(state) for state in states[1:]]  # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both
+    rest = [
+        energy(state) for state in states[1:]
+    ]  # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both
     steps = zip(values, rest, values[1:], strict=False)
     return sum(bool(new > min(old, still) + 1e-12 * abs(old) + 1e-13) for old, still, new in steps)
 
@@ -34,21 +38,27 @@ def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | N
 @every_penalty
 def test_one_lambda_holds_at_every_step(penalty: dm.Penalty, ball, uniform, size) -> None:
     for _ in range(10):
-        x, tau = ball(size(1, 12), size(1, 4)), uniform(0.02, 1.0)
+        x = ball(size(1, 12), size(1, 4))
+        tau = uniform(0.02, 1.0)
         certificate = certify_trajectory(penalty, x, tau)
         assert certificate
         states = run(penalty, x, tau, 15)
         for factor in (1.0, 10.0):
             assert rises(penalty, factor * certificate.lam, states) == 0
-        assert all(certificate.lam >= dm.certify(penalty, state, tau).lam * (1 - 1e-12) for state in states)
+        assert all(
+            certificate.lam >= dm.certify(penalty, state, tau).lam * (1 - 1e-12) for state in states
+        )
 
 
 def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None:
     """Nodes that leave a neighbour behind lower its degree, and then a larger λ is needed than at the start."""
-    penalty, outgrown, risen = dm.GaussianPenalty(0.2), 0, 0
+    penalty = dm.GaussianPenalty(0.2)
+    outgrown = 0
+    risen = 0
     for _ in range(30):
         x = ball(6, 2)
-        states, whole = run(penalty, x, 1.0, 12), certify_trajectory(penalty, x, 1.0).lam
+        states = run(penalty, x, 1.0, 12)
+        whole = certify_trajectory(penalty, x, 1.0).lam
         later = [dm.certify(penalty, state, 1.0).lam for state in states]
         outgrown += max(later) > 1.01 * later[0]
         assert max(later) <= whole
@@ -58,7 +68,8 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None
 
 
 def test_every_graph_counts_for_itself(ball) -> None:
-    penalty, ptr = dm.GaussianPenalty(0.4), torch.tensor([0, 3, 3, 12])
+    penalty = dm.GaussianPenalty(0.4)
+    ptr = torch.tensor([0, 3, 3, 12])
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
     certificate = certify_trajectory(penalty, x, 0.7, ptr=ptr)
     alone = [certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
@@ -73,7 +84,9 @@ def test_every_graph_counts_for_itself(ball) -> None:
 
 
 def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None:
-    penalty, x, tau = dm.GaussianPenalty(0.5), (1e3 + ball(5, 2)).float(), 0.7
+    penalty = dm.GaussianPenalty(0.5)
+    x = (1e3 + ball(5, 2)).float()
+    tau = 0.7
     wide = x.double()
     across = 4 * (wide - wide.mean(0)).square().sum(1).max()
     degree = 1 + 4 * float(penalty.f(across))
@@ -86,7 +99,9 @@ def test_refusals(ball) -> None:
     assert not certificate
     assert certificate.tau_max == 1
     assert str(certificate).startswith("Theorem T2 does not cover τ = 1.01: above τ = 1")
-    unit = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1)
+    unit = torch.nn.functional.normalize(
+        torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1
+    )
     assert certify_trajectory(dm.SimplePenalty(), unit, 1.0)
     for tau in (0.5, 1.5):
         outside = certify_trajectory(dm.SimplePenalty(), 1.01 * unit, tau)

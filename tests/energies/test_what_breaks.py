@@ -16,7 +16,9 @@ PENALTY = SigmoidPenalty()
 def edges(num_nodes: int, ends: list[tuple[int, int]], both: bool = True) -> Coupling:
     index = torch.tensor(ends).T
     index = torch.cat([index, index.flip(0)], 1) if both else index
-    return SparseCoupling(Graph(num_nodes, index), torch.ones(index.size(1), 1, dtype=DOUBLE), nonnegative=True)
+    return SparseCoupling(
+        Graph(num_nodes, index), torch.ones(index.size(1), 1, dtype=DOUBLE), nonnegative=True
+    )
 
 
 def column(*values: float) -> Tensor:
@@ -31,14 +33,17 @@ def moved(x: Tensor, coupling: Coupling, source: Tensor, beta: float, p: float) 
 @pytest.mark.parametrize(("share", "falls"), [(0.9, False), (1.1, True)])
 def test_without_a_constraint_p_must_reach_the_row_sums(share: float, falls: bool) -> None:
     """Two nodes that an edge joins overshoot with less."""
-    x, coupling = column(1, -1), edges(2, [(0, 1)])
+    x = column(1, -1)
+    coupling = edges(2, [(0, 1)])
     energy = JointEnergy(None, graph_term=coupling, source=0 * x, beta=0.01)
     assert bool(energy(moved(x, coupling, 0 * x, 0.01, share)) < energy(x)) == falls
 
 
 def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
     """With p = w two nodes that pull at each other change places, and both leave their source: F = 4.02 → 11.22."""
-    x, source, coupling = column(1, -1), column(0.9, -0.9), edges(2, [(0, 1)])
+    x = column(1, -1)
+    source = column(0.9, -0.9)
+    coupling = edges(2, [(0, 1)])
     energy = JointEnergy(None, graph_term=coupling, source=source, constraint="sphere")
     swapped = moved(x, coupling, source, 1.0, p=1.0).sign()
     assert float(energy(x)) == pytest.approx(4.02)
@@ -48,8 +53,11 @@ def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
 
 def test_a_directed_graph_has_no_energy() -> None:
     """Three nodes hear a fourth, which hears a fifth: what the fifth says raises the energy of three edges."""
-    x, ends = column(0, 0, 0, 0, 1), [(3, 0), (3, 1), (3, 2), (4, 3)]
-    after = edges(5, ends, both=False) @ x  # everybody takes over what is heard; the fifth hears nothing
+    x = column(0, 0, 0, 0, 1)
+    ends = [(3, 0), (3, 1), (3, 2), (4, 3)]
+    after = (
+        edges(5, ends, both=False) @ x
+    )  # everybody takes over what is heard; the fifth hears nothing
     after[4] = x[4]
     energy = JointEnergy(None, graph_term=edges(5, ends))
     assert [float(energy(state)) for state in (x, after)] == pytest.approx([1.0, 3.0])
@@ -69,24 +77,31 @@ def average(w: Tensor, x: Tensor, source: Tensor) -> Tensor:
 
 
 def certified(x: Tensor, source: Tensor, ring: Coupling, values: Tensor | None = None) -> Tensor:
-    return average((PENALTY.coupling(x) + ring).to_dense()[0], x if values is None else values, source)
+    return average(
+        (PENALTY.coupling(x) + ring).to_dense()[0], x if values is None else values, source
+    )
 
 
 def separate_projections(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
-    query, key = x.squeeze(1), x.squeeze(1).roll(1, 1)
+    query = x.squeeze(1)
+    key = x.squeeze(1).roll(1, 1)
     return average(PENALTY.f(torch.cdist(query, key).square()) + ring.to_dense()[0], x, source)
 
 
 def separate_denominators(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     pairs = PENALTY.coupling(x)
-    return x + 0.1 * (source - x - pairs.laplacian(x) / pairs.degree().unsqueeze(2) - ring.laplacian(x) / 2)
+    return x + 0.1 * (
+        source - x - pairs.laplacian(x) / pairs.degree().unsqueeze(2) - ring.laplacian(x) / 2
+    )
 
 
 LAYERS = {
     "certified": certified,
     "layer norm": lambda *given: torch.nn.functional.layer_norm(certified(*given), (4,)),
     "tanh": lambda *given: certified(*given).tanh(),
-    "dropout on values": lambda x, source, ring: certified(x, source, ring, torch.cat([0 * x[:1], x[1:]])),
+    "dropout on values": lambda x, source, ring: certified(
+        x, source, ring, torch.cat([0 * x[:1], x[1:]])
+    ),
     "value transform": lambda x, source, ring: certified(x, source, ring, 0.9 * x),
     "separate projections": separate_projections,
     "separate denominators": separate_denominators,

@@ -35,15 +35,21 @@ Y = np.where(np.arange(41) < 9, TRUTH, -1)
 
 
 def fitted(x: Any = X, y: Any = Y, **options: Any) -> DiffusionClassifier:
-    return DiffusionClassifier(**{"n_neighbors": 4, "max_iter": 20, "random_state": 0} | options).fit(x, y)
+    return DiffusionClassifier(
+        **{"n_neighbors": 4, "max_iter": 20, "random_state": 0} | options
+    ).fit(x, y)
 
 
 @pytest.mark.unwatched
 @pytest.mark.usefixtures("no_typecheck")  # it constructs with nonsense, which is for fit to refuse
-@pytest.mark.parametrize("max_iter", [5, pytest.param(300, marks=pytest.mark.slow)])  # 300 as it comes
+@pytest.mark.parametrize(
+    "max_iter", [5, pytest.param(300, marks=pytest.mark.slow)]
+)  # 300 as it comes
 def test_scikit_learn_finds_nothing(max_iter: int) -> None:
     results = check_estimator(DiffusionClassifier(max_iter=max_iter), on_skip=None)
-    assert {result["check_name"] for result in results if result["status"] == "skipped"} <= {"check_array_api_input"}
+    assert {result["check_name"] for result in results if result["status"] == "skipped"} <= {
+        "check_array_api_input"
+    }
     assert len(results) > 40
 
 
@@ -58,15 +64,22 @@ def test_what_network_and_labels_say_is_spread_to_rest(metric: Any, sharpness: f
     adjacency *= torch.zeros(41, 41).index_put(tuple(found.edge_index_), torch.ones(()))
     weights = adjacency / (adjacency.sum(0).outer(adjacency.sum(1))).sqrt()
     system = torch.eye(41) + 30 * (weights.sum(1).diag() - weights)
-    source = found.network_(torch.from_numpy((rows - rows.mean(0)) / (rows - rows.mean(0)).std())).softmax(1)
+    source = found.network_(
+        torch.from_numpy((rows - rows.mean(0)) / (rows - rows.mean(0)).std())
+    ).softmax(1)
     source[torch.from_numpy(Y >= 0)] = torch.eye(3, dtype=torch.float64)[TRUTH[Y >= 0]]
     np.testing.assert_allclose(source, found.sources_, atol=1e-12)
-    np.testing.assert_allclose(torch.linalg.solve(system, source), found.label_distributions_, atol=1e-9)
+    np.testing.assert_allclose(
+        torch.linalg.solve(system, source), found.label_distributions_, atol=1e-9
+    )
     np.testing.assert_allclose(found.label_distributions_.sum(1), 1, atol=1e-9)
     graph = Data(x=source, edge_index=found.edge_index_, edge_weight=found.edge_weight_)
     assert certify(found.conv_, graph)
     energy = found.conv_.energy(source, Graph(41, found.edge_index_, found.edge_weight_))
-    before, rest = (found.conv_.by_head(state) for state in (source, torch.from_numpy(found.label_distributions_)))
+    before, rest = (
+        found.conv_.by_head(state)
+        for state in (source, torch.from_numpy(found.label_distributions_))
+    )
     assert energy(rest) < energy(before)
 
 
@@ -76,7 +89,9 @@ def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Te
     lessons = []
     learned = DiffusionClassifier._learned
 
-    def watched(self: DiffusionClassifier, scaled: Any, rows: torch.Tensor, targets: torch.Tensor) -> Any:
+    def watched(
+        self: DiffusionClassifier, scaled: Any, rows: torch.Tensor, targets: torch.Tensor
+    ) -> Any:
         lessons.append((rows, targets))
         return learned(self, scaled, rows, targets)
 
@@ -84,15 +99,23 @@ def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Te
     return lessons
 
 
-def test_the_first_network_learns_what_labels_alone_say(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    known = np.where(np.arange(41) == 0, 1, Y)  # a wrong label, so that the majority is not always a row's own
+def test_the_first_network_learns_what_labels_alone_say(
+    taught: list[tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    known = np.where(
+        np.arange(41) == 0, 1, Y
+    )  # a wrong label, so that the majority is not always a row's own
     found = fitted(y=known, mu=100.0, rounds=2)
     weights = np.zeros((41, 41))
     weights[tuple(found.edge_index_)] = found.edge_weight_
     degree = weights.sum(0)
     weights /= np.sqrt(degree[:, None] * degree)
-    labels = np.eye(3)[known] * (known >= 0)[:, None] / np.bincount(known[known >= 0])  # 2, 4 and 3 of them
-    spread = np.linalg.solve(np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights), labels)  # ten times μ
+    labels = (
+        np.eye(3)[known] * (known >= 0)[:, None] / np.bincount(known[known >= 0])
+    )  # 2, 4 and 3 of them
+    spread = np.linalg.solve(
+        np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights), labels
+    )  # ten times μ
     reached = np.flatnonzero(spread.sum(1) > 1e-12)
     np.testing.assert_array_equal(taught[0][0], reached)
     expected = np.where(known >= 0, known, spread.argmax(1))
@@ -101,8 +124,12 @@ def test_the_first_network_learns_what_labels_alone_say(taught: list[tuple[torch
     np.testing.assert_array_equal(taught[1][0], np.arange(41))
 
 
-def test_a_row_that_no_label_reaches_is_left_to_the_network(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    apart = np.concatenate([X[:30], 100 + 0.1 * RNG.normal(size=(11, 5)) + 3 * np.eye(5)[TRUTH[30:]]])
+def test_a_row_that_no_label_reaches_is_left_to_the_network(
+    taught: list[tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    apart = np.concatenate(
+        [X[:30], 100 + 0.1 * RNG.normal(size=(11, 5)) + 3 * np.eye(5)[TRUTH[30:]]]
+    )
     found = fitted(apart, np.where(np.arange(41) < 9, TRUTH, -1), max_iter=100)
     assert not np.isin(found.edge_index_[0][found.edge_index_[1] >= 30], np.arange(30)).any()
     np.testing.assert_allclose(found.label_distributions_.sum(1), 1, atol=1e-9)
@@ -120,7 +147,9 @@ def test_a_class_of_many_labels_does_not_take_over_the_others(rounds: int) -> No
     for label, count in enumerate((2, 10, 50)):
         some[np.flatnonzero(truth == label)[:count]] = label
     found = DiffusionClassifier(rounds=rounds, random_state=0).fit(rows, some)
-    scores = [(found.transduction_ == truth)[(some == -1) & (truth == label)].mean() for label in range(3)]
+    scores = [
+        (found.transduction_ == truth)[(some == -1) & (truth == label)].mean() for label in range(3)
+    ]
     assert min(scores) > 0.9, scores
     plain = LabelSpreading(kernel="knn", n_neighbors=10).fit(rows, some)
     assert (plain.transduction_ == truth)[truth == 0].mean() < 0.7
@@ -128,21 +157,35 @@ def test_a_class_of_many_labels_does_not_take_over_the_others(rounds: int) -> No
 
 def test_every_class_weighs_the_same_in_training() -> None:
     """From one constant column a network learns that all classes are equally likely."""
-    found = fitted(max_iter=1).set_params(max_iter=300, learning_rate=0.05, dropout=0.0, weight_decay=0.0)
-    network = found._learned(np.ones((41, 1)), torch.arange(41), torch.tensor([0] * 30 + [1] * 9 + [2] * 2))
+    found = fitted(max_iter=1).set_params(
+        max_iter=300, learning_rate=0.05, dropout=0.0, weight_decay=0.0
+    )
+    network = found._learned(
+        np.ones((41, 1)), torch.arange(41), torch.tensor([0] * 30 + [1] * 9 + [2] * 2)
+    )
     shares = network(torch.ones(1, 1, dtype=torch.float64)).softmax(1)
     np.testing.assert_allclose(shares, np.full((1, 3), 1 / 3), atol=1e-3)
 
 
-def test_a_weight_of_a_class_multiplies_its_probability(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def test_a_weight_of_a_class_multiplies_its_probability(
+    taught: list[tuple[torch.Tensor, torch.Tensor]],
+) -> None:
     labels = np.array([0, 0, 0, 1, 1, 2] * 6 + [0] * 5)  # 23, 12 and 6 of them
     alike = fitted(y=labels)
     equal = {0: 1 / 23, 1: 1 / 12, 2: 1 / 6}
-    for class_weight, expected in ((None, [23, 12, 6]), ({0: 1, 1: 9, 2: 0.5}, [23, 108, 3]), (equal, [1, 1, 1])):
+    for class_weight, expected in (
+        (None, [23, 12, 6]),
+        ({0: 1, 1: 9, 2: 0.5}, [23, 108, 3]),
+        (equal, [1, 1, 1]),
+    ):
         found = fitted(y=labels, class_weight=class_weight)
         weighted = alike.predict_proba(X + 0.3) * expected
-        np.testing.assert_allclose(found.predict_proba(X + 0.3), weighted / weighted.sum(1, keepdims=True), atol=1e-9)
-        np.testing.assert_array_equal(found.transduction_, (alike.label_distributions_ * expected).argmax(1))
+        np.testing.assert_allclose(
+            found.predict_proba(X + 0.3), weighted / weighted.sum(1, keepdims=True), atol=1e-9
+        )
+        np.testing.assert_array_equal(
+            found.transduction_, (alike.label_distributions_ * expected).argmax(1)
+        )
     fitted(class_weight={0: 1e12, 1: 1, 2: 1})
     np.testing.assert_array_equal(taught[-1][1], np.where(Y >= 0, Y, 0))
 
@@ -171,13 +214,17 @@ def test_a_new_row_goes_where_its_energy_is_least() -> None:
         reach = np.sort(np.linalg.norm(X[near][:, None] - X, axis=2), axis=1)[:, 4]
         alike = np.exp(-8 * distance[near] ** 2 / (distance[near].max() * reach))
         degree = np.bincount(found.edge_index_[1], found.edge_weight_, 41)[near]
-        source = found.network_(torch.from_numpy((row - X.mean(0)) / (X - X.mean(0)).std())).softmax(0)
+        source = found.network_(
+            torch.from_numpy((row - X.mean(0)) / (X - X.mean(0)).std())
+        ).softmax(0)
         pull = torch.from_numpy(alike / np.sqrt(alike.sum() * degree))
         z = torch.zeros(3, dtype=torch.float64, requires_grad=True)
         heard = torch.from_numpy(found.label_distributions_[near])
         energy = (z - source).square().sum() + 20 * (pull.unsqueeze(1) * (z - heard).square()).sum()
         (slope,) = grad(energy, z)
-        state = -slope / (2 * (1 + 20 * pull.sum()))  # one step of Newton's, of a quadratic function
+        state = -slope / (
+            2 * (1 + 20 * pull.sum())
+        )  # one step of Newton's, of a quadratic function
         np.testing.assert_allclose(probabilities, state, atol=1e-9)
 
 
@@ -189,7 +236,10 @@ def test_two_moons_of_two_columns() -> None:
     labels[known] = y[known]
     found = DiffusionClassifier(random_state=0).fit(x, labels)
     assert (found.transduction_ == y).mean() > 0.95
-    assert (found.transduction_ == DiffusionClassifier(dropout=0.0, random_state=0).fit(x, labels).transduction_).all()
+    assert (
+        found.transduction_
+        == DiffusionClassifier(dropout=0.0, random_state=0).fit(x, labels).transduction_
+    ).all()
 
 
 def test_a_text_without_any_known_word_is_predicted_all_the_same() -> None:
@@ -205,22 +255,34 @@ def test_sparse_and_dense_rows_are_the_same_rows() -> None:
     dense = fitted(centred, dropout=0.0)  # of sparse rows only what is stored can be dropped
     for rows in (sp.csr_matrix(centred), sp.coo_array(centred)):
         sparse = fitted(rows, dropout=0.0)
-        np.testing.assert_allclose(sparse.label_distributions_, dense.label_distributions_, atol=1e-8)
+        np.testing.assert_allclose(
+            sparse.label_distributions_, dense.label_distributions_, atol=1e-8
+        )
         for seen in (sparse, dense):
-            np.testing.assert_allclose(seen.predict_proba(rows), dense.predict_proba(centred), atol=1e-8)
-            np.testing.assert_allclose(seen.predict_proba(centred), dense.predict_proba(centred), atol=1e-8)
+            np.testing.assert_allclose(
+                seen.predict_proba(rows), dense.predict_proba(centred), atol=1e-8
+            )
+            np.testing.assert_allclose(
+                seen.predict_proba(centred), dense.predict_proba(centred), atol=1e-8
+            )
 
 
 def test_units_of_all_columns_together_do_not_matter() -> None:
-    got, expected = fitted(1000 * X + 7).label_distributions_, fitted().label_distributions_
+    got = fitted(1000 * X + 7).label_distributions_
+    expected = fitted().label_distributions_
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
-def test_approximate_neighbours_are_those_of_an_exact_search_where_all_clusters_are_visited() -> None:
-    rows, labels = RNG.normal(size=(400, 5)), np.where(np.arange(400) < 20, np.arange(400) % 2, -1)
+def test_approximate_neighbours_are_those_of_an_exact_search_where_all_clusters_are_visited() -> (
+    None
+):
+    rows = RNG.normal(size=(400, 5))
+    labels = np.where(np.arange(400) < 20, np.arange(400) % 2, -1)
     found, exact = (fitted(rows, labels, approximate=approximate) for approximate in (True, False))
     assert torch.equal(found.edge_index_, exact.edge_index_)
-    np.testing.assert_allclose(found.predict_proba(rows + 0.1), exact.predict_proba(rows + 0.1), atol=1e-9)
+    np.testing.assert_allclose(
+        found.predict_proba(rows + 0.1), exact.predict_proba(rows + 0.1), atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("columns", [5, 80])
@@ -228,11 +290,15 @@ def test_approximate_neighbours_are_those_of_an_exact_search_where_all_clusters_
 @pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
 def test_no_unit_is_too_large_or_too_small(columns: int, metric: Any, kind: Any) -> None:
     wide = np.concatenate([X, RNG.normal(size=(41, columns - 5))], axis=1)
-    found, new = fitted(kind(wide), metric=metric), wide[:9] + 0.1
+    found = fitted(kind(wide), metric=metric)
+    new = wide[:9] + 0.1
     for scale in (1e-200, 1e-20, 1e20, 1e200):
         scaled = fitted(kind(scale * wide), metric=metric)
-        np.testing.assert_allclose(scaled.label_distributions_, found.label_distributions_, atol=1e-9)
-        got, expected = scaled.predict_proba(kind(scale * new)), found.predict_proba(kind(new))
+        np.testing.assert_allclose(
+            scaled.label_distributions_, found.label_distributions_, atol=1e-9
+        )
+        got = scaled.predict_proba(kind(scale * new))
+        expected = found.predict_proba(kind(new))
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
 
@@ -240,7 +306,8 @@ def test_no_unit_is_too_large_or_too_small(columns: int, metric: Any, kind: Any)
 def test_one_entry_that_dwarfs_all_others(metric: Any) -> None:
     rows = X.copy()
     rows[40, 1] = 1e300
-    found, without = fitted(rows, metric=metric), fitted(X[:40], Y[:40], metric=metric)
+    found = fitted(rows, metric=metric)
+    without = fitted(X[:40], Y[:40], metric=metric)
     others = found.edge_index_[:, (found.edge_index_ != 40).all(0)]
     if metric == "euclidean":  # by an angle it is one more row
         assert torch.equal(others, without.edge_index_)
@@ -267,7 +334,9 @@ EXTREME: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
 @pytest.mark.parametrize("name", EXTREME)
-def test_rows_of_any_size_have_probabilities_without_a_warning(name: str, kind: Any, metric: Any) -> None:
+def test_rows_of_any_size_have_probabilities_without_a_warning(
+    name: str, kind: Any, metric: Any
+) -> None:
     found = fitted(kind(EXTREME[name](X)), metric=metric, max_iter=2, rounds=1)
     for new in EXTREME.values():
         probabilities = found.predict_proba(kind(new(X[:5])))
@@ -307,18 +376,27 @@ def test_labels_are_names_in_a_frame() -> None:
 
 def test_a_distribution_may_stand_for_a_label() -> None:
     sure = np.eye(3)[TRUTH] * (Y >= 0)[:, None]
-    np.testing.assert_array_equal(fitted(y=sure).label_distributions_, fitted().label_distributions_)
+    np.testing.assert_array_equal(
+        fitted(y=sure).label_distributions_, fitted().label_distributions_
+    )
     candidates = np.ones((41, 3))
-    candidates[np.arange(41), (TRUTH + RNG.integers(1, 3, size=41)) % 3] = 0  # one of the wrong classes
+    candidates[np.arange(41), (TRUTH + RNG.integers(1, 3, size=41)) % 3] = (
+        0  # one of the wrong classes
+    )
     found = fitted(y=pd.DataFrame(candidates / 2) * (np.arange(41) < 30)[:, None])
     np.testing.assert_array_equal(found.sources_[:30], candidates[:30] / 2)
     assert found.classes_.tolist() == [0, 1, 2]
     assert (found.transduction_ == TRUTH).mean() > 0.9
 
 
-def test_a_network_learns_the_likeliest_candidate(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def test_a_network_learns_the_likeliest_candidate(
+    taught: list[tuple[torch.Tensor, torch.Tensor]],
+) -> None:
     y = np.eye(3)[TRUTH] * (Y >= 0)[:, None]
-    y[:2] = [0, 0.1, 0.9], [0.5, 0.5, 0]  # neighbours of the first are of class 0, which it excludes
+    y[:2] = (
+        [0, 0.1, 0.9],
+        [0.5, 0.5, 0],
+    )  # neighbours of the first are of class 0, which it excludes
     fitted(y=y, rounds=1)
     assert taught[0][1][:2].tolist() == [2, 1]
 
@@ -332,14 +410,17 @@ def test_minus_one_beside_one_is_a_class() -> None:
     signs = np.where(TRUTH > 0, 1, -1)
     with pytest.warns(UserWarning, match="y holds -1 and 1 alone, which are taken for two classes"):
         found = fitted(y=signs)
-    np.testing.assert_array_equal(found.predict_proba(X), fitted(y=(signs > 0).astype(int)).predict_proba(X))
+    np.testing.assert_array_equal(
+        found.predict_proba(X), fitted(y=(signs > 0).astype(int)).predict_proba(X)
+    )
     assert fitted(y=np.where(TRUTH > 0, 2, -1)).classes_.tolist() == [2]
 
 
 def test_a_seed_is_a_network_and_nobody_elses_randomness() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first, other = fitted(), fitted(random_state=1)
+    first = fitted()
+    other = fitted(random_state=1)
     with torch.no_grad():
         again = fitted()
     assert torch.equal(torch.get_rng_state(), before)
@@ -362,11 +443,17 @@ def test_flags_and_numbers_beside_minus_one_may_be_objects(kind: type) -> None:
     some = np.array([kind(label > 0) if label >= 0 else -1 for label in Y], dtype=object)
     found = fitted(y=some)
     assert found.classes_.tolist() == [kind(0), kind(1)]
-    np.testing.assert_array_equal(found.predict_proba(X), fitted(y=np.minimum(Y, 1)).predict_proba(X))
+    np.testing.assert_array_equal(
+        found.predict_proba(X), fitted(y=np.minimum(Y, 1)).predict_proba(X)
+    )
 
 
-@pytest.mark.parametrize(("verbose", "shown"), [(0, False), (False, False), (1, True), (True, True)])
-def test_it_shows_how_far_it_is(verbose: Any, shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("verbose", "shown"), [(0, False), (False, False), (1, True), (True, True)]
+)
+def test_it_shows_how_far_it_is(
+    verbose: Any, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     fitted(rounds=3, verbose=verbose)
     out, err = capsys.readouterr()
     assert not out
@@ -374,7 +461,11 @@ def test_it_shows_how_far_it_is(verbose: Any, shown: bool, capsys: pytest.Captur
 
 
 # Arrays, whose numbers are NumPy's.
-SEARCHED = {"n_neighbors": np.arange(3, 5), "mu": np.array([10, 100]), "hidden_channels": np.array([8])}
+SEARCHED = {
+    "n_neighbors": np.arange(3, 5),
+    "mu": np.array([10, 100]),
+    "hidden_channels": np.array([8]),
+}
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -394,30 +485,69 @@ test_options_and_labels_that_do_not_fit = refuses(
     (lambda: fitted(n_neighbors=2.5), "n_neighbors must be a whole number; got 2.5"),
     (lambda: fitted(hidden_channels=-3), "hidden_channels must be at least 1; got -3"),
     (lambda: fitted(max_iter=0), "max_iter must be at least 1; got 0"),
-    (lambda: fitted(metric="manhattan"), "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
+    (
+        lambda: fitted(metric="manhattan"),
+        "metric must be one of 'euclidean', 'cosine'; got 'manhattan'",
+    ),
     (lambda: fitted(approximate=1), "approximate must be True or False"),
     (lambda: fitted(sharpness=0.0), "sharpness must be finite and > 0; got 0.0"),
     (lambda: fitted(mu=0.0), "mu must be finite and > 0; got 0.0"),
     (lambda: fitted(mu="large"), "mu must be a number; got 'large'"),
     (lambda: fitted(learning_rate=-1.0), "learning_rate must be finite and > 0"),
     (lambda: fitted(weight_decay=-1.0), "weight_decay must be finite and >= 0"),
-    (lambda: fitted(class_weight={0: 1, 1: 1, 2: -1}), "class_weight must have finite weights > 0; got"),
+    (
+        lambda: fitted(class_weight={0: 1, 1: 1, 2: -1}),
+        "class_weight must have finite weights > 0; got",
+    ),
     (lambda: fitted(verbose=-1), "verbose must be at least 0; got -1"),
     (lambda: fitted(verbose="loud"), "verbose must be a whole number; got 'loud'"),
     (lambda: fitted(dropout=1.0), r"dropout must be a probability in \[0, 1\)"),
-    (lambda: fitted(y=None), "requires y to be passed, but the target y is None: pass a label for every row"),
-    (lambda: fitted(y=[0, 1, *[None] * 39]), "the number -1 where it is unknown; got None in row 2"),
-    (lambda: fitted(y=["a", float("nan"), *"ab" * 19, "b"]), "the number -1 where it is unknown; got nan in row 1"),
-    (lambda: fitted(y=pd.Series([0, pd.NA, *[1] * 39])), "the number -1 where it is unknown; got <NA> in row 1"),
-    (lambda: fitted(y=np.ones((41, 3))), r"y \[N, n_classes\] must .*; row 0 is \[1\. 1\. 1\.\]\. Of candidates c"),
-    (lambda: fitted(y=np.tile([1.5, -0.5], (41, 1))), r"y \[N, n_classes\] must .*; row 0 is \[ 1\.5 -0\.5\]"),
+    (
+        lambda: fitted(y=None),
+        "requires y to be passed, but the target y is None: pass a label for every row",
+    ),
+    (
+        lambda: fitted(y=[0, 1, *[None] * 39]),
+        "the number -1 where it is unknown; got None in row 2",
+    ),
+    (
+        lambda: fitted(y=["a", float("nan"), *"ab" * 19, "b"]),
+        "the number -1 where it is unknown; got nan in row 1",
+    ),
+    (
+        lambda: fitted(y=pd.Series([0, pd.NA, *[1] * 39])),
+        "the number -1 where it is unknown; got <NA> in row 1",
+    ),
+    (
+        lambda: fitted(y=np.ones((41, 3))),
+        r"y \[N, n_classes\] must .*; row 0 is \[1\. 1\. 1\.\]\. Of candidates c",
+    ),
+    (
+        lambda: fitted(y=np.tile([1.5, -0.5], (41, 1))),
+        r"y \[N, n_classes\] must .*; row 0 is \[ 1\.5 -0\.5\]",
+    ),
     (lambda: fitted(y=np.tile([1.0, 0.0], (41, 1))), "some class has no share at all"),
     (lambda: fitted(max_iter=1).score(X, None), "y is None: pass the label of every row"),
-    (lambda: fitted(max_iter=1).score(X, [None] * 41), "y must hold the label of every row; got None in row 0"),
-    (lambda: fitted(y=np.full(41, -1)), "y must hold the label of some row at least; every entry is -1"),
-    (lambda: fitted(y=["a", -1, *"ab" * 19, "b"]), r"y holds the string '-1' .* np\.array\(\[\.\.\.\], dtype=object\)"),
-    (lambda: fitted(y=np.array(["a", "-1", *"ab" * 19, "b"], dtype=object)), "y holds the string '-1' beside other"),
-    (lambda: fitted(y=pd.Series(["a", "-1", *"ab" * 19, "b"])), "y holds the string '-1' beside other"),
+    (
+        lambda: fitted(max_iter=1).score(X, [None] * 41),
+        "y must hold the label of every row; got None in row 0",
+    ),
+    (
+        lambda: fitted(y=np.full(41, -1)),
+        "y must hold the label of some row at least; every entry is -1",
+    ),
+    (
+        lambda: fitted(y=["a", -1, *"ab" * 19, "b"]),
+        r"y holds the string '-1' .* np\.array\(\[\.\.\.\], dtype=object\)",
+    ),
+    (
+        lambda: fitted(y=np.array(["a", "-1", *"ab" * 19, "b"], dtype=object)),
+        "y holds the string '-1' beside other",
+    ),
+    (
+        lambda: fitted(y=pd.Series(["a", "-1", *"ab" * 19, "b"])),
+        "y holds the string '-1' beside other",
+    ),
     (lambda: fitted(y=np.where(Y == -1, -1, Y + 0.5)), "Unknown label type: continuous"),
 )
 
@@ -432,7 +562,10 @@ DIGITS, WRITTEN = load_digits(return_X_y=True)
 SPREADINGS = [
     LabelSpreading(max_iter=100, **graph, alpha=alpha)
     for graph, alpha in product(
-        [*({"kernel": "knn", "n_neighbors": k} for k in (5, 10, 15)), *({"gamma": g} for g in (0.01, 0.03))],
+        [
+            *({"kernel": "knn", "n_neighbors": k} for k in (5, 10, 15)),
+            *({"gamma": g} for g in (0.01, 0.03)),
+        ],
         [0.2, 0.5, 0.8, 0.95, 0.99],
     )
 ]
@@ -454,10 +587,18 @@ def test_as_good_as_label_spreading_tuned_on_the_same_validation_labels() -> Non
         val, test = np.split(order[~np.isin(order, known)], [500])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            spread, ours = ([one.fit(DIGITS, labels).transduction_ for one in models] for models in (SPREADINGS, OURS))
-        chosen = [max(tried, key=lambda predicted: accuracy(predicted, val)) for tried in (spread, ours)]
+            spread, ours = (
+                [one.fit(DIGITS, labels).transduction_ for one in models]
+                for models in (SPREADINGS, OURS)
+            )
+        chosen = [
+            max(tried, key=lambda predicted: accuracy(predicted, val)) for tried in (spread, ours)
+        ]
         found.append([accuracy(predicted, test) for predicted in (*chosen, ours[2])])
-        print(f"split {seed}: LabelSpreading {found[-1][0]:.2f}, DiffusionClassifier {found[-1][1]:.2f}", flush=True)
+        print(
+            f"split {seed}: LabelSpreading {found[-1][0]:.2f}, DiffusionClassifier {found[-1][1]:.2f}",
+            flush=True,
+        )
     theirs, tuned, plain = np.transpose(found)
     difference = tuned - theirs
     error = difference.std(ddof=1) / len(difference) ** 0.5

@@ -16,7 +16,9 @@ def script(name):
 
 
 cora, inside, pokec, attention = map(script, ("cora", "inside", "pokec", "attention"))
-classifier, sfi_former, pde_transformer = map(script, ("classifier", "sfi_former", "pde_transformer"))
+classifier, sfi_former, pde_transformer = map(
+    script, ("classifier", "sfi_former", "pde_transformer")
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,20 +9,35 @@ pytestmark = pytest.mark.unwatched
 @pytest.mark.parametrize(
     ("options", "said", "deviations"),
     [
-        ("--dataset Cora --model difformer-s mlp", "over 2 different random splits (20 per class)", 3),
-        ("--dataset CiteSeer --model difformer-s mlp", "over 2 different random splits (20 per class)", 3),
+        (
+            "--dataset Cora --model difformer-s mlp",
+            "over 2 different random splits (20 per class)",
+            3,
+        ),
+        (
+            "--dataset CiteSeer --model difformer-s mlp",
+            "over 2 different random splits (20 per class)",
+            3,
+        ),
         ("--split public --model mlp", "over 2 initialisations on the public split", 2),
     ],
 )
 def test_what_two_runs_are_over(cora, data_root, options, said, deviations, capsys):
-    assert cora.main(["--root", str(data_root / "Planetoid"), "--splits=2", "--epochs=2", *options.split()]) == 0
+    assert (
+        cora.main(
+            ["--root", str(data_root / "Planetoid"), "--splits=2", "--epochs=2", *options.split()]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert said in printed
     assert printed.count(" ± ") == deviations
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("model", [pytest.param("nodeformer", marks=pytest.mark.exhaustive), "sgformer"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("nodeformer", marks=pytest.mark.exhaustive), "sgformer"]
+)
 def test_the_global_models_learn(cora, data_root, model, capsys):
     options = ["--root", str(data_root / "Planetoid"), "--splits", "1", "--epochs", "25"]
     assert cora.main([*options, "--model", model]) == 0

@@ -10,7 +10,20 @@ from training_runs import same
 
 pytestmark = pytest.mark.unwatched
 
-SMALL = ["--items", "32", "--channels", "8", "--heads", "2", "--batch-size", "8", "--epochs", "1", "--seeds", "1"]
+SMALL = [
+    "--items",
+    "32",
+    "--channels",
+    "8",
+    "--heads",
+    "2",
+    "--batch-size",
+    "8",
+    "--epochs",
+    "1",
+    "--seeds",
+    "1",
+]
 
 
 def a_run(pde_transformer, **changes):
@@ -34,7 +47,11 @@ def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
 def test_rank_correlations(pde_transformer):
     """The plain encoder says P7 does most damage; the accuracies agree, and the commutators say the opposite."""
     results = {}
-    for place, (damage, commutator, accuracy) in {"P1": (1, 3, 0.9), "P4": (2, 2, 0.8), "P7": (3, 1, 0.1)}.items():
+    for place, (damage, commutator, accuracy) in {
+        "P1": (1, 3, 0.9),
+        "P4": (2, 2, 0.8),
+        "P7": (3, 1, 0.1),
+    }.items():
         report = {"attention": {"commutator": [commutator, commutator]}}
         results[a_run(pde_transformer, placement=place)] = {"report": report, "test_acc": accuracy}
         plain = results.setdefault(a_run(pde_transformer, placement="none"), {"inserted": {}})
@@ -62,7 +79,10 @@ def test_a_run_that_stopped_goes_on_to_the_same_numbers(pde_transformer, tmp_pat
     resumed = pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
     assert {**resumed, "seconds": 0} == {**straight, "seconds": 0}
     for name in ("best.ckpt", "last.ckpt"):
-        paths = [tmp_path / folder / run.name / "checkpoints" / name for folder in ("straight", "stopped")]
+        paths = [
+            tmp_path / folder / run.name / "checkpoints" / name
+            for folder in ("straight", "stopped")
+        ]
         assert same(*(pde_transformer.load_checkpoint(path)["state_dict"] for path in paths))
     again = pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
     assert again == resumed  # read, not trained
@@ -73,20 +93,32 @@ def test_a_folder_of_other_settings_is_not_continued(pde_transformer, tmp_path):
     folder = tmp_path / run.name
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({**vars(run), "lr": 0.5}))
-    with pytest.raises(SystemExit, match="made with other settings; use another --out or delete it"):
+    with pytest.raises(
+        SystemExit, match="made with other settings; use another --out or delete it"
+    ):
         pde_transformer.train(run, tmp_path, tmp_path, progress=False)
 
 
 def test_placements_start_from_the_same_parameters(pde_transformer):
-    plain = dict(pde_transformer.make_model(a_run(pde_transformer, placement="none")).named_parameters())
+    plain = dict(
+        pde_transformer.make_model(a_run(pde_transformer, placement="none")).named_parameters()
+    )
     for placement in pde_transformer.SITES:
-        placed = dict(pde_transformer.make_model(a_run(pde_transformer, placement=placement)).named_parameters())
+        placed = dict(
+            pde_transformer.make_model(
+                a_run(pde_transformer, placement=placement)
+            ).named_parameters()
+        )
         assert all(torch.equal(placed[name], value) for name, value in plain.items())
         assert len(placed) > len(plain)
 
 
 def test_every_task_has_a_default_size(pde_transformer):
-    for options, expected in ([], (20_000, 5)), (["--items", "7"], (7, 5)), (["--epochs", "2"], (20_000, 2)):
+    for options, expected in (
+        ([], (20_000, 5)),
+        (["--items", "7"], (7, 5)),
+        (["--epochs", "2"], (20_000, 2)),
+    ):
         lengths = pde_transformer.lengths(pde_transformer.parse(options), "listops")
         assert (lengths["items"], lengths["epochs"]) == expected
 

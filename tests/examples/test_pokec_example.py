@@ -10,12 +10,29 @@ from training_runs import same
 
 pytestmark = pytest.mark.unwatched
 
-SMALL = ["--synthetic", "--nodes", "2000", "--edges", "30000", "--batch-size", "100", "--hidden", "8", "--layers", "2"]
+SMALL = [
+    "--synthetic",
+    "--nodes",
+    "2000",
+    "--edges",
+    "30000",
+    "--batch-size",
+    "100",
+    "--hidden",
+    "8",
+    "--layers",
+    "2",
+]
 
 
 def test_the_table(pokec, tmp_path, capsys):
     models = ["constant", "linear", "gcn", "label-propagation", "difformer-s"]
-    assert pokec.main([*SMALL, "--lr", "0.01", "--epochs", "1", "--out", str(tmp_path), "--model", *models]) == 0
+    assert (
+        pokec.main(
+            [*SMALL, "--lr", "0.01", "--epochs", "1", "--out", str(tmp_path), "--model", *models]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "synthetic: 2000 nodes, 30000 edges, split 10/10/80, seed 0." in printed
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
@@ -28,7 +45,21 @@ def test_the_table(pokec, tmp_path, capsys):
 
 
 def trained(pokec, folder, *options, epochs=2):
-    assert pokec.main([*SMALL, *options, "--epochs", str(epochs), "--out", str(folder), "--model", "difformer-s"]) == 0
+    assert (
+        pokec.main(
+            [
+                *SMALL,
+                *options,
+                "--epochs",
+                str(epochs),
+                "--out",
+                str(folder),
+                "--model",
+                "difformer-s",
+            ]
+        )
+        == 0
+    )
     return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
 
 
@@ -36,7 +67,8 @@ def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
     """Within an epoch, at its end, and before the checkpoint that follows a step."""
     options = ["--dropout", "0.5", "--checkpoint-every", "4"]
     straight = trained(pokec, tmp_path / "straight", *options)
-    step, steps = pokec.Training.step, []
+    step = pokec.Training.step
+    steps = []
     stops = [2, 9, 10, 27, 33]  # at batches 1, 6, 4 of the first epoch, 0 and 5 of the second
 
     def stopping(training, batch, graph):
@@ -55,19 +87,33 @@ def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
 
 def test_more_epochs_go_on(pokec, tmp_path):
     trained(pokec, tmp_path / "two", epochs=1)
-    assert same(trained(pokec, tmp_path / "two", epochs=2), trained(pokec, tmp_path / "one", epochs=2))
+    assert same(
+        trained(pokec, tmp_path / "two", epochs=2), trained(pokec, tmp_path / "one", epochs=2)
+    )
 
 
 def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
     trained(pokec, tmp_path, epochs=1)
-    with pytest.raises(SystemExit, match=r"other settings \(split, lr\); use another --out or delete it"):
+    with pytest.raises(
+        SystemExit, match=r"other settings \(split, lr\); use another --out or delete it"
+    ):
         trained(pokec, tmp_path, "--lr", "0.5", "--split", "50/25/25")
 
 
 def launched(pokec, folder, epochs):
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", pokec.__file__]
-    options = ["--node-parallel", "--epochs", str(epochs), "--out", str(folder), "--model", "difformer-s"]
-    result = subprocess.run([sys.executable, *run, *SMALL, *options], capture_output=True, text=True, timeout=120)
+    options = [
+        "--node-parallel",
+        "--epochs",
+        str(epochs),
+        "--out",
+        str(folder),
+        "--model",
+        "difformer-s",
+    ]
+    result = subprocess.run(
+        [sys.executable, *run, *SMALL, *options], capture_output=True, text=True, timeout=120
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("| difformer-s |") == 1
     return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
@@ -96,5 +142,8 @@ def test_real_users(pokec, data_root, tmp_path, capsys):
         source = data_root / "pokec" / f"soc-pokec-{name}"
         (tmp_path / source.name.replace(".sample500", "")).write_bytes(source.read_bytes())
     options = ["--root", str(tmp_path), "--batch-size", "100", "--hidden", "8", "--epochs", "2"]
-    assert pokec.main([*options, "--out", str(tmp_path / "out"), "--model", "constant", "difformer-s"]) == 0
+    assert (
+        pokec.main([*options, "--out", str(tmp_path / "out"), "--model", "constant", "difformer-s"])
+        == 0
+    )
     assert "snap: 500 nodes, 2913 edges" in capsys.readouterr().out

@@ -37,7 +37,12 @@ def test_help_says_what_it_is_for(script, capsys):
 
 @pytest.mark.parametrize(
     ("script", "option"),
-    [("cora", "--splits"), ("pokec", "--epochs"), ("pde_transformer", "--epochs"), ("sfi_former", "--jobs")],
+    [
+        ("cora", "--splits"),
+        ("pokec", "--epochs"),
+        ("pde_transformer", "--epochs"),
+        ("sfi_former", "--jobs"),
+    ],
 )
 def test_numbers_below_one_are_refused(script, option, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -60,15 +65,24 @@ def test_missing_files_say_what_to_do(script, said, tmp_path, monkeypatch, capsy
     assert all(part in message for part in [str(tmp_path), *said])
 
 
-@pytest.mark.parametrize("script", [
-    "custom_layer",
-    "data_parallel",
-    "energy_descent",
-    "gallery",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside", "picture")),
-    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
-    *(pytest.param(name, marks=pytest.mark.data) for name in ("cora", "certified_blocks")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script",
+    [
+        "custom_layer",
+        "data_parallel",
+        "energy_descent",
+        "gallery",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("pde_transformer", "inside", "picture")
+        ),
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("sfi_former", "attention", "pokec")
+        ),
+        *(pytest.param(name, marks=pytest.mark.data) for name in ("cora", "certified_blocks")),
+    ],
+)
 def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(tmp_path)
     folder = {"cora": "Planetoid", "certified_blocks": ""}.get(script)
@@ -83,9 +97,19 @@ def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch,
 
 @pytest.mark.slow
 def test_processes_share_the_parts():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     ended = subprocess.run(
-        [*command, EXAMPLES / "data_parallel.py", "--quick"], capture_output=True, text=True, timeout=120
+        [*command, EXAMPLES / "data_parallel.py", "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"of 1,000 nodes right", ended.stdout)
@@ -109,4 +133,6 @@ def test_states_energies_and_pairs_of_a_model(inside):
         source, target = found.pairs
         assert (source < target).all()
         assert not edges & set(map(tuple, found.pairs.t().tolist())), name
-    assert all(before >= after for before, after in zip(found.energies, found.energies[1:], strict=False))
+    assert all(
+        before >= after for before, after in zip(found.energies, found.energies[1:], strict=False)
+    )

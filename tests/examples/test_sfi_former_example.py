@@ -8,7 +8,20 @@ from runs import chosen
 
 pytestmark = pytest.mark.unwatched
 
-SMALL = ["--graphs", "5", "--layers", "2", "--parameters", "9000", "--batch-size", "2", "--seeds", "1", "--jobs", "1"]
+SMALL = [
+    "--graphs",
+    "5",
+    "--layers",
+    "2",
+    "--parameters",
+    "9000",
+    "--batch-size",
+    "2",
+    "--seeds",
+    "1",
+    "--jobs",
+    "1",
+]
 
 
 def a_run(sfi_former, **changes):
@@ -23,13 +36,17 @@ def test_the_table(sfi_former, tmp_path, capsys):
     assert "over 1 seeds; 5/1/2 graphs, 2 layers, 1 epochs" in printed
     assert "A guess that knows nothing scores 50.0 (PATTERN)." in printed
     header, rule, first, second = printed.splitlines()[-4:]
-    assert header.startswith("| data set | model | parameters | test | train - test | density by layer |")
+    assert header.startswith(
+        "| data set | model | parameters | test | train - test | density by layer |"
+    )
     assert rule.count("|") == first.count("|") == second.count("|") == header.count("|")
     cells = [cell.strip() for cell in first.split("|")]
     assert cells[1:3] == ["PATTERN", "SFi"]
     assert len(cells[6].split()) == 2
     assert "| none |" in second
-    assert sfi_former.main([*options, "--model", "GatedGCN", "SFi"]) == 0  # nothing is trained again
+    assert (
+        sfi_former.main([*options, "--model", "GatedGCN", "SFi"]) == 0
+    )  # nothing is trained again
     again = capsys.readouterr().out.splitlines()
     assert again[-1] == first
     assert again[-2] == second
@@ -38,13 +55,17 @@ def test_the_table(sfi_former, tmp_path, capsys):
 @pytest.mark.parametrize("model", ["SFi", "DFi", "GPS", "GatedGCN"])
 def test_models_fill_the_same_budget(sfi_former, tmp_path, model):
     run = a_run(sfi_former, model=model, parameters=45_000, layers=3)
-    count = sfi_former.size_of(sfi_former.make_model(run, sfi_former.Blocks(run, tmp_path, tmp_path)))
+    count = sfi_former.size_of(
+        sfi_former.make_model(run, sfi_former.Blocks(run, tmp_path, tmp_path))
+    )
     assert 42_000 < count <= 45_000
 
 
 def test_a_run_that_stopped_goes_on_to_the_same_numbers(sfi_former, tmp_path, monkeypatch):
     run = a_run(sfi_former, attention_dropout=0.5, dropout=0.1, epochs=4)
-    one_epoch, losses, stop_at = sfi_former.one_epoch, [], []
+    one_epoch = sfi_former.one_epoch
+    losses = []
+    stop_at = []
 
     def recorded(*arguments):
         if [arguments[-1]] == stop_at:
@@ -69,7 +90,9 @@ def test_a_run_that_stopped_goes_on_to_the_same_numbers(sfi_former, tmp_path, mo
 def test_a_checkpoint_of_other_settings_is_not_continued(sfi_former, tmp_path):
     sfi_former.train(a_run(sfi_former, epochs=1, model="GatedGCN"), tmp_path, quiet=True)
     with pytest.raises(SystemExit, match=r"other settings \(lr\); use another --out or delete it"):
-        sfi_former.train(a_run(sfi_former, epochs=1, model="GatedGCN", lr=0.5), tmp_path, quiet=True)
+        sfi_former.train(
+            a_run(sfi_former, epochs=1, model="GatedGCN", lr=0.5), tmp_path, quiet=True
+        )
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero(sfi_former):
@@ -94,7 +117,17 @@ def test_a_model_learns(sfi_former, tmp_path):
 @pytest.mark.data
 def test_peptides(sfi_former, data_root, tmp_path, capsys):
     pytest.importorskip("rdkit", reason="pip install 'diffusion-mp-experiments[molecules]'")
-    options = [*SMALL, "--out", str(tmp_path), "--epochs", "1", "--graphs", "10", "--parameters", "20000"]
+    options = [
+        *SMALL,
+        "--out",
+        str(tmp_path),
+        "--epochs",
+        "1",
+        "--graphs",
+        "10",
+        "--parameters",
+        "20000",
+    ]
     options += ["--dataset", "peptides", "--peptides", str(data_root / "peptides-functional")]
     assert sfi_former.main([*options, "--model", "SFi", "GatedGCN"]) == 0
     printed = capsys.readouterr().out
@@ -103,7 +136,8 @@ def test_peptides(sfi_former, data_root, tmp_path, capsys):
 
 
 def test_the_picture_of_a_trained_sfi_former(sfi_former, attention, tmp_path, capsys):
-    run, other = a_run(sfi_former, epochs=1), a_run(sfi_former, epochs=1, model="GatedGCN")
+    run = a_run(sfi_former, epochs=1)
+    other = a_run(sfi_former, epochs=1, model="GatedGCN")
     for each in (run, other):
         sfi_former.train(each, tmp_path, quiet=True)
     assert attention.main([str(tmp_path / f"{run.name}.pt")]) == 0

@@ -11,7 +11,8 @@ from torch_geometric.data import Data
 
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_arrays
 
-NUM_ARRAYS, NUM_GRAPHS = 4, 5
+NUM_ARRAYS = 4
+NUM_GRAPHS = 5
 
 
 def fill(arrays: ArrayFolder) -> None:
@@ -23,7 +24,9 @@ def fill(arrays: ArrayFolder) -> None:
 
 def read_arrays(folder: Path) -> None:
     arrays = mapped_arrays(folder / "cache", fill, made_by="today")
-    assert [int(array.sum()) for array in arrays.values()] == [150 * i for i in range(NUM_ARRAYS)], arrays
+    assert [int(array.sum()) for array in arrays.values()] == [
+        150 * i for i in range(NUM_ARRAYS)
+    ], arrays
 
 
 class Few(CachedDataset):

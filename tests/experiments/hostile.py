@@ -61,7 +61,10 @@ def check_data(data: Data) -> None:
     if data.edge_index is not None:
         assert data.edge_index.shape == (2, data.num_edges)
         assert not data.edge_index.is_floating_point()
-        assert not data.num_edges or 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < num_nodes
+        assert (
+            not data.num_edges
+            or 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < num_nodes
+        )
     for key, value in data.items():
         if key.startswith("edge_") and key != "edge_index":
             assert value.size(0) == data.num_edges, key
@@ -82,19 +85,28 @@ def _read_snap(folder: Path) -> list[Data]:
 def _read_imdb(name: str, folder: Path) -> list[Data]:
     for dataset in (IMDb(folder / name, "train"), IMDb(folder / name, "test")):
         assert len(dataset) > 0
-        assert all(label in (0, 1) and (tokens >= 1).all() and (tokens <= 256).all() for tokens, label in dataset)
+        assert all(
+            label in (0, 1) and (tokens >= 1).all() and (tokens <= 256).all()
+            for tokens, label in dataset
+        )
     return []
 
 
 def _read_numbers(folder: Path) -> list[Data]:
-    for _, block in number_blocks(folder / "numbers.csv.gz", 3, np.float32, delimiter=",", progress=False):
+    for _, block in number_blocks(
+        folder / "numbers.csv.gz", 3, np.float32, delimiter=",", progress=False
+    ):
         assert (block.dtype, block.shape[1]) == (np.float32, 3)
         assert np.isfinite(block).all()
     return []
 
 
 def _read_peptides(folder: Path) -> list[Data]:
-    return [data for s in ("train", "val") for data in graphs.PeptidesFunctional(folder, folder / "c", s, log=False)]
+    return [
+        data
+        for s in ("train", "val")
+        for data in graphs.PeptidesFunctional(folder, folder / "c", s, log=False)
+    ]
 
 
 def _read_ogb(name: str, folder: Path) -> list[Data]:
@@ -104,35 +116,89 @@ def _read_ogb(name: str, folder: Path) -> list[Data]:
 _SBM = "processed/CLUSTER-train-2-seed0-v1"
 _ARRAYS = "ogbn_arxiv/processed/arrays"
 _ROWS: list[Format] = [
-    Format("planetoid", small.make_planetoid, lambda folder: [graphs.load_planetoid(folder, "Cora")]),
-    Format("graphs", lambda _: [], lambda folder: graphs.SBMDataset(folder, "CLUSTER", num_graphs=2, log=False), _SBM),
+    Format(
+        "planetoid", small.make_planetoid, lambda folder: [graphs.load_planetoid(folder, "Cora")]
+    ),
+    Format(
+        "graphs",
+        lambda _: [],
+        lambda folder: graphs.SBMDataset(folder, "CLUSTER", num_graphs=2, log=False),
+        _SBM,
+    ),
     Format("pokec-mat", small.make_mat, lambda folder: [graphs.load_pokec(folder, "linkx")]),
-    Format("heterophilous", lambda f: [small.make_heterophilous(f)], lambda f: [graphs.load_heterophilous(f, "small")]),
-    Format("synmol", small.make_synmol, lambda f: graphs.load_synmol(f, "train") + graphs.load_synmol(f, "test")),
+    Format(
+        "heterophilous",
+        lambda f: [small.make_heterophilous(f)],
+        lambda f: [graphs.load_heterophilous(f, "small")],
+    ),
+    Format(
+        "synmol",
+        small.make_synmol,
+        lambda f: graphs.load_synmol(f, "train") + graphs.load_synmol(f, "test"),
+    ),
     Format("mnist", small.make_mnist, lambda folder: [graphs.load_mnist(folder, 5)]),
     Format("facebook", small.make_facebook, lambda folder: [graphs.load_facebook(folder, "small")]),
     Format("peptides", small.make_peptides, _read_peptides),
     Format("pokec", small.make_pokec, _read_snap),
     Format("pokec gzipped", partial(small.make_pokec, zipped=True), _read_snap),
     Format("pokec cache", small.make_pokec, _read_snap, "processed/pokec-snap"),
-    Format("pokec cache and sources", small.make_pokec, _read_snap, "processed/pokec-snap", sources=True),
-    *(Format(name, small.make_ogb(name), partial(_read_ogb, name)) for name in ("ogbn-arxiv", "ogbn-proteins")),
-    Format("ogbn-arxiv cache", small.make_ogb("ogbn-arxiv"), partial(_read_ogb, "ogbn-arxiv"), _ARRAYS),
-    *(Format(f"imdb {name}", small.make_imdb(name), partial(_read_imdb, name)) for name in ("", "a.tar", "a.tar.gz")),
-    Format("numbers", lambda f: small.write(f, {"numbers.csv.gz": "1.5,-2e3,0\n4,5,6\n-0.25,8,9"}), _read_numbers),
-    Format("news", small.make_newsgroups, lambda f: [graphs.load_newsgroups(f, groups=small.GROUPS, num_words=4)]),
-    Format("checkpoint", small.make_checkpoint, lambda folder: load_checkpoint(folder / "run.ckpt") and []),
-    Format("saved model", small.make_saved, lambda folder: load(folder / "model.safetensors") and []),
+    Format(
+        "pokec cache and sources",
+        small.make_pokec,
+        _read_snap,
+        "processed/pokec-snap",
+        sources=True,
+    ),
+    *(
+        Format(name, small.make_ogb(name), partial(_read_ogb, name))
+        for name in ("ogbn-arxiv", "ogbn-proteins")
+    ),
+    Format(
+        "ogbn-arxiv cache", small.make_ogb("ogbn-arxiv"), partial(_read_ogb, "ogbn-arxiv"), _ARRAYS
+    ),
+    *(
+        Format(f"imdb {name}", small.make_imdb(name), partial(_read_imdb, name))
+        for name in ("", "a.tar", "a.tar.gz")
+    ),
+    Format(
+        "numbers",
+        lambda f: small.write(f, {"numbers.csv.gz": "1.5,-2e3,0\n4,5,6\n-0.25,8,9"}),
+        _read_numbers,
+    ),
+    Format(
+        "news",
+        small.make_newsgroups,
+        lambda f: [graphs.load_newsgroups(f, groups=small.GROUPS, num_words=4)],
+    ),
+    Format(
+        "checkpoint",
+        small.make_checkpoint,
+        lambda folder: load_checkpoint(folder / "run.ckpt") and [],
+    ),
+    Format(
+        "saved model", small.make_saved, lambda folder: load(folder / "model.safetensors") and []
+    ),
     Format("tu", small.make_tu, lambda folder: graphs.load_tu(folder, "SMALL")),
-    Format("chickenpox", small.make_chickenpox, lambda folder: graphs.load_snapshots(folder, "chickenpox")),
-    Format("england_covid", small.make_covid, lambda folder: graphs.load_snapshots(folder, "england_covid")),
+    Format(
+        "chickenpox",
+        small.make_chickenpox,
+        lambda folder: graphs.load_snapshots(folder, "chickenpox"),
+    ),
+    Format(
+        "england_covid",
+        small.make_covid,
+        lambda folder: graphs.load_snapshots(folder, "england_covid"),
+    ),
 ]
-FORMATS = {row.name: row for row in _ROWS if row.name != "peptides" or find_spec("rdkit") is not None}
+FORMATS = {
+    row.name: row for row in _ROWS if row.name != "peptides" or find_spec("rdkit") is not None
+}
 
 
 def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
     """`count` variants of a file's content: first one of every kind, then mostly flips of single bits and bytes."""
-    rng, size = random.Random(seed), len(blob)
+    rng = random.Random(seed)
+    size = len(blob)
 
     def flipped(places: Iterable[int], mask: int | None = None) -> bytes:
         changed = bytearray(blob)
@@ -158,7 +224,15 @@ def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
         lambda: flipped(rng.randrange(size) for _ in range(rng.randrange(2, 9))),
         lambda: blob[: rng.randrange(size)],
     ]
-    once = [*(lambda: b"", lambda: blob[:-1], lambda: blob[: min(16, size // 2)], lambda: text, lambda: blob + blob)]
+    once = [
+        *(
+            lambda: b"",
+            lambda: blob[:-1],
+            lambda: blob[: min(16, size // 2)],
+            lambda: text,
+            lambda: blob + blob,
+        )
+    ]
     once += [lambda: rng.randbytes(max(size, 64)), zeros, *often]
     for i in range(count):
         yield (once[i] if i < len(once) else rng.choice(often))()

@@ -17,7 +17,12 @@ import torch
 from scipy.io import savemat
 from scipy.sparse import csc_matrix, csr_matrix
 
-from diffusion_mp import CertifiedDIFFormer, GaussianDiffusivity, MixturePenalty, SymmetricDiffusivity
+from diffusion_mp import (
+    CertifiedDIFFormer,
+    GaussianDiffusivity,
+    MixturePenalty,
+    SymmetricDiffusivity,
+)
 from diffusion_mp_experiments.train import save_checkpoint
 
 
@@ -50,7 +55,8 @@ def tarred(contents: dict[str, bytes]) -> bytes:
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text))
         link = tarfile.TarInfo("aclImdb/train/pos/1_1.txt")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        link.type = tarfile.SYMTYPE
+        link.linkname = "/etc/passwd"
         archive.addfile(link)
     return content.getvalue()
 
@@ -71,7 +77,10 @@ def make_heterophilous(folder: Path, **other) -> Path:
 
 def make_facebook(folder: Path, **other) -> list[Path]:
     """Six students: gender in the second column, and four friendships."""
-    people = np.array([[1, 2, 0, 7], [1, 1, 3, 7], [2, 0, 3, 9], [1, 2, 4, 9], [6, 1, 0, 0], [2, 2, 3, 7]], np.uint16)
+    people = np.array(
+        [[1, 2, 0, 7], [1, 1, 3, 7], [2, 0, 3, 9], [1, 2, 4, 9], [6, 1, 0, 0], [2, 2, 3, 7]],
+        np.uint16,
+    )
     pairs = np.array([[0, 1, 1, 4], [1, 2, 5, 3]])
     rows, columns = np.concatenate([pairs, pairs[::-1]], 1)
     friends = csc_matrix((np.ones(8), (rows, columns)), (6, 6))
@@ -83,9 +92,14 @@ def make_facebook(folder: Path, **other) -> list[Path]:
 
 def make_mnist(folder: Path, count: int = 7) -> list[Path]:
     rng = np.random.default_rng(0)
-    images = struct.pack(">4I", 2051, count, 28, 28) + rng.integers(0, 256, count * 784, np.uint8).tobytes()
+    images = (
+        struct.pack(">4I", 2051, count, 28, 28)
+        + rng.integers(0, 256, count * 784, np.uint8).tobytes()
+    )
     labels = struct.pack(">2I", 2049, count) + rng.integers(0, 10, count, np.uint8).tobytes()
-    return write(folder, {"raw/train-images-idx3-ubyte.gz": images, "raw/train-labels-idx1-ubyte.gz": labels})
+    return write(
+        folder, {"raw/train-images-idx3-ubyte.gz": images, "raw/train-labels-idx1-ubyte.gz": labels}
+    )
 
 
 GROUPS = ("sci.space", "rec.autos")
@@ -103,25 +117,37 @@ def make_newsgroups(folder: Path) -> list[Path]:
 
 
 def make_checkpoint(folder: Path) -> list[Path]:
-    save_checkpoint({"state_dict": {"weight": torch.ones(5, 4)}, "epoch": 3, "name": "run"}, folder / "run.ckpt")
+    save_checkpoint(
+        {"state_dict": {"weight": torch.ones(5, 4)}, "epoch": 3, "name": "run"}, folder / "run.ckpt"
+    )
     return [folder / "run.ckpt"]
 
 
 def make_saved(folder: Path) -> list[Path]:
     """A model whose arguments are numbers, names and objects."""
-    kernel = GaussianDiffusivity(bandwidth=0.3, normalize=None, measure="distance", row_stochastic=False)
-    penalty, inputs = MixturePenalty(widths=(0.5, 1.0)), 0.5 * SymmetricDiffusivity(kernel)
-    CertifiedDIFFormer(5, 4, 2, 3, penalty=penalty, inputs=inputs).save(folder / "model.safetensors")
+    kernel = GaussianDiffusivity(
+        bandwidth=0.3, normalize=None, measure="distance", row_stochastic=False
+    )
+    penalty = MixturePenalty(widths=(0.5, 1.0))
+    inputs = 0.5 * SymmetricDiffusivity(kernel)
+    CertifiedDIFFormer(5, 4, 2, 3, penalty=penalty, inputs=inputs).save(
+        folder / "model.safetensors"
+    )
     return [folder / "model.safetensors"]
 
 
 def make_tu(folder: Path, **other: str) -> list[Path]:
     """Three graphs of 3, 1 and 2 nodes, with labels of nodes and edges."""
     texts = {
-        "A": "1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n", "graph_indicator": "1\n1\n1\n2\n3\n3\n",
-        "graph_labels": "1\n-1\n1\n", "node_labels": "0\n2\n1\n0\n1\n1\n", "edge_labels": "0\n0\n1\n1\n0\n0\n",
-    }  # fmt: skip
-    return write(folder, {f"SMALL/raw/SMALL_{part}.txt": text for part, text in {**texts, **other}.items()})
+        "A": "1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n",
+        "graph_indicator": "1\n1\n1\n2\n3\n3\n",
+        "graph_labels": "1\n-1\n1\n",
+        "node_labels": "0\n2\n1\n0\n1\n1\n",
+        "edge_labels": "0\n0\n1\n1\n0\n0\n",
+    }
+    return write(
+        folder, {f"SMALL/raw/SMALL_{part}.txt": text for part, text in {**texts, **other}.items()}
+    )
 
 
 def make_synmol(folder: Path, **other) -> list[Path]:
@@ -152,13 +178,18 @@ def make_chickenpox(folder: Path, **other) -> list[Path]:
 
 def make_covid(folder: Path) -> list[Path]:
     days = [str(day) for day in range(12)]
-    edges, weights = {day: [[0, 1], [1, 0], [2, 2]] for day in days}, {day: [float(day), 3.0, 5.0] for day in days}
+    edges = {day: [[0, 1], [1, 0], [2, 2]] for day in days}
+    weights = {day: [float(day), 3.0, 5.0] for day in days}
     mapping = {"edge_index": edges, "edge_weight": weights}
     content = {"edge_mapping": mapping, "time_periods": 12, "y": make_series()}
     return write(folder, {"england_covid.json": json.dumps(content)})
 
 
-KNOWN, TRAIN, TESTED, FEATURES, CLASSES = 506, 6, 9, 4, 3
+KNOWN = 506
+TRAIN = 6
+TESTED = 9
+FEATURES = 4
+CLASSES = 3
 
 
 def make_planetoid(folder: Path) -> list[Path]:
@@ -170,12 +201,23 @@ def make_planetoid(folder: Path) -> list[Path]:
     graph: defaultdict[int, list[int]] = defaultdict(list)
     for node in range(KNOWN + TESTED + 1):
         graph[node] = rng.integers(0, KNOWN, 2).tolist()
-    parts = {"x": allx[:TRAIN], "tx": allx[:TESTED], "allx": allx, "y": ally[:TRAIN], "ty": ally[:TESTED], "ally": ally}
+    parts = {
+        "x": allx[:TRAIN],
+        "tx": allx[:TESTED],
+        "allx": allx,
+        "y": ally[:TRAIN],
+        "ty": ally[:TESTED],
+        "ally": ally,
+    }
     contents: dict[str, bytes | str] = {}
-    for protocol, (part, content) in zip((2, 4, 5, 2, 4, 5, 2), {**parts, "graph": graph}.items(), strict=True):
+    for protocol, (part, content) in zip(
+        (2, 4, 5, 2, 4, 5, 2), {**parts, "graph": graph}.items(), strict=True
+    ):
         data = pickle.dumps(content, protocol)
         if protocol == 2:
-            data = data.replace(b"numpy._core", b"numpy.core").replace(b"scipy.sparse._csr", b"scipy.sparse.csr")
+            data = data.replace(b"numpy._core", b"numpy.core").replace(
+                b"scipy.sparse._csr", b"scipy.sparse.csr"
+            )
         contents[f"Cora/raw/ind.cora.{part}"] = data
     contents["Cora/raw/ind.cora.test.index"] = "".join(f"{node}\n" for node in tested)
     return sorted(write(folder, contents))
@@ -207,9 +249,20 @@ def make_mat(folder: Path, *, compressed: bool = False, **other) -> list[Path]:
     return [folder / "pokec.mat"]
 
 
-def profile(user, *, public="1", completion="50", gender="1", region="kraj a, x", age="20", texts=(), end=""):
+def profile(
+    user, *, public="1", completion="50", gender="1", region="kraj a, x", age="20", texts=(), end=""
+):
     """A line of SNAP's profiles; `texts` are the numbers of columns that are filled, from 9 to 59."""
-    fields = [user, public, completion, gender, region, "2012-05-25 11:20:00.0", "2005-04-03 00:00:00.0", age]
+    fields = [
+        user,
+        public,
+        completion,
+        gender,
+        region,
+        "2012-05-25 11:20:00.0",
+        "2005-04-03 00:00:00.0",
+        age,
+    ]
     fields += ["something, else" if column in texts else "null" for column in range(9, 60)]
     return "\t".join(map(str, fields)) + end + "\n"
 
@@ -218,9 +271,13 @@ PROFILES = [profile(7), profile(3, gender="0", region="kraj b", age="31", texts=
 PROFILES += [profile(12, gender="null", age="0")]
 
 
-def make_pokec(folder: Path, profiles=PROFILES, pairs="7\t3\n3\t12\n12\t7\n7\t12\n", *, zipped=False) -> list[Path]:
+def make_pokec(
+    folder: Path, profiles=PROFILES, pairs="7\t3\n3\t12\n12\t7\n7\t12\n", *, zipped=False
+) -> list[Path]:
     texts = {"profiles": "".join(profiles), "relationships": pairs}
-    return write(folder, {f"soc-pokec-{name}.txt{'.gz' * zipped}": text for name, text in texts.items()})
+    return write(
+        folder, {f"soc-pokec-{name}.txt{'.gz' * zipped}": text for name, text in texts.items()}
+    )
 
 
 def rows_of(table) -> str:
@@ -232,21 +289,33 @@ def make_ogb(name: str) -> Callable[..., list[Path]]:
     rng = np.random.default_rng(0)
     tables: dict[str, object] = {"edge": [[0, 1], [3, 1], [2, 0], [3, 3], [0, 2]]}
     if name == "ogbn-arxiv":
-        tables |= {"node-feat": rng.standard_normal((4, 128)).round(3), "node-label": [[0], [39], [4], [4]]}
+        tables |= {
+            "node-feat": rng.standard_normal((4, 128)).round(3),
+            "node-label": [[0], [39], [4], [4]],
+        }
         tables["node_year"] = [[2013], [2017], [2020], [2018]]
     else:
-        tables |= {"edge-feat": rng.random((5, 8)).round(3), "node-label": rng.integers(0, 2, (4, 112))}
+        tables |= {
+            "edge-feat": rng.random((5, 8)).round(3),
+            "node-label": rng.integers(0, 2, (4, 112)),
+        }
         tables["species"] = [[3702], [4932], [9606], [3702]]
     contents = {f"raw/{file}.csv.gz": rows_of(table) for file, table in tables.items()}
     split = "time" if name == "ogbn-arxiv" else "species"
-    contents |= {f"split/{split}/{part}.csv.gz": f"{node}\n" for node, part in enumerate(("train", "valid", "test"))}
+    contents |= {
+        f"split/{split}/{part}.csv.gz": f"{node}\n"
+        for node, part in enumerate(("train", "valid", "test"))
+    }
     return lambda folder, **other: write(folder / name.replace("-", "_"), {**contents, **other})
 
 
 REVIEWS = {
-    "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!", "train/neg/10_2.txt": b"Bad, and " * 9,
-    "train/neg/9_1.txt": b"Worse", "test/pos/3_10.txt": b"Fine", "test/neg/0_1.txt": b"",
-}  # fmt: skip
+    "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!",
+    "train/neg/10_2.txt": b"Bad, and " * 9,
+    "train/neg/9_1.txt": b"Worse",
+    "test/pos/3_10.txt": b"Fine",
+    "test/neg/0_1.txt": b"",
+}
 
 
 def make_imdb(name: str) -> Callable[[Path], list[Path]]:

@@ -13,7 +13,9 @@ from small_sets import REVIEWS, at_most, write
 from diffusion_mp_experiments.files import archives
 from diffusion_mp_experiments.sequences import IMDb
 
-OTHERS = dict.fromkeys(("train/unsup/0_0.txt", "train/labeledBow.feat", "README", "train/pos/x.md"), "read by nobody")
+OTHERS = dict.fromkeys(
+    ("train/unsup/0_0.txt", "train/labeledBow.feat", "README", "train/pos/x.md"), "read by nobody"
+)
 
 
 @pytest.fixture
@@ -34,7 +36,8 @@ def test_folder_and_archive(folder, tmp_path, archive):
         with tarfile.open(path, archive) as tar:
             for file in sorted(folder.rglob("*"), reverse=True):  # not in the order of names
                 tar.add(file, f"aclImdb/{file.relative_to(folder)}", recursive=False)
-    train, names = IMDb(path), ("train/neg/10_2.txt", "train/neg/9_1.txt", "train/pos/0_9.txt")
+    train = IMDb(path)
+    names = ("train/neg/10_2.txt", "train/neg/9_1.txt", "train/pos/0_9.txt")
     assert texts(train) == [(REVIEWS[name], int("pos" in name)) for name in names]
     assert texts(IMDb(path, "test")) == [(b"", 0), (b"Fine", 1)]
     assert texts(IMDb(path, max_length=4))[1] == (b"Wors", 0)
@@ -49,13 +52,17 @@ def test_the_real_archive(data_root):
         pytest.skip(f"no aclImdb/aclImdb_labelled.tar.gz at {data_root}")
     dataset = IMDb(path, max_length=1000)
     assert Counter(label for _, label in dataset._reviews) == {0: 12_500, 1: 12_500}
-    assert bytes((dataset[0][0] - 1).tolist()).startswith(b"Story of a man who has unnatural feelings for a pig.")
+    assert bytes((dataset[0][0] - 1).tolist()).startswith(
+        b"Story of a man who has unnatural feelings for a pig."
+    )
     assert all(len(dataset[i][0]) <= 1000 for i in range(0, 25_000, 500))
 
 
 def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
     member = tarfile.TarInfo(name)
-    member.size, member.type, member.linkname = size, kind, link
+    member.size = size
+    member.type = kind
+    member.linkname = link
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
@@ -104,18 +111,33 @@ def test_links_devices_and_folders_are_passed_over(tmp_path, pack):
     ("blob", "said"),
     [
         (TWO, "damaged or cut off"),  # tarfile takes the end of the file for the end of the archive
-        (TWO[:1024] + b"X" * 512 + TWO[1024:] + END, "damaged or cut off"),  # and any header it can not read
+        (
+            TWO[:1024] + b"X" * 512 + TWO[1024:] + END,
+            "damaged or cut off",
+        ),  # and any header it can not read
         (TWO[:-100], "ReadError"),
         (TWO + END + TWO + END, "goes on after its end"),
         (TWO + END + bytes(2 << 20), "goes on after its end"),
         (b"", "ReadError"),
         (b"no archive" * 100, "ReadError"),
-        (header("train/pos/1.txt", 1 << 40) + TWO + END, "at most 1048576 bytes; this one has 1099511627776"),
-        (header("x", 1 << 40, tarfile.XHDTYPE) + TWO + END, "a header wants 1099511627776 bytes at once"),
-        (header("x", 1 << 40, tarfile.GNUTYPE_LONGNAME) + TWO + END, "a header wants 1099511627776 bytes at once"),
+        (
+            header("train/pos/1.txt", 1 << 40) + TWO + END,
+            "at most 1048576 bytes; this one has 1099511627776",
+        ),
+        (
+            header("x", 1 << 40, tarfile.XHDTYPE) + TWO + END,
+            "a header wants 1099511627776 bytes at once",
+        ),
+        (
+            header("x", 1 << 40, tarfile.GNUTYPE_LONGNAME) + TWO + END,
+            "a header wants 1099511627776 bytes at once",
+        ),
         (header("x", -1024) + TWO + END, ""),  # led old tarfiles round and round
         (TWO + header("x", -(1 << 20)) + END, ""),
-        ((header("x", 5, tarfile.GNUTYPE_LONGNAME) + content(b"long\0")) * 2000 + TWO + END, "RecursionError"),
+        (
+            (header("x", 5, tarfile.GNUTYPE_LONGNAME) + content(b"long\0")) * 2000 + TWO + END,
+            "RecursionError",
+        ),
     ],
 )
 def test_what_is_no_whole_archive_is_one_sentence(tmp_path, pack, blob, said):
@@ -124,7 +146,9 @@ def test_what_is_no_whole_archive_is_one_sentence(tmp_path, pack, blob, said):
         read(path)
 
 
-@pytest.mark.parametrize("damage", [lambda blob: blob[:-5], lambda blob: blob[:60], lambda blob: blob + b"junk"])
+@pytest.mark.parametrize(
+    "damage", [lambda blob: blob[:-5], lambda blob: blob[:60], lambda blob: blob + b"junk"]
+)
 def test_a_gzip_that_is_damaged(tmp_path, damage):
     path = saved(tmp_path / "a.tar.gz", damage(gzip.compress(TWO + END)))
     with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: .*Fetch the archive again"):
@@ -164,7 +188,10 @@ def test_reviews_in_a_folder_are_files_of_bounded_size_and_there_are_some(tmp_pa
     assert len(IMDb(tmp_path, max_length=10**15)[0][0]) == 4
     with (folder / "3_9.txt").open("wb") as file:
         file.truncate(2 << 20)
-    with pytest.raises(ValueError, match=r"3_9\.txt: a review must have at most 1048576 bytes; this one has 2097152"):
+    with pytest.raises(
+        ValueError,
+        match=r"3_9\.txt: a review must have at most 1048576 bytes; this one has 2097152",
+    ):
         read(tmp_path)
     for path in (tmp_path / "nothing", folder / "train"):
         with pytest.raises(FileNotFoundError, match=r"No train reviews at .* train/pos/\*\.txt"):

@@ -24,7 +24,10 @@ def test_small_tu(tmp_path):
     with pytest.raises(ValueError, match="its nodes have neither labels nor attributes"):
         load_tu(tmp_path, "SMALL")
     make_tu(tmp_path, A="1, 2\n2, 1\n2, 3\n3, 2\n", edge_labels="0\n0\n1\n1\n")
-    sizes = [(graph.num_nodes, graph.num_edges, len(graph.edge_attr)) for graph in load_tu(tmp_path, "SMALL")]
+    sizes = [
+        (graph.num_nodes, graph.num_edges, len(graph.edge_attr))
+        for graph in load_tu(tmp_path, "SMALL")
+    ]
     assert sizes == [(3, 4, 4), (1, 0, 0), (2, 0, 0)]
 
 
@@ -44,7 +47,8 @@ def test_tu_is_that_of_pyg_and_nothing_is_written(data_root, tmp_path, name, cou
 
 def test_small_synmol(tmp_path):
     make_synmol(tmp_path)
-    train, test = load_synmol(tmp_path, "train"), load_synmol(tmp_path, "test")
+    train = load_synmol(tmp_path, "train")
+    test = load_synmol(tmp_path, "test")
     assert [graph.num_nodes for graph in train + test] == [1, 2, 3]
     assert test[0].x.tolist() == [[0, 1, 0], [0, 1, 0], [1, 0, 0]]
     assert test[0].edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
@@ -79,7 +83,8 @@ def test_small_chickenpox_and_covid(tmp_path):
 
 @pytest.mark.data
 def test_real_sets_have_their_known_sizes(data_root):
-    train, test = load_synmol(data_root / "SynMol", "train"), load_synmol(data_root / "SynMol", "test")
+    train = load_synmol(data_root / "SynMol", "train")
+    test = load_synmol(data_root / "SynMol", "test")
     assert (len(train), len(test)) == (7753, 918)
     assert sum(graph.num_nodes for graph in train + test) == 185_198
     assert all(graph.is_undirected() for graph in test[:50])
@@ -98,7 +103,8 @@ def test_real_sets_have_their_known_sizes(data_root):
 def test_forecasts_are_what_they_say(tmp_path):
     make_chickenpox(tmp_path, FX=make_series(60))
     snapshots = load_snapshots(tmp_path, "chickenpox")
-    past, now = snapshots[:30], snapshots[40]
+    past = snapshots[:30]
+    now = snapshots[40]
     expected = {
         "zero": torch.zeros(3),
         "last": now.x[:, 3],

@@ -32,7 +32,8 @@ class HostileReader:
     """A process that reads one folder after another; after a crash or a hang, the next one goes on."""
 
     def __init__(self, scratch: Path) -> None:
-        self._scratch, self._process = scratch, None
+        self._scratch = scratch
+        self._process = None
 
     def read(self, name: str, folder: Path) -> tuple[str, str]:
         """ "loaded", "refused" or "bad", and what was said of it."""
@@ -58,7 +59,9 @@ class HostileReader:
     def _start(self) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=answer, args=(theirs, Path(tempfile.mkdtemp(dir=self._scratch))))
+        self._process = context.Process(
+            target=answer, args=(theirs, Path(tempfile.mkdtemp(dir=self._scratch)))
+        )
         self._process.start()
         theirs.close()
         assert self._pipe.poll(300)
@@ -76,10 +79,17 @@ class Example:
     """A valid example of a format; `with_content` tells what comes of it with one file's content replaced."""
 
     def __init__(self, format: Format, folder: Path, reader: HostileReader) -> None:
-        self.format, self.reader, self._numbers = format, reader, count()
-        self.folder, self._copies = folder / "valid", folder
+        self.format = format
+        self.reader = reader
+        self._numbers = count()
+        self.folder = folder / "valid"
+        self._copies = folder
         self.folder.mkdir()
-        self.files = [file.relative_to(self.folder) for file in format.example(self.folder) if file.stat().st_size]
+        self.files = [
+            file.relative_to(self.folder)
+            for file in format.example(self.folder)
+            if file.stat().st_size
+        ]
 
     def with_content(self, content: dict[Path, bytes]) -> tuple[str, str]:
         copy = self._copies / str(next(self._numbers))
@@ -109,9 +119,12 @@ def test_the_examples_are_valid(example):
     assert example.with_content({}) == ("loaded", "")
 
 
-@pytest.mark.parametrize(("number", "seed"), [(40, 0), pytest.param(3000, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("number", "seed"), [(40, 0), pytest.param(3000, 1, marks=pytest.mark.slow)]
+)
 def test_damaged_files_are_read_or_refused(example, number, seed):
-    outcomes, per_file = [], -(-number // len(example.files))
+    outcomes = []
+    per_file = -(-number // len(example.files))
     for seed_of_file, file in enumerate(example.files, seed):
         damaged = mutations((example.folder / file).read_bytes(), per_file, seed_of_file)
         outcomes += [example.with_content({file: blob}) for blob in damaged]
@@ -123,15 +136,24 @@ def payloads(marker: Path) -> dict[str, bytes]:
     blobs = {}
     for way in WAYS:
         harm = Payload(marker, way)
-        blobs |= {f"pickle {protocol} {way}": pickle.dumps(harm, protocol) for protocol in (0, 2, 4)}
+        blobs |= {
+            f"pickle {protocol} {way}": pickle.dumps(harm, protocol) for protocol in (0, 2, 4)
+        }
         blobs[f"list {way}"] = pickle.dumps([{"train": harm, "x": harm}, harm])
-        for name, content in {"torch": harm, "collated": ({"x": harm}, {}), "graphs": [(harm,) * 4]}.items():
+        for name, content in {
+            "torch": harm,
+            "collated": ({"x": harm}, {}),
+            "graphs": [(harm,) * 4],
+        }.items():
             for zipped in (True, False):
                 stream = io.BytesIO()
                 torch.save(content, stream, _use_new_zipfile_serialization=zipped)
                 blobs[f"{name} zipped={zipped} {way}"] = stream.getvalue()
         objects = np.array([harm, {"train": harm, "valid": harm, "test": harm}], dtype=object)
-        for name, save in {"npy": np.save, "npz": lambda f, a: np.savez(f, train=a, val=a, test=a)}.items():
+        for name, save in {
+            "npy": np.save,
+            "npz": lambda f, a: np.savez(f, train=a, val=a, test=a),
+        }.items():
             stream = io.BytesIO()
             save(stream, objects)
             blobs[f"{name} {way}"] = stream.getvalue()
@@ -149,16 +171,26 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
     marker = tmp_path / "marker"
     outcomes = []
     for blob in payloads(marker).values():
-        content = {file: gzip.compress(blob) if file.suffix == ".gz" else blob for file in example.files}
+        content = {
+            file: gzip.compress(blob) if file.suffix == ".gz" else blob for file in example.files
+        }
         # What PyG leaves beside its caches, and would unpickle.
-        for folder in {place for file in example.files for place in (file.parent, file.parent.parent / "processed")}:
-            content |= {folder / name: blob for name in ("pre_transform.pt", "pre_filter.pt", "data.pt")}
+        for folder in {
+            place
+            for file in example.files
+            for place in (file.parent, file.parent.parent / "processed")
+        }:
+            content |= {
+                folder / name: blob for name in ("pre_transform.pt", "pre_filter.pt", "data.pt")
+            }
         outcomes.append(example.with_content(content))
         assert not marker.exists()
     check(outcomes, example.format.name)
     for name, blob in payloads(marker).items():
         if name.endswith("system"):
-            check([example.with_content({file: blob}) for file in example.files], example.format.name)
+            check(
+                [example.with_content({file: blob}) for file in example.files], example.format.name
+            )
     assert not marker.exists()
 
 
@@ -187,4 +219,7 @@ def bomb(example: Example, file: Path) -> bytes | None:
 @pytest.mark.exhaustive
 def test_bombs(example):
     bombs = {file: bomb(example, file) for file in example.files}
-    check([example.with_content({file: blob}) for file, blob in bombs.items() if blob], example.format.name)
+    check(
+        [example.with_content({file: blob}) for file, blob in bombs.items() if blob],
+        example.format.name,
+    )

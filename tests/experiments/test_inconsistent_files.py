@@ -8,15 +8,24 @@ from small_sets import make_series, profile, rows_of
 from diffusion_mp_experiments import graphs
 
 HETEROPHILOUS = [
-    ({"edges": np.array([[0, 6]])}, r"small\.npz: edges must lie in 0..5, got up to 6.*heterophilous-graphs"),
+    (
+        {"edges": np.array([[0, 6]])},
+        r"small\.npz: edges must lie in 0..5, got up to 6.*heterophilous-graphs",
+    ),
     ({"edges": np.array([0, 1])}, "do not go with 6 nodes"),
     ({"node_labels": np.array([0, 1])}, r"node_labels \[2\]"),
     ({"node_labels": np.array([0.0] * 6)}, "node_labels must be integers"),
     ({"node_features": np.array([[np.nan]] * 6)}, "must be finite numbers"),
     ({"val_masks": np.ones((3, 6), bool)}, r"val_masks must be bools \[splits, 6\]"),
     ({"val_masks": np.ones((2, 6), bool)}, "a node is in two parts of a split"),
-    ({"train_masks": np.array(["a"] * 6)}, "TypeError: can't convert np.ndarray of type numpy.str_"),
-    ({"edges": np.array([{}], dtype=object)}, "Object arrays cannot be loaded when allow_pickle=False"),
+    (
+        {"train_masks": np.array(["a"] * 6)},
+        "TypeError: can't convert np.ndarray of type numpy.str_",
+    ),
+    (
+        {"edges": np.array([{}], dtype=object)},
+        "Object arrays cannot be loaded when allow_pickle=False",
+    ),
 ]
 FACEBOOK = [
     ({"local_info": np.ones((6, 1), np.uint16)}, "is no table of whole numbers"),
@@ -32,7 +41,10 @@ MOLECULES = [
     ({"y": np.array([0, 1, 2])}, r"y must lie in 0\.\.1, got up to 2"),
     ({"edge_index_local": np.full((2, 6), 2)}, "the number of its graph's nodes - 1"),
     ({"edge_feat": np.full((6, 5), np.inf)}, "must be finite numbers"),
-    ({"edge_feat": np.zeros((6, 3_000_000), np.float32)}, "unpack into 720[0-9]{5} bytes, more than 67108864"),
+    (
+        {"edge_feat": np.zeros((6, 3_000_000), np.float32)},
+        "unpack into 720[0-9]{5} bytes, more than 67108864",
+    ),
     ({"test_index": np.array([0])}, "a molecule is twice"),
     ({"atom_type": np.array([0, 2, 1, 1, 0, 64])}, r"atom_type must lie in 0\.\.63"),
 ]
@@ -56,11 +68,31 @@ LINKX = [
 ]
 ARXIV = [
     ("raw/edge", "0,1\n3,4\n", r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got 0\.\.4"),
-    ("raw/node-label", "0\n40\n1\n2\n", r"node-label\.csv\.gz, line 2: the labels must lie in 0\.\.39"),
-    ("raw/node_year", "2013\n" * 3, r"node_year\.csv\.gz must have 4 rows, one for each node .* got 3"),
-    ("raw/node-feat", rows_of([[1] * 128] * 5), r"node-feat\.csv\.gz must have 4 rows, one for each node .* got 5"),
-    ("raw/node-feat", ("1," * 127 + "inf\n") * 4, r"node-feat\.csv\.gz, line 1: the numbers must be finite"),
-    ("split/time/test", "", r"test\.csv\.gz must name the nodes of a split, one each line; it names none"),
+    (
+        "raw/node-label",
+        "0\n40\n1\n2\n",
+        r"node-label\.csv\.gz, line 2: the labels must lie in 0\.\.39",
+    ),
+    (
+        "raw/node_year",
+        "2013\n" * 3,
+        r"node_year\.csv\.gz must have 4 rows, one for each node .* got 3",
+    ),
+    (
+        "raw/node-feat",
+        rows_of([[1] * 128] * 5),
+        r"node-feat\.csv\.gz must have 4 rows, one for each node .* got 5",
+    ),
+    (
+        "raw/node-feat",
+        ("1," * 127 + "inf\n") * 4,
+        r"node-feat\.csv\.gz, line 1: the numbers must be finite",
+    ),
+    (
+        "split/time/test",
+        "",
+        r"test\.csv\.gz must name the nodes of a split, one each line; it names none",
+    ),
     ("split/time/test", "-1\n", r"test\.csv\.gz, line 1: the nodes must lie in 0\.\.3; got -1"),
     ("split/time/test", "0\n", r"test\.csv\.gz, from line 1 on: node 0 is in a split already"),
     ("split/time/test", "2\n2\n", r"test\.csv\.gz, from line 1 on: node 2 is in a split already"),
@@ -75,7 +107,11 @@ SNAP = [
     ([profile("null")], "0\t0\n", "null in all but the first; .*null"),
     ([profile(0).replace("2012-05-25", "yesterday!")], "0\t0\n", "dates such as 2012-05-25"),
     ([profile(0), profile(0)], "0\t0\n", "must name every user once; 2 lines name fewer"),
-    ([profile(0)], "0\t5\n", "user 5 has no line in the profiles, nor have 0 other ends among these 1 lines"),
+    (
+        [profile(0)],
+        "0\t5\n",
+        "user 5 has no line in the profiles, nor have 0 other ends among these 1 lines",
+    ),
     ([profile(0, age="inf")], "0\t0\n", r"b'inf' does not lie in 0 \.\. 1000000"),
     ([profile(0, age="nan")], "0\t0\n", r"b'nan' does not lie in 0 \.\. 1000000"),
     ([profile(0, completion="1e300")], "0\t0\n", r"b'1e300' does not lie in 0 \.\. 1000000"),
@@ -99,14 +135,25 @@ LINKX_SAYS = r"pokec\.mat: .*{}.*\. It must be LINKX's pokec\.mat"
         *((small.make_facebook, "load_facebook", "small", *row) for row in FACEBOOK),
         *((small.make_synmol, "load_synmol", "train", *row) for row in MOLECULES),
         *((small.make_chickenpox, "load_snapshots", "chickenpox", *row) for row in SERIES),
-        *((small.make_mat, "load_pokec", "linkx", row, LINKX_SAYS.format(said)) for row, said in LINKX),
-        *((small.make_pokec, "load_pokec", "snap", {"profiles": a, "pairs": b}, said) for a, b, said in SNAP),
+        *(
+            (small.make_mat, "load_pokec", "linkx", row, LINKX_SAYS.format(said))
+            for row, said in LINKX
+        ),
+        *(
+            (small.make_pokec, "load_pokec", "snap", {"profiles": a, "pairs": b}, said)
+            for a, b, said in SNAP
+        ),
         *((small.make_tu, "load_tu", "SMALL", *row) for row in TU),
-        *((small.make_ogb(name), "load_ogb", name, {f"{file}.csv.gz": rows}, said) for name, file, rows, said in OGB),
+        *(
+            (small.make_ogb(name), "load_ogb", name, {f"{file}.csv.gz": rows}, said)
+            for name, file, rows, said in OGB
+        ),
     ],
 )
 def test_refused_by_name_and_no_cache_is_left(tmp_path, make, load, name, content, said):
     make(tmp_path, **content)
     with pytest.raises(ValueError, match=said):
         getattr(graphs, load)(tmp_path, name)
-    assert not [path for place in tmp_path.rglob("processed") for path in place.iterdir() if path.is_dir()]
+    assert not [
+        path for place in tmp_path.rglob("processed") for path in place.iterdir() if path.is_dir()
+    ]

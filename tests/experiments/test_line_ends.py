@@ -47,29 +47,44 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
     "blank last lines": lambda text: text.rstrip(b"\n") + b"\n \n\t\n\n",
     "CRLF": lambda text: text.replace(b"\n", b"\r\n"),
     "CRLF without the last": lambda text: text.rstrip(b"\n").replace(b"\n", b"\r\n"),
-    "CRLF with a blank last line": lambda text: text.rstrip(b"\n").replace(b"\n", b"\r\n") + b"\r\n\r\n",
+    "CRLF with a blank last line": lambda text: (
+        text.rstrip(b"\n").replace(b"\n", b"\r\n") + b"\r\n\r\n"
+    ),
     "a mark": lambda text: MARK + text,
-    "a mark and all that": lambda text: MARK + text.rstrip(b"\n").replace(b"\n", b"\r\n") + b"\r\n \r\n",
+    "a mark and all that": lambda text: (
+        MARK + text.rstrip(b"\n").replace(b"\n", b"\r\n") + b"\r\n \r\n"
+    ),
 }
 
 
 def tu(folder: Path) -> list[Path]:
     return make_tu(
-        folder, node_attributes="0.5, 1\n1.5, 2\n2, 3\n3, 4\n4, 5\n5, 6\n", edge_attributes="1\n2\n3\n4\n5\n6\n"
+        folder,
+        node_attributes="0.5, 1\n1.5, 2\n2, 3\n3, 4\n4, 5\n5, 6\n",
+        edge_attributes="1\n2\n3\n4\n5\n6\n",
     )
 
 
 def peptides(root: Path) -> list[Data]:
     pytest.importorskip("rdkit")
-    return [data for split in ("train", "test") for data in PeptidesFunctional(root, root / "c", split, log=False)]
+    return [
+        data
+        for split in ("train", "test")
+        for data in PeptidesFunctional(root, root / "c", split, log=False)
+    ]
 
 
 def metrics(folder: Path) -> list[Path]:
-    return write(folder, {"metrics.csv": "epoch,train_loss,val_acc\n0,1.5,\n0,,0.7\n1,1.0,\n1,,0.8\n"})
+    return write(
+        folder, {"metrics.csv": "epoch,train_loss,val_acc\n0,1.5,\n0,,0.7\n1,1.0,\n1,,0.8\n"}
+    )
 
 
 def drawn(root: Path) -> list[Any]:
-    return [line.get_xydata().tolist() for line in plot.curves(root / "metrics.csv", ax=Figure().subplots()).lines]
+    return [
+        line.get_xydata().tolist()
+        for line in plot.curves(root / "metrics.csv", ax=Figure().subplots()).lines
+    ]
 
 
 READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]] = {
@@ -77,7 +92,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]] =
     "Pokec": (make_pokec, load_pokec),
     "Pokec, zipped": (lambda folder: make_pokec(folder, zipped=True), load_pokec),
     "arxiv": (make_ogb("ogbn-arxiv"), lambda root: load_ogb(root, "ogbn-arxiv", progress=False)),
-    "proteins": (make_ogb("ogbn-proteins"), lambda root: load_ogb(root, "ogbn-proteins", progress=False)),
+    "proteins": (
+        make_ogb("ogbn-proteins"),
+        lambda root: load_ogb(root, "ogbn-proteins", progress=False),
+    ),
     "Planetoid": (make_planetoid, lambda root: load_planetoid(root, "Cora")),
     "Peptides": (make_peptides, peptides),
     "chickenpox": (make_chickenpox, lambda root: load_snapshots(root, "chickenpox")),
@@ -149,7 +167,11 @@ def test_blocks_of_any_size_end_anywhere(
         assert count_lines(path, progress=False) == 3
         lines = [line for _, part in line_blocks(path, 2, progress=False) for line in part]
         assert lines == [b"1 2", b"30 4", b"5 600"]
-        rows = [row for _, part in number_blocks(path, 2, np.int64, progress=False) for row in part.tolist()]
+        rows = [
+            row
+            for _, part in number_blocks(path, 2, np.int64, progress=False)
+            for row in part.tolist()
+        ]
         assert rows == [[1, 2], [30, 4], [5, 600]]
     for empty in (b"", b"\n", b"\n\n \r\n", MARK, MARK + b"\r\n"):
         (path,) = write(tmp_path, {name: empty})
@@ -159,7 +181,14 @@ def test_blocks_of_any_size_end_anywhere(
 
 @pytest.mark.parametrize("block", [3, 5, 1 << 22])
 @pytest.mark.parametrize(
-    ("text", "line"), [(b"\n1\n", 1), (b"1\n\n2\n", 2), (b"1\n2\n \t\n\n3", 3), (b"1\r\n\r\n2", 2), (MARK + b"\n1", 1)]
+    ("text", "line"),
+    [
+        (b"\n1\n", 1),
+        (b"1\n\n2\n", 2),
+        (b"1\n2\n \t\n\n3", 3),
+        (b"1\r\n\r\n2", 2),
+        (MARK + b"\n1", 1),
+    ],
 )
 def test_a_blank_line_before_others_is_named(
     text: bytes, line: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,7 +198,8 @@ def test_a_blank_line_before_others_is_named(
     (path,) = write(tmp_path, {"table.txt": text})
     for read in (count_lines, lambda path, progress: list(line_blocks(path, 1, progress=progress))):
         with pytest.raises(
-            ValueError, match=rf"table\.txt, line {line}: a line with others after it must not be blank"
+            ValueError,
+            match=rf"table\.txt, line {line}: a line with others after it must not be blank",
         ):
             read(path, progress=False)
 
@@ -180,7 +210,9 @@ def test_blank_lines_take_no_memory(tmp_path: Path) -> None:
         assert count_lines(path, progress=False) == 1
 
 
-def test_a_set_whose_files_all_lack_the_last_line_break_keeps_its_last_graph(tmp_path: Path) -> None:
+def test_a_set_whose_files_all_lack_the_last_line_break_keeps_its_last_graph(
+    tmp_path: Path,
+) -> None:
     for path in make_tu(tmp_path):
         path.write_bytes(path.read_bytes().rstrip(b"\n"))
     graphs = load_tu(tmp_path, "SMALL")

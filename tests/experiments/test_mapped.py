@@ -27,7 +27,9 @@ DAMAGES = [
     lambda cache: (cache / "sources.json").unlink(),
     lambda cache: (cache / "sources.json").write_text("{"),
     lambda cache: (cache / "sources.json").write_text("[]"),
-    lambda cache: (cache / "sources.json").write_text('{"made_by": "v1", "files": 3, "arrays": {}}'),
+    lambda cache: (cache / "sources.json").write_text(
+        '{"made_by": "v1", "files": 3, "arrays": {}}'
+    ),
 ]
 
 
@@ -49,9 +51,12 @@ def mapped(tmp_path, cache):
         arrays.put("b", np.array([len(source.read_bytes())]))
 
     def mapped(made_by="v1", and_then=lambda: None):
-        return mapped_arrays(cache, lambda arrays: (make(arrays), and_then()), [source], made_by=made_by)
+        return mapped_arrays(
+            cache, lambda arrays: (make(arrays), and_then()), [source], made_by=made_by
+        )
 
-    mapped.source, mapped.times = source, 0
+    mapped.source = source
+    mapped.times = 0
     return mapped
 
 
@@ -69,7 +74,9 @@ def test_made_once_and_then_mapped_without_a_warning(mapped, cache, recwarn):
 
 def test_what_another_process_made_before_the_lock_was_free_is_read(cache):
     found = iter([None, 7])
-    assert made_once(cache, lambda folder: next(found), lambda folder: pytest.fail("made again")) == 7
+    assert (
+        made_once(cache, lambda folder: next(found), lambda folder: pytest.fail("made again")) == 7
+    )
 
 
 def test_another_source_or_maker_makes_it_anew_and_a_deleted_source_does_not(mapped):
@@ -105,7 +112,9 @@ def test_a_damaged_folder_is_made_anew_with_a_warning(mapped, cache, damage):
 def test_a_folder_with_other_things_is_not_replaced(mapped, cache):
     cache.mkdir()
     (cache / "thesis.tex").touch()
-    with pytest.raises(ValueError, match=r"holds thesis\.tex, which is no array; name a folder of its own"):
+    with pytest.raises(
+        ValueError, match=r"holds thesis\.tex, which is no array; name a folder of its own"
+    ):
         mapped()
     assert (cache / "thesis.tex").exists()
 
@@ -140,7 +149,10 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["diffusion_mp_experiments.graphs"])
     start = time.time() + 0.2
-    racers = [context.Process(target=cache_racers.race, args=(kind, folder, start)) for _ in range(PROCESSES)]
+    racers = [
+        context.Process(target=cache_racers.race, args=(kind, folder, start))
+        for _ in range(PROCESSES)
+    ]
     for racer in racers:
         racer.start()
     victims = rng.sample(racers, rng.choice([0, 1, 2, PROCESSES]))
@@ -154,7 +166,9 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
     survivors = len(victims) < PROCESSES
     with warnings.catch_warnings():
         if survivors:
-            warnings.simplefilter("error")  # it is complete: nothing is damaged, nothing is made anew
+            warnings.simplefilter(
+                "error"
+            )  # it is complete: nothing is damaged, nothing is made anew
             before = cache.stat().st_ino
         cache_racers.RACES[kind](folder)
         if survivors:

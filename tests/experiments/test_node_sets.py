@@ -13,7 +13,13 @@ from torch_geometric.datasets import HeterophilousGraphDataset, LINKXDataset
 from torch_geometric.utils import coalesce
 
 from diffusion_mp.data import random_split_per_class
-from diffusion_mp_experiments.graphs import load_digits, load_facebook, load_heterophilous, load_mnist, load_newsgroups
+from diffusion_mp_experiments.graphs import (
+    load_digits,
+    load_facebook,
+    load_heterophilous,
+    load_mnist,
+    load_newsgroups,
+)
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 
 DAMAGED_IMAGES = [
@@ -24,7 +30,13 @@ DAMAGED_IMAGES = [
     (b"abc", "error"),
 ]
 SETS_OF_PYG = [
-    (load_heterophilous, HeterophilousGraphDataset, "Minesweeper", "minesweeper.npz", (10_000, 78_804, 7)),
+    (
+        load_heterophilous,
+        HeterophilousGraphDataset,
+        "Minesweeper",
+        "minesweeper.npz",
+        (10_000, 78_804, 7),
+    ),
     (load_facebook, LINKXDataset, "johnshopkins55", "data.mat", (5180, 373_172, 2406)),
 ]
 
@@ -61,7 +73,11 @@ def test_small_facebook(tmp_path):
     values = [[1, 2, 6], [0, 3, 4], [0, 7, 9]]  # of the columns beside gender
     people = [(1, 0, 7), (1, 3, 7), (2, 3, 9), (1, 4, 9), (6, 0, 0), (2, 3, 7)]
     assert data.x.tolist() == [
-        [float(value == own) for own, column in zip(person, values, strict=True) for value in column]
+        [
+            float(value == own)
+            for own, column in zip(person, values, strict=True)
+            for value in column
+        ]
         for person in people
     ]
     assert pairs(data) == both((0, 1), (1, 2), (1, 5), (3, 4))
@@ -117,13 +133,17 @@ def test_digits_pixels_labels_and_neighbours():
 @pytest.mark.data
 @pytest.mark.parametrize(("load", "dataset", "pyg", "file", "sizes"), SETS_OF_PYG)
 def test_the_graph_is_that_of_pyg(data_root, tmp_path, load, dataset, pyg, file, sizes):
-    root, name = data_root / dataset.__name__, pyg.lower()
+    root = data_root / dataset.__name__
+    name = pyg.lower()
     (tmp_path / name / "raw").mkdir(parents=True)
     (tmp_path / name / "raw" / file).symlink_to((root / name / "raw" / file).resolve())
-    expected, found = dataset(str(tmp_path), pyg)[0], load(root, name)
+    expected = dataset(str(tmp_path), pyg)[0]
+    found = load(root, name)
     assert (found.num_nodes, found.num_edges, found.num_features) == sizes
     if load is load_facebook:
-        expected = type(expected)(x=expected.x, y=expected.y, edge_index=coalesce(expected.edge_index))
+        expected = type(expected)(
+            x=expected.x, y=expected.y, edge_index=coalesce(expected.edge_index)
+        )
     for key, value in expected.items():
         assert torch.equal(found[key], value), key
 
@@ -131,7 +151,12 @@ def test_the_graph_is_that_of_pyg(data_root, tmp_path, load, dataset, pyg, file,
 @pytest.mark.data
 def test_the_real_files_have_their_known_sizes(data_root):
     data = load_heterophilous(data_root / "heterophilous_npz", "chameleon_filtered")
-    assert (data.num_nodes, data.num_edges, data.num_features, data.test_mask.size(1)) == (890, 17_708, 2325, 10)
+    assert (data.num_nodes, data.num_edges, data.num_features, data.test_mask.size(1)) == (
+        890,
+        17_708,
+        2325,
+        10,
+    )
     assert (data.train_mask.int() + data.val_mask.int() + data.test_mask.int() == 1).all()
     data = load_mnist(data_root / "MNIST", 1000)
     assert data.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
@@ -151,7 +176,8 @@ Y[::10] = -1
 
 
 def test_every_label_is_on_one_side():
-    tuning, reported = visible_labels(Y, True, 0.25), visible_labels(Y, False, 0.25)
+    tuning = visible_labels(Y, True, 0.25)
+    reported = visible_labels(Y, False, 0.25)
     assert ((tuning >= 0) ^ (reported >= 0))[Y >= 0].all()
     assert (tuning[Y < 0] == -1).all()
     assert (reported[Y < 0] == -1).all()
@@ -161,14 +187,28 @@ def test_every_label_is_on_one_side():
 
     def used(tuning, seed):
         generator = torch.Generator().manual_seed(seed)
-        return torch.stack(random_split_per_class(visible_labels(Y, tuning), 5, 20, None, generator)).any(0)
+        return torch.stack(
+            random_split_per_class(visible_labels(Y, tuning), 5, 20, None, generator)
+        ).any(0)
 
     tuned = torch.stack([used(True, seed) for seed in range(5)]).any(0)
     assert not any((used(False, seed) & tuned).any() for seed in range(5))
 
 
 @pytest.mark.parametrize(
-    "dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64, ">u2", ">i4"]
+    "dtype",
+    [
+        np.uint8,
+        np.int8,
+        np.uint16,
+        np.int16,
+        np.uint32,
+        np.int32,
+        np.uint64,
+        np.int64,
+        ">u2",
+        ">i4",
+    ],
 )
 def test_numbers_of_any_width(tmp_path, dtype):
     """torch neither compares nor adds uint16, uint32 and uint64."""
@@ -179,4 +219,6 @@ def test_numbers_of_any_width(tmp_path, dtype):
     data = load_heterophilous(tmp_path, "small")
     assert all(torch.equal(data[name], value) for name, value in right)
     with pytest.raises(ValueError, match=r"edges must lie in 0\.\.5, got up to 6"):
-        load_heterophilous(make_heterophilous(tmp_path, edges=arrays["edges"] + np.array(1, dtype)).parent, "small")
+        load_heterophilous(
+            make_heterophilous(tmp_path, edges=arrays["edges"] + np.array(1, dtype)).parent, "small"
+        )

@@ -37,7 +37,9 @@ def test_own_tables_come_first_and_may_be_like_those_of_the_package(tmp_path):
 
 
 @pytest.mark.parametrize("options", [[], ["--configs=none"], ["--configs=."]])
-def test_a_table_that_is_nowhere_is_a_sentence_with_those_that_are(options, tmp_path, monkeypatch, capsys):
+def test_a_table_that_is_nowhere_is_a_sentence_with_those_that_are(
+    options, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path, "mine")
     assert main(["reproduce", "letters", *options]) == 2
@@ -48,7 +50,9 @@ def test_a_table_that_is_nowhere_is_a_sentence_with_those_that_are(options, tmp_
     assert ("There are no tables in none." in said) == (options == ["--configs=none"])
 
 
-@pytest.mark.parametrize("given", ["digits_certified", "configs/digits_certified.yaml", "nothing", "own.yaml"])
+@pytest.mark.parametrize(
+    "given", ["digits_certified", "configs/digits_certified.yaml", "nothing", "own.yaml"]
+)
 def test_a_configuration_is_a_file_or_a_name(given, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text((configs_folder() / "digits_certified.yaml").read_text())
@@ -59,7 +63,9 @@ def test_a_configuration_is_a_file_or_a_name(given, tmp_path, monkeypatch, capsy
         return
     assert main(["fit", "--config", given]) == 2
     said = capsys.readouterr().err
-    assert f"--config must be a YAML file, or the name of a configuration; got {given}. Give " in said
+    assert (
+        f"--config must be a YAML file, or the name of a configuration; got {given}. Give " in said
+    )
     assert "Give --config digits_certified." in said or "or one of citeseer_certified, " in said
 
 
@@ -67,7 +73,14 @@ def test_a_table_of_users_own_models_is_made_and_taken_over(tmp_path, monkeypatc
     """Models without in_channels, and of (x, edge_index); --save refuses what is no model of the library."""
     monkeypatch.chdir(tmp_path)
     folder = write_table(
-        tmp_path / "own", "mine", rows=list(ROWS), splits=1, trials=1, epochs=1, search={}, baselines=[]
+        tmp_path / "own",
+        "mine",
+        rows=list(ROWS),
+        splits=1,
+        trials=1,
+        epochs=1,
+        search={},
+        baselines=[],
     )
     own = {"class_path": "own_models.Features", "init_args": {"features": 64, "classes": 10}}
     (folder / "gcn.yaml").write_text(yaml.safe_dump({"title": "Own", "model": own}))

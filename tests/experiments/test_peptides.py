@@ -10,7 +10,9 @@ from small_sets import LABELS, make_peptides
 
 from diffusion_mp_experiments.graphs import PeptidesFunctional
 
-needs_rdkit = pytest.mark.skipif(find_spec("rdkit") is None, reason="pip install 'diffusion-mp-experiments[molecules]'")
+needs_rdkit = pytest.mark.skipif(
+    find_spec("rdkit") is None, reason="pip install 'diffusion-mp-experiments[molecules]'"
+)
 BAD_ROWS = [
     ("CC(=O)N", "[1, 0]", r"Row 3 .* must have 10 labels 0 or 1; got \[1, 0\]"),
     ("CC(=O)N", "[1, 0, 0, 0, 0, 0, 0, 0, 0, 2]", r"Row 3 .* must have 10 labels 0 or 1; got"),
@@ -53,12 +55,18 @@ def test_bad_splits_and_missing_files(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rdkit", None)
     with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"):
         PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
-    for rows, message in (([{"any": "object"}], "allow_pickle"), ([-1], "not one of row numbers"), ([0.5], "not one")):
+    for rows, message in (
+        ([{"any": "object"}], "allow_pickle"),
+        ([-1], "not one of row numbers"),
+        ([0.5], "not one"),
+    ):
         np.savez(split, train=np.array(rows))
         with pytest.raises(ValueError, match=message):
             PeptidesFunctional(tmp_path, tmp_path / "cache")
     split.unlink()
-    with pytest.raises(FileNotFoundError, match=r"missing splits_random_stratified_peptide\.npz\. Put"):
+    with pytest.raises(
+        FileNotFoundError, match=r"missing splits_random_stratified_peptide\.npz\. Put"
+    ):
         PeptidesFunctional(tmp_path, tmp_path / "cache")
 
 
@@ -71,9 +79,14 @@ def test_the_real_file(data_root, tmp_path):
     dataset = PeptidesFunctional(folder, tmp_path, "test", num_graphs=60, log=False)
     assert dataset.num_features == 9
     # LRGB: 150.9 atoms and 307.3 directed bonds on average; 60 peptides stray from it.
-    nodes, edges = (sum(getattr(data, size) for data in dataset) for size in ("num_nodes", "num_edges"))
+    nodes, edges = (
+        sum(getattr(data, size) for data in dataset) for size in ("num_nodes", "num_edges")
+    )
     assert nodes / 60 == pytest.approx(150.9, rel=0.3)
     assert edges / nodes == pytest.approx(307.3 / 150.9, rel=0.02)
     assert dataset._data.y.shape == (60, 10)
-    rows = [PeptidesFunctional(folder, tmp_path, s, num_graphs=1, log=False)._rows[0] for s in ("train", "val", "test")]
+    rows = [
+        PeptidesFunctional(folder, tmp_path, s, num_graphs=1, log=False)._rows[0]
+        for s in ("train", "val", "test")
+    ]
     assert rows == [1, 6, 0]

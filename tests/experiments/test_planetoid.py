@@ -19,24 +19,43 @@ OTHER_INDICES = [
     lambda lines: lines[:-1],  # PyG makes another graph of fewer lines, and says nothing
     lambda lines: lines[:4],
     lambda lines: [*lines[:-1], lines[0]],
-    *(lambda lines, line=line: [*lines[1:], line] for line in ("-1", "10000", "507.5", "x", "9" * 30)),
+    *(
+        lambda lines, line=line: [*lines[1:], line]
+        for line in ("-1", "10000", "507.5", "x", "9" * 30)
+    ),
 ]
 OTHER_CONTENT = [
     *(
         (part, lambda content: content[:-1], r"\S+: it (has the shape|must hold different)")
         for part in ("x", "y", "tx", "ty", "allx", "ally")
     ),
-    ("x", lambda matrix: matrix.toarray(), r"x: it must hold a CSR matrix, not a ndarray of shape \(6, 4\)"),
+    (
+        "x",
+        lambda matrix: matrix.toarray(),
+        r"x: it must hold a CSR matrix, not a ndarray of shape \(6, 4\)",
+    ),
     ("ally", lambda labels: labels[:, 0], "ally: it must hold an array"),
     ("ty", lambda labels: labels[:, :0], "ty: it must hold an array"),
     ("y", lambda labels: np.ones((50, 3), np.int32), r"x: it has the shape \(6, 4\)"),
     ("graph", list, "graph: it must hold a dictionary, not a list"),
-    ("graph", lambda graph: graph | {600: [1]}, "graph: .*neighbours of every number from 0 to 516"),
-    ("graph", lambda graph: graph | {3: [516]}, "graph: the neighbours must lie in 0..515, got up to 516"),
+    (
+        "graph",
+        lambda graph: graph | {600: [1]},
+        "graph: .*neighbours of every number from 0 to 516",
+    ),
+    (
+        "graph",
+        lambda graph: graph | {3: [516]},
+        "graph: the neighbours must lie in 0..515, got up to 516",
+    ),
     ("graph", lambda graph: graph | {3: [-1]}, "graph: .*got up to 5[01][0-9] and down to -1"),
     ("graph", lambda graph: graph | {3: ["x"]}, "graph: .*where integers belong"),
     ("graph", lambda graph: graph | {3: [2**70]}, "graph: OverflowError"),
-    ("tx", lambda content: [np.ones(2), Payload(Path("marker"))], r"tx: it asks for posix\.system, which is no"),
+    (
+        "tx",
+        lambda content: [np.ones(2), Payload(Path("marker"))],
+        r"tx: it asks for posix\.system, which is no",
+    ),
 ]
 
 
@@ -56,7 +75,9 @@ def test_missing_files_are_named_and_pyg_may_download_them(tmp_path, monkeypatch
         raise OSError("no route to host")
 
     monkeypatch.setattr(Planetoid, "__init__", fail)
-    with pytest.raises(ConnectionError, match=r"could not download Cora .* no route to host.*put them under"):
+    with pytest.raises(
+        ConnectionError, match=r"could not download Cora .* no route to host.*put them under"
+    ):
         load_planetoid(tmp_path, "Cora", download=True)
     assert asked == [(str(tmp_path), "Cora")]
     monkeypatch.setattr(Planetoid, "__init__", lambda self, root, name: None)
@@ -66,7 +87,8 @@ def test_missing_files_are_named_and_pyg_may_download_them(tmp_path, monkeypatch
 
 def test_what_was_downloaded_is_not_run(tmp_path, monkeypatch):
     """PyG would unpickle the files at once, and those that lie in its folder `processed`."""
-    harm, raw = Payload(tmp_path / "marker"), tmp_path / "Cora" / "raw"
+    harm = Payload(tmp_path / "marker")
+    raw = tmp_path / "Cora" / "raw"
     processed = raw.parent / "processed"
     processed.mkdir(parents=True)
     for name in ("data.pt", "pre_transform.pt", "pre_filter.pt"):
@@ -88,7 +110,9 @@ def test_what_was_downloaded_is_not_run(tmp_path, monkeypatch):
     ("name", "sizes", "classes", "unlabelled"),
     [("Cora", (2708, 10556, 1433), 7, 0), ("CiteSeer", (3327, 9104, 3703), 6, 15)],
 )
-def test_the_graph_is_that_of_pyg_and_nothing_is_written(data_root, name, sizes, classes, unlabelled):
+def test_the_graph_is_that_of_pyg_and_nothing_is_written(
+    data_root, name, sizes, classes, unlabelled
+):
     """Bit by bit, but for the labels of the numbers without a paper."""
     folder = data_root / "Planetoid" / name
     before = sorted(folder.rglob("*"))
@@ -124,14 +148,21 @@ def test_old_and_new_pickles_and_too_few_papers(raw, tmp_path):
     check_data(data)
     assert data.x.shape == (KNOWN + TESTED + 1, FEATURES)
     assert (data.y < 0).nonzero().tolist() == [[KNOWN + 4]]
-    assert (int(data.train_mask.sum()), int(data.val_mask.sum()), int(data.test_mask.sum())) == (TRAIN, 500, TESTED)
+    assert (int(data.train_mask.sum()), int(data.val_mask.sum()), int(data.test_mask.sum())) == (
+        TRAIN,
+        500,
+        TESTED,
+    )
     tested = [int(line) for line in (raw / "ind.cora.test.index").read_text().split()]
     labels = pickle.loads((raw / "ind.cora.ty").read_bytes())  # this test wrote it
     assert data.y[tested].tolist() == labels.argmax(axis=1).tolist()
     for part in ("x", "y"):
         rows = pickle.loads((raw / f"ind.cora.all{part}").read_bytes())[:7]
         (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(rows))
-    with pytest.raises(ValueError, match="y: 7 papers to train with and 500 to validate with exceed the 506 of allx"):
+    with pytest.raises(
+        ValueError,
+        match="y: 7 papers to train with and 500 to validate with exceed the 506 of allx",
+    ):
         load_planetoid(tmp_path, "Cora")
 
 

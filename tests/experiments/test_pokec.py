@@ -17,7 +17,17 @@ from diffusion_mp_experiments.graphs.pokec import FEATURES
 from helpers import draw
 from subrun import run_program
 
-REGIONS = ["kraj a, x", "kraj a, y", "Kraj A, z", "kraj b", "null", "kraj c, x", "kraj d", "kraj e", "kraj f"]
+REGIONS = [
+    "kraj a, x",
+    "kraj a, y",
+    "Kraj A, z",
+    "kraj b",
+    "null",
+    "kraj c, x",
+    "kraj d",
+    "kraj e",
+    "kraj f",
+]
 
 
 def load(root, profiles, pairs="0\t1\n", **options):
@@ -83,9 +93,13 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
 
 
 def test_missing_files_are_named_and_the_cache_records_what_was_read(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"):
+    with pytest.raises(
+        FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"
+    ):
         load_pokec(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"):
+    with pytest.raises(
+        FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"
+    ):
         load_pokec(tmp_path, "linkx")
     load(tmp_path, [profile(0), profile(1)])
     record = json.loads((tmp_path / "processed" / "pokec-snap" / "sources.json").read_text())
@@ -98,7 +112,9 @@ def test_missing_files_are_named_and_the_cache_records_what_was_read(tmp_path):
 def test_linkx(tmp_path, generator):
     x = draw(generator, 5, 65)
     edges = torch.randint(5, (2, 9), generator=generator)
-    make_mat(tmp_path, node_feat=x.numpy(), edge_index=edges.numpy(), label=np.array([[0, 1, 1, -1, 0]]))
+    make_mat(
+        tmp_path, node_feat=x.numpy(), edge_index=edges.numpy(), label=np.array([[0, 1, 1, -1, 0]])
+    )
     data = load_pokec(tmp_path, "linkx")
     assert torch.equal(data.x, x.float())
     assert torch.equal(data.edge_index, edges)
@@ -116,7 +132,9 @@ def test_the_real_format(data_root, tmp_path):
     assert data.y.bincount().tolist() == [264, 236]
     assert sum(column(data, "age_unknown")) == 112
     assert sum(column(data, "region_unknown")) == 0
-    assert data.x[:, FEATURES.index("column_9_filled") :].sum() == 0  # the texts of the sample are blanked
+    assert (
+        data.x[:, FEATURES.index("column_9_filled") :].sum() == 0
+    )  # the texts of the sample are blanked
     assert data.x.isfinite().all()
     first = data.user_id[data.edge_index[:, :3]]
     assert first.tolist() == [[1, 1, 1], [13, 11, 6]]
@@ -127,7 +145,10 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
     """Ids are not line numbers: matched by id 44.4 % of friendships join one gender, by line 50.0 %."""
     with gzip.open(data_root / "pokec" / "nodes_20k.csv.gz", "rt") as file:
         users = list(csv.DictReader(file))
-    lines = [profile(u["user_id"], gender=u["gender"], region=u["region_large"], age=u["age"] or "null") for u in users]
+    lines = [
+        profile(u["user_id"], gender=u["gender"], region=u["region_large"], age=u["age"] or "null")
+        for u in users
+    ]
     make_pokec(tmp_path, lines, "")
     pairs = data_root / "pokec" / "soc-pokec-relationships.sample20k.txt.gz"
     (tmp_path / "soc-pokec-relationships.txt").write_bytes(gzip.decompress(pairs.read_bytes()))
@@ -139,7 +160,9 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
 
 def test_one_long_field_takes_no_room_and_friendships_may_be_none(tmp_path):
     """NumPy makes every row of a block as long as the longest: 100 rows and one of 10 MB would be a gigabyte."""
-    lines = [profile(user, completion="5" * 10_000_000 if user == 50 else "50") for user in range(100)]
+    lines = [
+        profile(user, completion="5" * 10_000_000 if user == 50 else "50") for user in range(100)
+    ]
     with pytest.raises(ValueError, match="of column 3 has 10000000 bytes"), at_most(100e6):
         load(tmp_path, lines)
     data = load(tmp_path, [profile(0), profile(1)], "")
@@ -160,8 +183,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 @pytest.mark.parametrize(("users", "millions", "text"), [(1_632_803, 1, 300), (400_000, 46, 0)])
 def test_a_gigabyte_of_either_file(tmp_path: Path, users: int, millions: int, text: int) -> None:
     """Of the whole process, imports included: as many users as Pokec has, and 1.5 times as many friendships."""
-    first, day = 1_000_000_000, "2012-05-25 11:20:00.0"  # the first id
-    ends = torch.randint(first, first + users, (1_000_000, 2), generator=torch.Generator().manual_seed(0))
+    # the first id
+    first = 1_000_000_000
+    day = "2012-05-25 11:20:00.0"
+    ends = torch.randint(
+        first, first + users, (1_000_000, 2), generator=torch.Generator().manual_seed(0)
+    )
     with (tmp_path / "soc-pokec-profiles.txt").open("w") as file:
         for user in range(users):
             numbers = f"{first + user}\t1\t50\t{user % 2}\tzilinsky kraj, zilina\t{day}\t{day}\t{user % 60}"
@@ -190,7 +217,9 @@ def test_sizes_degrees_homophily_and_signal(data):
         degree = ends.bincount(minlength=20_000).double()
         assert float(degree.median()) == pytest.approx(6.09, abs=1)
         for share, deviations in ((0.9, 1.2816), (0.99, 2.3263)):
-            assert float(degree.quantile(share)) == pytest.approx(6.09 * math.exp(1.5 * deviations), rel=0.06)
+            assert float(degree.quantile(share)) == pytest.approx(
+                6.09 * math.exp(1.5 * deviations), rel=0.06
+            )
     known = (data.y[data.edge_index] >= 0).all(0)
     source, target = data.y[data.edge_index[:, known]]
     assert float((source == target).float().mean()) == pytest.approx(0.444, abs=0.01)
@@ -202,7 +231,8 @@ def test_sizes_degrees_homophily_and_signal(data):
 def test_seed_decides_everything_and_nothing_else_does(data, tmp_path):
     """The first of the graphs was drawn while the default dtype was float32."""
     before = torch.get_rng_state()
-    again, other = synthetic_pokec(**SIZE), synthetic_pokec(**SIZE, seed=1)
+    again = synthetic_pokec(**SIZE)
+    other = synthetic_pokec(**SIZE, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
     for name in ("x", "edge_index", "y"):
         assert torch.equal(data[name], again[name])
@@ -217,8 +247,16 @@ def test_seed_decides_everything_and_nothing_else_does(data, tmp_path):
 
 
 CHANGES = [
-    ("edge_index", lambda array: np.where(array == 3, 4, array), r"edge_index must lie in 0\.\.3, got up to 4"),
-    ("edge_index", lambda array: array - 1, r"edge_index must lie in 0\.\.3, got up to 2 and down to -1"),
+    (
+        "edge_index",
+        lambda array: np.where(array == 3, 4, array),
+        r"edge_index must lie in 0\.\.3, got up to 4",
+    ),
+    (
+        "edge_index",
+        lambda array: array - 1,
+        r"edge_index must lie in 0\.\.3, got up to 2 and down to -1",
+    ),
     ("y", lambda array: array + 36, r"y must lie in -1\.\.39, got up to 75"),
     ("y", lambda array: array - 2, r"y must lie in -1\.\.39, got up to 37 and down to -2"),
 ]
@@ -227,7 +265,9 @@ CHANGES = [
 @pytest.fixture
 def arxiv(tmp_path):
     """Four papers and five citations: 0 → 1, 3 → 1, 2 → 0, 3 → 3, 0 → 2."""
-    make_ogb("ogbn-arxiv")(tmp_path, **{"raw/node-feat.csv.gz": rows_of(np.arange(4 * 128).reshape(4, 128) / 8)})
+    make_ogb("ogbn-arxiv")(
+        tmp_path, **{"raw/node-feat.csv.gz": rows_of(np.arange(4 * 128).reshape(4, 128) / 8)}
+    )
     return tmp_path
 
 
@@ -244,7 +284,9 @@ def test_arxiv(arxiv):
     write(arxiv / "ogbn_arxiv", {"split/time/test.csv.gz": "2\n3\n"})  # another split is read anew
     assert load_ogb(arxiv, "ogbn-arxiv").test_mask.nonzero().tolist() == [[2], [3]]
     (arxiv / "ogbn_arxiv" / "split" / "time" / "valid.csv.gz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv"):
+    with pytest.raises(
+        FileNotFoundError, match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv"
+    ):
         load_ogb(arxiv, "ogbn-arxiv", cache=arxiv / "none")
 
 
@@ -254,7 +296,10 @@ def test_proteins_have_both_directions(tmp_path, monkeypatch):
     make_ogb("ogbn-proteins")(tmp_path, **{"raw/edge-feat.csv.gz": rows_of(rows)})
     data = load_ogb(tmp_path, "ogbn-proteins")
     assert data.num_nodes == 4
-    assert data.edge_index.tolist() == [[0, 1, 3, 1, 2, 0, 3, 3, 0, 2], [1, 0, 1, 3, 0, 2, 3, 3, 2, 0]]
+    assert data.edge_index.tolist() == [
+        [0, 1, 3, 1, 2, 0, 3, 3, 0, 2],
+        [1, 0, 1, 3, 0, 2, 3, 3, 2, 0],
+    ]
     assert data.edge_attr[:, 0].tolist() == [0.5, 0.5, 0.25, 0.25, 1, 1, 2, 2, 3, 3]
     assert data.y.shape == (4, 112)
     assert data.y.dtype == torch.int64

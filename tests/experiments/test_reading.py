@@ -23,7 +23,12 @@ from diffusion_mp_experiments.files import pickles, text_tables
 from diffusion_mp_experiments.files.arrays import read_matrices
 from diffusion_mp_experiments.files.pickles import as_integers, read_pickle
 from diffusion_mp_experiments.files.reading import reading
-from diffusion_mp_experiments.files.text_tables import LONGEST, count_lines, line_blocks, number_blocks
+from diffusion_mp_experiments.files.text_tables import (
+    LONGEST,
+    count_lines,
+    line_blocks,
+    number_blocks,
+)
 
 FILE = Path("folder") / "numbers.bin"
 OTHER_FILES = [
@@ -37,7 +42,12 @@ OTHER_FILES = [
 ]
 OUT_OF_RANGE = csc_matrix((np.ones(3), [0, 9, 2], [0, 1, 2, 3]), (3, 3))
 OTHER_NUMBERS = [
-    (b"0 1\n2 3\n4 -1\n", np.int64, {"below": 5, "what": "nodes"}, r"line 3: the nodes must lie in 0\.\.4; got -1"),
+    (
+        b"0 1\n2 3\n4 -1\n",
+        np.int64,
+        {"below": 5, "what": "nodes"},
+        r"line 3: the nodes must lie in 0\.\.4; got -1",
+    ),
     (b"0 1\n5 3\n", np.int64, {"below": 5}, r"line 2: the numbers must lie in 0\.\.4; got 0\.\.5"),
     (b"0 1\n2.5 3\n", np.int64, {}, "from line 1 on: .*2.5"),
     (b"0 99999999999999999999\n", np.int64, {}, "from line 1 on: .*99999999999999999999"),
@@ -76,7 +86,9 @@ def recursion():
 )
 def test_one_sentence_with_the_file_and_the_way_out(read, said):
     with (
-        pytest.raises(ValueError, match=f"^{re.escape(f'{FILE}: {said}')}.*\\. Fetch it again\\.$") as caught,
+        pytest.raises(
+            ValueError, match=f"^{re.escape(f'{FILE}: {said}')}.*\\. Fetch it again\\.$"
+        ) as caught,
         reading(FILE, "Fetch it again."),
     ):
         read()
@@ -85,7 +97,13 @@ def test_one_sentence_with_the_file_and_the_way_out(read, said):
 
 @pytest.mark.parametrize(
     "error",
-    [FileNotFoundError(2, "none"), PermissionError(13, "no"), MemoryError(), ImportError(), KeyboardInterrupt()],
+    [
+        FileNotFoundError(2, "none"),
+        PermissionError(13, "no"),
+        MemoryError(),
+        ImportError(),
+        KeyboardInterrupt(),
+    ],
 )
 def test_what_is_not_about_the_content_passes(error):
     with pytest.raises(type(error)) as caught, reading(FILE, "Fetch it again."):
@@ -94,7 +112,10 @@ def test_what_is_not_about_the_content_passes(error):
 
 
 def test_a_sentence_that_names_the_file_stands_and_long_ones_are_cut():
-    with pytest.raises(ValueError, match=r"^folder/numbers\.bin has 3 rows$"), reading(FILE, "Fetch it again."):
+    with (
+        pytest.raises(ValueError, match=r"^folder/numbers\.bin has 3 rows$"),
+        reading(FILE, "Fetch it again."),
+    ):
         raise ValueError(f"{FILE} has 3 rows")
     with pytest.raises(ValueError, match="xxx …") as caught, reading(FILE, "Fetch it again."):
         raise ValueError("x" * 10**6)
@@ -110,14 +131,23 @@ def read(path, *names):
 @pytest.mark.parametrize("compressed", [False, True])
 def test_what_scipy_writes(tmp_path, compressed, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "numpy.py").write_text("raise SystemExit('the child imports what lies in the current folder')")
+    (tmp_path / "numpy.py").write_text(
+        "raise SystemExit('the child imports what lies in the current folder')"
+    )
     rng = np.random.default_rng(0)
     variables = {
-        "text": "not read", "cell": np.array([1, "a"], dtype=object), "struct": {"a": 1},
-        "A": rng.standard_normal((5, 3)), "row": np.arange(7)[None], "one": np.array([[3]], np.uint8),
-        "empty": np.zeros((2, 0)), "large": rng.integers(0, 9, (1000, 1700)), "single": np.ones((3, 2), np.float32),
-        "logical": np.ones((2, 2), bool), "sparse": eye(3, format="csc"),
-    }  # fmt: skip
+        "text": "not read",
+        "cell": np.array([1, "a"], dtype=object),
+        "struct": {"a": 1},
+        "A": rng.standard_normal((5, 3)),
+        "row": np.arange(7)[None],
+        "one": np.array([[3]], np.uint8),
+        "empty": np.zeros((2, 0)),
+        "large": rng.integers(0, 9, (1000, 1700)),
+        "single": np.ones((3, 2), np.float32),
+        "logical": np.ones((2, 2), bool),
+        "sparse": eye(3, format="csc"),
+    }
     savemat(tmp_path / "a.mat", variables, do_compression=compressed)
     names = list(variables)[3:]
     *full, sparse = read(tmp_path / "a.mat", *names)
@@ -162,15 +192,28 @@ def test_memory_is_limited(tmp_path):
     head = head[:4] + (size + 48).to_bytes(4, "little") + head[8:]
     head = head[:32] + (4).to_bytes(4, "little") + (size // 32).to_bytes(4, "little") + head[40:]
     machine = zlib.compressobj(1)
-    packed = machine.compress(head) + b"".join(machine.compress(bytes(1 << 24)) for _ in range(64)) + machine.flush()
-    blob = path.read_bytes()[:128] + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed
+    packed = (
+        machine.compress(head)
+        + b"".join(machine.compress(bytes(1 << 24)) for _ in range(64))
+        + machine.flush()
+    )
+    blob = (
+        path.read_bytes()[:128]
+        + (15).to_bytes(4, "little")
+        + len(packed).to_bytes(4, "little")
+        + packed
+    )
     path.write_bytes(blob)
     with pytest.raises(ValueError, match="MemoryError"):
         read(path)
 
 
 def numbers(path: Path, dtype=np.int64, **options) -> list[list[float]]:
-    return [row for _, block in number_blocks(path, 2, dtype, progress=False, **options) for row in block.tolist()]
+    return [
+        row
+        for _, block in number_blocks(path, 2, dtype, progress=False, **options)
+        for row in block.tolist()
+    ]
 
 
 def zipped(path: Path, text: bytes, times: int = 1) -> Path:
@@ -193,7 +236,10 @@ def test_a_text_without_lines_is_refused_before_it_fills_the_memory(tmp_path, te
 
 def test_empty_lines_long_rows_and_a_wrong_checksum(tmp_path):
     path = zipped(tmp_path / "edges.txt.gz", b"1 2\n" + b"\n" * 2**20, times=64)
-    with pytest.raises(ValueError, match="line 2: a line with others after it must not be blank"), at_most(128e6):
+    with (
+        pytest.raises(ValueError, match="line 2: a line with others after it must not be blank"),
+        at_most(128e6),
+    ):
         numbers(path)
     path = tmp_path / "edges.txt"
     path.write_bytes(b"1 2\n3" + b" " * 200 + b"4\n")
@@ -209,15 +255,21 @@ def test_empty_lines_long_rows_and_a_wrong_checksum(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-@pytest.mark.parametrize("text", [b"", b"a\n b\nbb\r\nccc", b"one\ntwo\n", b"x" * 50 + b"\n" + b"y" * 3])
+@pytest.mark.parametrize(
+    "text", [b"", b"a\n b\nbb\r\nccc", b"one\ntwo\n", b"x" * 50 + b"\n" + b"y" * 3]
+)
 def test_lines_whatever_the_blocks(tmp_path, monkeypatch, text, size):
     path = tmp_path / "text"
     path.write_bytes(text)
     monkeypatch.setattr(text_tables, "_BYTES", size)
     expected = text.split(b"\n")[: None if text and not text.endswith(b"\n") else -1]
     blocks = list(line_blocks(path, 2, progress=False))
-    assert [line for _, lines in blocks for line in lines] == [line.removesuffix(b"\r") for line in expected]
-    assert [start for start, _ in blocks] == [sum(len(lines) for _, lines in blocks[:i]) for i in range(len(blocks))]
+    assert [line for _, lines in blocks for line in lines] == [
+        line.removesuffix(b"\r") for line in expected
+    ]
+    assert [start for start, _ in blocks] == [
+        sum(len(lines) for _, lines in blocks[:i]) for i in range(len(blocks))
+    ]
     assert count_lines(path, progress=False) == len(expected)
 
 
@@ -231,7 +283,8 @@ def test_numbers_that_are_none_or_out_of_range(tmp_path, recwarn, text, dtype, o
 
 
 def test_damaged_gzip_names_the_file(tmp_path):
-    path, whole = tmp_path / "edges.txt.gz", gzip.compress(b"1 2\n" * 1000)
+    path = tmp_path / "edges.txt.gz"
+    whole = gzip.compress(b"1 2\n" * 1000)
     path.touch()
     assert numbers(path) == []
     for damaged in (whole[:-9], whole[:20], b"1 2\n"):
@@ -242,14 +295,34 @@ def test_damaged_gzip_names_the_file(tmp_path):
 
 PROTOCOLS = range(6)
 STRANGE = [
-    b"", b".", b"]", b"(l", b"h\x01.", b"\x80\x04]\x94(K\x01e", b"I1\n(I2\n.", b"Pid\n.", b"\x97.",
+    b"",
+    b".",
+    b"]",
+    b"(l",
+    b"h\x01.",
+    b"\x80\x04]\x94(K\x01e",
+    b"I1\n(I2\n.",
+    b"Pid\n.",
+    b"\x97.",
     b"cnumpy\ndtype\n.b",
-]  # fmt: skip
-STRANGE += [b"}]K\x01s.", b"K\x01K\x02a.", b"K\x01)R."]  # a list for a key; appends to a number, and calls one
-STRANGE += [b"K\x01)b.", b"cnumpy\ndtype\n}b.", b"}}b."]  # a state for a number, for a name, and for a dictionary
+]
+STRANGE += [
+    b"}]K\x01s.",
+    b"K\x01K\x02a.",
+    b"K\x01)R.",
+]  # a list for a key; appends to a number, and calls one
+STRANGE += [
+    b"K\x01)b.",
+    b"cnumpy\ndtype\n}b.",
+    b"}}b.",
+]  # a state for a number, for a name, and for a dictionary
 STRANGE += [b"\x82\x01.", b"\x8f."]  # an extension of copyreg, and a set
-STRANGE += [code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")]  # a bytearray of that length
-STRANGE += [b"})" + b"\x85" * 10**5 + b"K\x01s."]  # a key of nested tuples, whose hash overflows the stack
+STRANGE += [
+    code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")
+]  # a bytearray of that length
+STRANGE += [
+    b"})" + b"\x85" * 10**5 + b"K\x01s."
+]  # a key of nested tuples, whose hash overflows the stack
 UNFILLED = [
     ({"shape": (2,)}, "does not fill an array"),
     ({"shape": (2**39, 2**39)}, "does not fill"),
@@ -265,7 +338,10 @@ NO_NUMBERS = [
     (np.array([{}], dtype=object), "'O8', which are no numbers"),
     (np.zeros(2, [("a", "i8")]), "'V8', which are no numbers"),
     (np.array(["a"]), "'U1', which are no numbers"),
-    (pickle.dumps(np.dtype("i8"), 2).replace(b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00?"), "no byte order"),
+    (
+        pickle.dumps(np.dtype("i8"), 2).replace(b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00?"),
+        "no byte order",
+    ),
 ]
 
 
@@ -275,10 +351,33 @@ def unpickled(content, protocol=4):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_comes_back(protocol):
-    values = [0, -1, 2**70, 1.5, "Größe", b"\x00\xff", True, None, (), (1,), (1, 2, 3, 4), [[1], []], {"a": [1], 3: {}}]
+    values = [
+        0,
+        -1,
+        2**70,
+        1.5,
+        "Größe",
+        b"\x00\xff",
+        True,
+        None,
+        (),
+        (1,),
+        (1, 2, 3, 4),
+        [[1], []],
+        {"a": [1], 3: {}},
+    ]
     assert unpickled(values, protocol) == values
-    arrays = [np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.ones((2, 3), ">f4")]
-    for array in (*arrays, np.array(3, np.uint8), np.zeros((0, 4), np.float16), np.array([True, False])):
+    arrays = [
+        np.arange(6).reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.ones((2, 3), ">f4"),
+    ]
+    for array in (
+        *arrays,
+        np.array(3, np.uint8),
+        np.zeros((0, 4), np.float16),
+        np.array([True, False]),
+    ):
         found = unpickled(array, protocol)
         assert found.dtype == array.dtype.newbyteorder("=")
         assert np.array_equal(found, array)
@@ -303,13 +402,18 @@ def test_containers_within_containers_take_no_time():
     start = time.perf_counter()
     with pytest.raises(ValueError, match="it has"):
         as_integers(unpickled(lists))
-    for content in (b"}" + tuples + b"K\x01s.", b"cnumpy\ndtype\n(" + tuples + b"tR(K\x03X\x01\x00\x00\x00<tb."):
+    for content in (
+        b"}" + tuples + b"K\x01s.",
+        b"cnumpy\ndtype\n(" + tuples + b"tR(K\x03X\x01\x00\x00\x00<tb.",
+    ):
         with pytest.raises(ValueError, match="it has"):
             unpickled(content)
     assert time.perf_counter() - start < 5
     program = r'import pickle; pickle.loads(b"})" + b"\x85" * 3_000_000 + b"K\x01s.")'
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode < 0
-    assert unpickled(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7  # a place in the memo, for which C makes room
+    assert (
+        unpickled(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7
+    )  # a place in the memo, for which C makes room
     matrix = csr_matrix(np.eye(3))
     for name, values in {"indices": [0, 9, 2], "indptr": [0, 1, 9, 3], "data": [1.0, 2.0]}.items():
         broken = matrix.copy()
@@ -325,7 +429,9 @@ def dtype(code="i8", order="<"):
 @pytest.mark.parametrize(("options", "message"), UNFILLED)
 def test_arrays_that_are_not_filled(options, message):
     with pytest.raises(ValueError, match=message):
-        pickles._array(**{"data": bytes(8), "dtype": dtype(), "shape": (1,), "order": "C"} | options)
+        pickles._array(
+            **{"data": bytes(8), "dtype": dtype(), "shape": (1,), "order": "C"} | options
+        )
 
 
 @pytest.mark.parametrize(("content", "message"), NO_NUMBERS)

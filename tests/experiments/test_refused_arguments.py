@@ -34,10 +34,16 @@ OTHERS = [
     (lambda: graphs.load_digits(1797), KNN),
     (lambda: graphs.load_mnist("none", 60_001), "num_images must be at most 60000, got 60001"),
     (lambda: graphs.fit_forecast("last", []), "at least one snapshot to learn from"),
-    *((lambda share=share: visible_labels(ones(5), True, share), "share must") for share in (0, 1, -0.1, float("nan"))),
+    *(
+        (lambda share=share: visible_labels(ones(5), True, share), "share must")
+        for share in (0, 1, -0.1, float("nan"))
+    ),
     (lambda: as_path("a\0b", "root"), "root must be a path that a file can have"),
     (lambda: train.PlanetoidDataModule(split="full"), '"random" or "public", got \'full\''),
-    (lambda: train.PlanetoidDataModule(tuning=True), "tuning needs a number as split, .* got 'random'"),
+    (
+        lambda: train.PlanetoidDataModule(tuning=True),
+        "tuning needs a number as split, .* got 'random'",
+    ),
     (lambda: train.SnapshotDataModule(split=4, tuning=True), r"split must lie in 0\.\.3, a window"),
 ]
 
@@ -48,8 +54,14 @@ OTHERS = [
     [
         *((sequences.ListOps, *row) for row in LIST_OPS),
         *((sequences.Pathfinder, *row) for row in PATHFINDER),
-        *((lambda name="CLUSTER", **more: graphs.SBMDataset("none", name, **more), *row) for row in BLOCK_MODELS),
-        *((graphs.synthetic_pokec, {"num_nodes": 10, "num_edges": 10, **options}, said) for options, said in POKEC),
+        *(
+            (lambda name="CLUSTER", **more: graphs.SBMDataset("none", name, **more), *row)
+            for row in BLOCK_MODELS
+        ),
+        *(
+            (graphs.synthetic_pokec, {"num_nodes": 10, "num_edges": 10, **options}, said)
+            for options, said in POKEC
+        ),
         *((make, {}, message) for make, message in OTHERS),
     ],
 )
@@ -63,13 +75,25 @@ def test_refused_before_anything_is_made(tmp_path, monkeypatch, make, options, m
 @pytest.mark.usefixtures("no_typecheck")
 def test_types_that_the_fuzz_does_not_try():
     for path in (5, ["a"], None):
-        for read in (sequences.IMDb, graphs.load_pokec, lambda path: graphs.load_ogb(path, "ogbn-arxiv")):
-            with pytest.raises(TypeError, match=r"(path|root) must be a path, a str or a pathlib\.Path; got"):
+        for read in (
+            sequences.IMDb,
+            graphs.load_pokec,
+            lambda path: graphs.load_ogb(path, "ogbn-arxiv"),
+        ):
+            with pytest.raises(
+                TypeError, match=r"(path|root) must be a path, a str or a pathlib\.Path; got"
+            ):
                 read(path)
     for make, message in [
         (lambda: graphs.synthetic_pokec(10, 10, 3, cache=5), "cache must be a path"),
-        (lambda: sequences.ListOps(operators="MAX"), "operators must be a list of names; got 'MAX'"),
-        (lambda: graphs.load_newsgroups("none", groups="sci.space"), r"names of newsgroups; got 'sci\.space'"),
+        (
+            lambda: sequences.ListOps(operators="MAX"),
+            "operators must be a list of names; got 'MAX'",
+        ),
+        (
+            lambda: graphs.load_newsgroups("none", groups="sci.space"),
+            r"names of newsgroups; got 'sci\.space'",
+        ),
         (lambda: visible_labels(ones(5) / 2, True), "y must"),
     ]:
         with pytest.raises(TypeError, match=message):

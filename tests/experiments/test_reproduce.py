@@ -63,8 +63,14 @@ def test_every_run_is_there_once_and_says_what_it_was(uninterrupted):
         assert ("test" in run) == (not run["tuning"])
         assert ("epoch" in run) == (run["row"] in ("gcn", "difformer"))
     # One hash of the data for every split, whichever the row.
-    assert len({run["data"] for run in runs}) == len({(run["data"], run["split"], run["tuning"]) for run in runs}) == 3
-    (ablated,) = {tuple(run["ablated"]) for run in runs if run["row"] == "difformer" and not run["tuning"]}
+    assert (
+        len({run["data"] for run in runs})
+        == len({(run["data"], run["split"], run["tuning"]) for run in runs})
+        == 3
+    )
+    (ablated,) = {
+        tuple(run["ablated"]) for run in runs if run["row"] == "difformer" and not run["tuning"]
+    }
     assert ablated == ("identity", "uniform")
     # Validation on tuning splits decides.
     results = parsed((out / "results.jsonl").read_text(), out)
@@ -76,9 +82,14 @@ def test_every_run_is_there_once_and_says_what_it_was(uninterrupted):
         assert not any(run["tuning"] for run in reported)
 
 
-def test_rows_one_by_one_make_the_same_table_and_what_is_done_is_not_repeated(uninterrupted, tmp_path, monkeypatch):
+def test_rows_one_by_one_make_the_same_table_and_what_is_done_is_not_repeated(
+    uninterrupted, tmp_path, monkeypatch
+):
     _, table, out = uninterrupted
-    assert {line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])} == {"constant", "labels"}
+    assert {line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])} == {
+        "constant",
+        "labels",
+    }
     reproduce(table, tmp_path, only=["gcn", "difformer"])
     assert outcome(tmp_path / "results.jsonl") == outcome(out / "results.jsonl")
     before = outcome(out / "runs.jsonl")
@@ -96,10 +107,23 @@ def test_rows_one_by_one_make_the_same_table_and_what_is_done_is_not_repeated(un
 @pytest.mark.parametrize(
     ("number", "jobs"), [(SIGKILL, 1), (SIGINT, 1), pytest.param(SIGINT, 2, marks=pytest.mark.slow)]
 )
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, uninterrupted, tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
+    number, jobs, uninterrupted, tmp_path, monkeypatch
+):
     configs, table, out = uninterrupted
-    runs, said, deadline = tmp_path / "digits" / "runs.jsonl", tmp_path / "said.txt", time.monotonic() + 200
-    words = ["reproduce", "digits", "--configs", str(configs), "--out", str(tmp_path), "--jobs", str(jobs)]
+    runs = tmp_path / "digits" / "runs.jsonl"
+    said = tmp_path / "said.txt"
+    deadline = time.monotonic() + 200
+    words = [
+        "reproduce",
+        "digits",
+        "--configs",
+        str(configs),
+        "--out",
+        str(tmp_path),
+        "--jobs",
+        str(jobs),
+    ]
     append = Records.append
 
     def slow(self, record):
@@ -117,7 +141,10 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, unint
     process.join(60)
     if number == SIGINT:
         assert process.exitcode == 130
-        assert "Stopped by SIGINT.\nNothing is lost; start again with\n  diffusion-mp reproduce" in said.read_text()
+        assert (
+            "Stopped by SIGINT.\nNothing is lost; start again with\n  diffusion-mp reproduce"
+            in said.read_text()
+        )
         assert "Traceback" not in said.read_text()
     done = Records(runs).lines  # complete lines, whatever the moment was
     assert 5 < len(done) < sum(RUNS.values())
@@ -148,7 +175,10 @@ def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path, monkeypatch)
             records.append({"a": 4})
     assert [line["a"] for line in Records(path).lines] == [1, 3]
     assert [line["a"] for line in records.lines] == [1, 3]
-    broken = {'{"a": 1}\nnothing\n': r"runs\.jsonl, line 2 is no JSON", "[1]\n": "line 1 holds no result"}
+    broken = {
+        '{"a": 1}\nnothing\n': r"runs\.jsonl, line 2 is no JSON",
+        "[1]\n": "line 1 holds no result",
+    }
     broken |= {b"\xff\n": "line 1 is no JSON", b"[" * 10**5 + b"\n": "line 1 is no JSON"}
     for text, message in broken.items():
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -164,7 +194,12 @@ def training(monkeypatch):
         def trained(config, metric, split, seed, tuning, save, device):
             lr = config["module"].get("lr")
             value = validation(lr, split, tuning)
-            return {"validation": value, "seconds": 1.5, "ablated": {}, "test": None if tuning else lr}
+            return {
+                "validation": value,
+                "seconds": 1.5,
+                "ablated": {},
+                "test": None if tuning else lr,
+            }
 
         monkeypatch.setattr(harness, "train", trained)
 
@@ -177,12 +212,20 @@ def test_nested_tuning_chooses_for_every_split(tmp_path, training):
 
     def validation(lr, split, tuning):
         asked.append((split, tuning))
-        return lr if split == 0 else -lr  # a higher rate validates better on split 0, a lower one on split 1
+        # a higher rate validates better on split 0, a lower one on split 1
+        if split == 0:
+            return lr
+        return -lr
 
     training(validation)
     write_table(tmp_path, tuning="nested", seeds=2)
     results = reproduce(load_table(tmp_path / "digits"), tmp_path / "out", only=["gcn"])
-    lrs = {trial["settings"]["lr"] for line in results if line["kind"] == "search" for trial in line["trials"]}
+    lrs = {
+        trial["settings"]["lr"]
+        for line in results
+        if line["kind"] == "search"
+        for trial in line["trials"]
+    }
     chosen = {(run["split"], run["test"]) for run in results if run["kind"] == "run"}
     assert chosen == {(0, max(lrs)), (1, min(lrs))}
     assert asked.count((0, True)) == asked.count((1, True)) == 3
@@ -191,7 +234,8 @@ def test_nested_tuning_chooses_for_every_split(tmp_path, training):
 
 def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, training):
     """Stopped in its search, among its reported runs or in a further trial, it is left out of the results."""
-    left, made = 0, count()
+    left = 0
+    made = count()
 
     def validation(*_):
         nonlocal left
@@ -203,12 +247,17 @@ def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, training):
     training(validation)
     table = load_table(write_table(tmp_path, tuning=2, trials=2))
     complete = []
-    for trials in [2] * 6 + [3] * 2:  # four runs of the search and two that are reported, and two of one trial more
-        more, left = replace(table, trials=trials), 1
+    for trials in [2] * 6 + [
+        3
+    ] * 2:  # four runs of the search and two that are reported, and two of one trial more
+        more = replace(table, trials=trials)
+        left = 1
         with contextlib.suppress(KeyboardInterrupt):
             reproduce(more, tmp_path / "out", only=["gcn"])
         left = 2
-        complete.append({line["row"] for line in reproduce(more, tmp_path / "out", only=["constant"])})
+        complete.append(
+            {line["row"] for line in reproduce(more, tmp_path / "out", only=["constant"])}
+        )
     assert ["gcn" in rows for rows in complete] == 5 * [False] + [True, False, True]
 
 
@@ -216,7 +265,9 @@ def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(t
     """Less is better here, and the best trial of all diverges on the second of two tuning splits."""
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, tuning=2, metric=metric))
-    lrs = [settings["lr"] for settings in Search(table, table.row("gcn"), InMemoryStorage()).settings]
+    lrs = [
+        settings["lr"] for settings in Search(table, table.row("gcn"), InMemoryStorage()).settings
+    ]
     asked = []
 
     def validation(lr, split, tuning):
@@ -225,17 +276,31 @@ def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(t
 
     training(validation)
     results = reproduce(table, tmp_path / "out", only=["gcn", "difformer"])
-    assert asked[:12] == [lr for lr in lrs for _ in range(4)]  # two rows on two splits, whose rates are the same
+    assert asked[:12] == [
+        lr for lr in lrs for _ in range(4)
+    ]  # two rows on two splits, whose rates are the same
     assert set(asked[12:]) == {sorted(lrs)[1]}
     assert [line["seconds"] for line in results if line["kind"] == "search"] == [9.0, 9.0]
-    trials = Search(table, table.row("gcn"), open_storage(tmp_path / "out" / "search.log")).study.trials
+    trials = Search(
+        table, table.row("gcn"), open_storage(tmp_path / "out" / "search.log")
+    ).study.trials
     assert [trial.value for trial in trials] == [None if lr == min(lrs) else -lr for lr in lrs]
 
 
 def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
-    configs, out = tmp_path / "configs", tmp_path / "out"
+    configs = tmp_path / "configs"
+    out = tmp_path / "out"
     write_table(configs)
-    words = ["reproduce", "digits", "--configs", str(configs), "--out", str(out), "--quick", "--jobs=1"]
+    words = [
+        "reproduce",
+        "digits",
+        "--configs",
+        str(configs),
+        "--out",
+        str(out),
+        "--quick",
+        "--jobs=1",
+    ]
     assert main([*words, "--only", "constant", "labels"]) == 0
     said = capsys.readouterr().out
     assert "| labels |" in said
@@ -251,16 +316,22 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     records = (out / "digits-quick" / "runs.jsonl").read_bytes()
     (tmp_path / "zoo/gcn.safetensors").unlink()
     assert main([*words, "--only", "gcn", "--save", str(tmp_path / "zoo")]) == 0
-    assert (tmp_path / "zoo/gcn.safetensors").is_file()  # made again, and its run is not recorded again
+    assert (
+        tmp_path / "zoo/gcn.safetensors"
+    ).is_file()  # made again, and its run is not recorded again
     assert (out / "digits-quick" / "runs.jsonl").read_bytes() == records
     once = (tmp_path / "zoo/gcn.safetensors").read_bytes()
     assert main([*words, "--only", "gcn", "--epochs=1", "--save", str(tmp_path / "zoo")]) == 0
-    assert (tmp_path / "zoo/gcn.safetensors").read_bytes() != once  # the card beside it is of another run
+    assert (
+        tmp_path / "zoo/gcn.safetensors"
+    ).read_bytes() != once  # the card beside it is of another run
     assert main([*words, "--only", "labels", "--epochs=1", "--save", str(tmp_path / "other")]) == 0
     assert not list((tmp_path / "other").iterdir())  # nor a card without its model
     capsys.readouterr()
     assert main([*words, "--only", "gat"]) == 2
-    assert "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err
+    assert (
+        "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err
+    )
     assert main(["reproduce", "letters", "--configs", str(configs)]) == 2
     assert "There is no table 'letters'" in capsys.readouterr().err
     for device in ("gpu", "meta"):
@@ -274,7 +345,12 @@ def test_a_module_moves_all_of_its_graphs():
     data = DigitsDataModule()
     data.to("meta")
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
-        found = [value.device.type for graph in loader for _, value in graph if isinstance(value, torch.Tensor)]
+        found = [
+            value.device.type
+            for graph in loader
+            for _, value in graph
+            if isinstance(value, torch.Tensor)
+        ]
         assert set(found) == {"meta"}
     assert data.part(0)[0] is data.part(2)[0]
     assert DigitsDataModule().data.x.is_cpu
@@ -283,14 +359,23 @@ def test_a_module_moves_all_of_its_graphs():
 def test_a_sweep_trains_every_row_at_every_value(tmp_path):
     sweep = {"path": "model.tau", "values": [0.25, 1.0], "title": "τ"}
     table = load_table(write_table(tmp_path, sweep=sweep, trials=1, baselines=[]))
-    taus = [table.config(row, {})["module"]["model"]["init_args"]["tau"] for row in table.named(["difformer"])]
+    taus = [
+        table.config(row, {})["module"]["model"]["init_args"]["tau"]
+        for row in table.named(["difformer"])
+    ]
     assert taus == [0.25, 1.0]
     results = reproduce(table, tmp_path / "out", only=["difformer"])
     runs = [line for line in results if line["kind"] == "run"]
-    assert [(run["row"], run["split"]) for run in runs] == [*product(("difformer@0.25", "difformer@1.0"), (0, 1))]
-    assert [len(run["states"]["rank"]) for run in runs] == [3] * 4  # before any layer, and after each
+    assert [(run["row"], run["split"]) for run in runs] == [
+        *product(("difformer@0.25", "difformer@1.0"), (0, 1))
+    ]
+    assert [len(run["states"]["rank"]) for run in runs] == [
+        3
+    ] * 4  # before any layer, and after each
     text = section(table, lines(table, results))
     assert "| τ | 0.25 | 1.0 |" in text
-    assert text.count("| DIFFormer-s |") == 3  # the score, and how far apart and in how many directions nodes lie
+    assert (
+        text.count("| DIFFormer-s |") == 3
+    )  # the score, and how far apart and in how many directions nodes lie
     draw_curves(tmp_path / "curves.png", table, lines(table, results))
     assert (tmp_path / "curves.png").stat().st_size > 10_000

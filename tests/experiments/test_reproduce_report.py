@@ -16,12 +16,23 @@ from subrun import run_program
 
 
 def run(row, split, test, seed=0, **more):
-    found = {"kind": "run", "row": row, "split": split, "seed": seed, "test": test, "validation": 0.5, "seconds": 30.0}
+    found = {
+        "kind": "run",
+        "row": row,
+        "split": split,
+        "seed": seed,
+        "test": test,
+        "validation": 0.5,
+        "seconds": 30.0,
+    }
     return {**found, "ablated": {}, **more}
 
 
 def search(row, trials=3):
-    tried = [{"settings": {"lr": k / 3, "model.conv": "gcn"}, "value": k / 4 if k else None} for k in range(trials)]
+    tried = [
+        {"settings": {"lr": k / 3, "model.conv": "gcn"}, "value": k / 4 if k else None}
+        for k in range(trials)
+    ]
     return {"kind": "search", "row": row, "split": None, "trials": tried, "seconds": 60.0}
 
 
@@ -67,7 +78,10 @@ def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, metric=metric))
     gcn, difformer = lines(table, [run("gcn", 0, 0.75), run("difformer", 0, 0.5)])
-    assert (difformer.differences["gcn"][0], lines(table, [run("gcn", 0, None)])[0].score[0]) == (0.25, math.inf)
+    assert (difformer.differences["gcn"][0], lines(table, [run("gcn", 0, None)])[0].score[0]) == (
+        0.25,
+        math.inf,
+    )
     assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(table, [gcn, difformer])
     table = load_table(write_table(tmp_path, splits=1, seeds=2))
     tests = {("gcn", 0): 0.5, ("gcn", 1): 0.25, ("difformer", 0): 0.5, ("difformer", 1): 0.75}
@@ -78,7 +92,8 @@ def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_
 
 
 def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path, table, capsys):
-    made, folders = tmp_path / "made", ["--configs", "--results", "--docs"]
+    made = tmp_path / "made"
+    folders = ["--configs", "--results", "--docs"]
     words = [word for name in folders for word in (name, str(tmp_path / name[2:]))]
     (tmp_path / "docs").mkdir()
     assert main(["results", *words]) == 2
@@ -98,7 +113,11 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert "](images/results-digits-search.png)" in before
     assert "- GCN: lr 0.667, model.conv gcn" in before
     page.unlink()
-    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # where text is ASCII by default
+    settings = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }  # where text is ASCII by default
     program = "from diffusion_mp_experiments.train.cli import main; raise SystemExit(main())"
     run_program("-c", program, "results", *words, **settings)
     assert page.read_text("utf-8") == before
@@ -114,10 +133,20 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
 
 def test_the_page_says_with_how_much_of_everything_its_results_were_made(tmp_path, capsys):
     """`--epochs 2` and its like are options of the results, which table.yaml does not know."""
-    configs, made = write_table(tmp_path / "configs").parent, tmp_path / "made"
+    configs = write_table(tmp_path / "configs").parent
+    made = tmp_path / "made"
     options = ["--splits=1", "--trials=1", "--epochs=2", "--jobs=1", "--only", "gcn", "labels"]
-    assert main(["reproduce", "digits", "--configs", str(configs), "--out", str(made), *options]) == 0
-    folders = ["--configs", str(configs), "--results", str(tmp_path / "results"), "--docs", str(tmp_path)]
+    assert (
+        main(["reproduce", "digits", "--configs", str(configs), "--out", str(made), *options]) == 0
+    )
+    folders = [
+        "--configs",
+        str(configs),
+        "--results",
+        str(tmp_path / "results"),
+        "--docs",
+        str(tmp_path),
+    ]
     assert main(["results", "--made", str(made), *folders]) == 0
     said = "1 split, with fixed settings. At most 2 epochs, stopped after 4"
     assert said in (made / "digits" / "report.md").read_text()
@@ -125,7 +154,9 @@ def test_the_page_says_with_how_much_of_everything_its_results_were_made(tmp_pat
     assert main(["results", *folders]) == 0  # from the file in results alone
     assert said in (tmp_path / "results.md").read_text()
     path = tmp_path / "results" / "digits.jsonl"
-    path.write_text(path.read_text().replace('"epochs": 2, "patience": 4', '"epochs": 0, "patience": 4'))
+    path.write_text(
+        path.read_text().replace('"epochs": 2, "patience": 4', '"epochs": 0, "patience": 4')
+    )
     assert main(["results", *folders]) == 2
     assert "digits.jsonl: epochs must be at least 1; got 0" in capsys.readouterr().err
 
@@ -140,7 +171,17 @@ def test_an_error_that_diverged_has_a_place_in_the_table_and_in_the_pictures(tmp
 
 
 def test_a_model_that_never_had_a_score_has_a_card(table):
-    record = run("gcn", 0, None, validation=None, epoch=0, settings={}, config="c0ffee", data="da7a", versions={})
+    record = run(
+        "gcn",
+        0,
+        None,
+        validation=None,
+        epoch=0,
+        settings={},
+        config="c0ffee",
+        data="da7a",
+        versions={},
+    )
     text = card(table, record, "--save zoo --quick")
     assert "| accuracy in %, test | none |" in text
     assert "| accuracy in %, validation | none, in epoch 0 |" in text
@@ -152,11 +193,23 @@ def test_every_model_is_of_a_kind_that_the_picture_of_all_tables_shows():
     titles = {row.title for table in tables if table.sweep is None for row in table.rows}
     begins = tuple(begin for all_ in figures._KINDS.values() for begin in all_)
     others = {title for title in titles if not f"{title},".startswith(begins)}
-    forecasts = {"zero", "last value", "own mean", "mean of the lags", "mean of the lags and common departure"}
+    forecasts = {
+        "zero",
+        "last value",
+        "own mean",
+        "mean of the lags",
+        "mean of the lags and common departure",
+    }
     assert others == {"constant", "AR ridge"} | forecasts
 
 
-ROWS = ["certified", "certified_identity", "difformer_s", "label_propagation_pixels", "logistic_regression"]
+ROWS = [
+    "certified",
+    "certified_identity",
+    "difformer_s",
+    "label_propagation_pixels",
+    "logistic_regression",
+]
 
 
 @pytest.mark.parametrize("told", [[], ["--splits=3"]])
@@ -172,7 +225,8 @@ def test_without_a_subcommand_it_is_the_table_of_the_digits(told, monkeypatch):
 def test_the_report_has_differences_and_pictures(tmp_path, capsys):
     options = ["--quick", "--epochs=2", "--jobs=1", "--out", str(tmp_path)]
     assert main([*options, "--only", *ROWS]) == 0
-    folder, said = tmp_path / "digits-quick", capsys.readouterr().out
+    folder = tmp_path / "digits-quick"
+    said = capsys.readouterr().out
     report = (folder / "report.md").read_text()
     for text in (said, report):
         assert "| certified, attention |" in text
@@ -180,7 +234,9 @@ def test_the_report_has_differences_and_pictures(tmp_path, capsys):
     assert "*attention := identity*: the same networks" in report  # notes.md of that table
     for ending in ("", "-energies", "-search"):
         assert f"](images/results-digits{ending}.png)" in report
-        assert (folder / "images" / f"results-digits{ending}.png").read_bytes().startswith(b"\x89PNG")
+        assert (
+            (folder / "images" / f"results-digits{ending}.png").read_bytes().startswith(b"\x89PNG")
+        )
     runs = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     found = {run["row"]: run for run in runs if run["kind"] == "run"}
     assert set(found) == set(ROWS)

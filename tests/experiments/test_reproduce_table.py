@@ -16,44 +16,61 @@ from diffusion_mp_experiments.reproduce.training import made, made_module
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 CONFIGS = configs_folder()
-CONTENT = {path.parent.name: yaml.safe_load(path.read_text()) for path in sorted(CONFIGS.glob("*/table.yaml"))}
+CONTENT = {
+    path.parent.name: yaml.safe_load(path.read_text())
+    for path in sorted(CONFIGS.glob("*/table.yaml"))
+}
 # Tables without rows or axes of their own have nothing more to build.
 OWN = [name for name, content in CONTENT.items() if {"rows", "search"} & content.keys()]
 # The hash of a configuration identifies its runs in results/: it must not change.
 MLP = "08558fefbcf1"
 COMMON = ["model.dropout", "model.hidden_channels"]
 REFUSED_TABLES = [
-    ({"rows": ["gcn"]}, "must list its rows"), ({"epoch": 3}, "says epoch; known are"), ({"splits": 0}, "splits must"),
-    ({"baselines": ["gat"]}, "gat are not"), ({"quick": {"epoch": 3}}, "quick says epoch; known are splits"),
+    ({"rows": ["gcn"]}, "must list its rows"),
+    ({"epoch": 3}, "says epoch; known are"),
+    ({"splits": 0}, "splits must"),
+    ({"baselines": ["gat"]}, "gat are not"),
+    ({"quick": {"epoch": 3}}, "quick says epoch; known are splits"),
     ({"metric": {"name": "acc", "kind": 1}}, "says kind"),
     ({"metric": {"mode": "up"}}, "metric: mode must be 'max' or 'min'"),
-    ({"like": "digits"}, "like digits, which is no other table"), ({"like": "x"}, "like x, which is no other table"),
+    ({"like": "digits"}, "like digits, which is no other table"),
+    ({"like": "x"}, "like x, which is no other table"),
     ("title: [\n", r"gcn\.yaml is no YAML: while parsing"),
-    ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"), ("- a list\n", "names and values"),
-]  # fmt: skip
+    ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"),
+    ("- a list\n", "names and values"),
+]
 
 
 class Ring(FullGraphDataModule):
-    num_features, num_classes, num_edge_features = 5, 3, None
+    num_features = 5
+    num_classes = 3
+    num_edge_features = None
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_row_is_built_and_runs(name):
-    table, ring = load_table(CONFIGS / name), torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
+    table = load_table(CONFIGS / name)
+    ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
     for row in table.rows:
         for settings in Search(replace(table, trials=1, tuning=1), row, InMemoryStorage()).settings:
             module = made_module(table.config(row, settings), Ring())
             if row.model is not None:
                 task = settings.get("model.task", row.model.get("init_args", {}).get("task"))
                 predicted = 1 if task == "graph" else 9
-                assert module.model(torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)).shape == (predicted, 3)
+                assert module.model(torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)).shape == (
+                    predicted,
+                    3,
+                )
 
 
 def test_settings_are_put_where_their_paths_say(tmp_path):
     table = load_table(write_table(tmp_path))
     constant, labels, gcn, difformer = table.rows
     config = table.config(gcn, {"lr": 0.25, "model.dropout": 0.125})
-    model = {"class_path": ROWS["gcn"]["model"]["class_path"], "init_args": {"conv": "gcn", "dropout": 0.125}}
+    model = {
+        "class_path": ROWS["gcn"]["model"]["class_path"],
+        "init_args": {"conv": "gcn", "dropout": 0.125},
+    }
     assert config["module"] == {"model": model, "lr": 0.25}
     assert (config["epochs"], config["patience"]) == (6, 4)
     assert table.config(constant, {}).keys() == {"data", "module"}  # it has no epochs to depend on
@@ -65,7 +82,9 @@ def test_settings_are_put_where_their_paths_say(tmp_path):
     here, there = (load_table(tmp_path / "digits", root) for root in ("a", "b"))
     row = here.row("gcn")
     assert here.data["init_args"]["root"] == "a"
-    first, other_root, other_rate = here.config(row, {"lr": 0.5}), there.config(row, {"lr": 0.5}), here.config(row, {})
+    first = here.config(row, {"lr": 0.5})
+    other_root = there.config(row, {"lr": 0.5})
+    other_rate = here.config(row, {})
     assert digest(first) == digest(other_root) != digest(other_rate)
     digits = load_table(CONFIGS / "digits")
     assert digest(digits.config(digits.row("mlp"), {})) == MLP
@@ -82,7 +101,9 @@ def test_a_table_like_another_has_its_rows_and_says_which_axes_differ(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "table.yaml").write_text(text)
     (tmp_path / "second" / "own.yaml").write_text("like: gcn\ntitle: own\n")
-    first, second, third, more = (load_table(tmp_path / name) for name in ("digits", "second", "third", "more"))
+    first, second, third, more = (
+        load_table(tmp_path / name) for name in ("digits", "second", "third", "more")
+    )
     assert (more.name, more.title, more.splits, more.trials) == ("more", "Digits", 7, 3)
     assert [row.name for row in more.rows] == list(ROWS)
     # Its own first: axes are drawn one after the other, so their order is part of what a seed stands for.
@@ -105,7 +126,9 @@ def test_a_row_like_another_says_how_it_differs(tmp_path):
         "search: {lr: null, model.num_layers: null, model.alpha: {choice: [0.5]}}\n"
     )
     deeper = folder / "deeper.yaml"
-    deeper.write_text("like: deep\ntitle: Deeper\nattention: identity\nmodel: {init_args: {conv: gat}}\n")
+    deeper.write_text(
+        "like: deep\ntitle: Deeper\nattention: identity\nmodel: {init_args: {conv: gat}}\n"
+    )
     table = load_table(folder)
     *_, deep, last = table.rows
     assert deep.model == {**ROWS["gcn"]["model"], "init_args": {"conv": "gcn", "num_layers": 8}}
@@ -159,8 +182,10 @@ def test_axes_are_distributions():
 
 
 def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
-    table, path = load_table(write_table(tmp_path)), tmp_path / "a.log"
-    row, longer = table.row("gcn"), load_table(write_table(tmp_path, trials=5))
+    table = load_table(write_table(tmp_path))
+    path = tmp_path / "a.log"
+    row = table.row("gcn")
+    longer = load_table(write_table(tmp_path, trials=5))
     first = Search(table, row, open_storage(path))
     first.tell({0: 0.5, 1: None})
     first.tell({0: 0.75})  # a recorded value stays
@@ -181,7 +206,9 @@ def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
         assert not any(trial.state.is_finished() for trial in fresh.study.trials)
     # Rows draw the same values of the axes that they share.
     other = Search(table, table.row("difformer"), open_storage(path))
-    assert [settings["lr"] for settings in other.settings] == [settings["lr"] for settings in first.settings]
+    assert [settings["lr"] for settings in other.settings] == [
+        settings["lr"] for settings in first.settings
+    ]
     assert len(Search(table, table.row("constant"), open_storage(path)).settings) == 1
 
 
@@ -190,8 +217,12 @@ def test_rows_and_axes_reach_the_data(tmp_path):
     path = write_table(tmp_path, search=search)
     (path / "labels.yaml").write_text(yaml.safe_dump({**ROWS["labels"], "data": {"per_class": 7}}))
     table = load_table(path)
-    gcn, labels = table.row("gcn"), table.row("labels")
-    assert sorted(table.axes(gcn)) == ["data.metric", "model.num_layers"]  # an axis that is null is left out
+    gcn = table.row("gcn")
+    labels = table.row("labels")
+    assert sorted(table.axes(gcn)) == [
+        "data.metric",
+        "model.num_layers",
+    ]  # an axis that is null is left out
     assert sorted(table.axes(labels)) == ["data.metric", "predictor.alpha"]
     arguments = table.config(labels, {"data.metric": "cosine"})["data"]["init_args"]
     assert arguments == {**table.data["init_args"], "per_class": 7, "metric": "cosine"}
@@ -199,5 +230,7 @@ def test_rows_and_axes_reach_the_data(tmp_path):
 
 
 def test_a_misspelt_argument_of_a_row_is_named():
-    with pytest.raises(ValueError, match=r"(?s)torch\.nn\.Dropout.*makes no Module.*Option 'q' is not accepted"):
+    with pytest.raises(
+        ValueError, match=r"(?s)torch\.nn\.Dropout.*makes no Module.*Option 'q' is not accepted"
+    ):
         made(torch.nn.Module, {"class_path": "torch.nn.Dropout", "init_args": {"q": 0.5}})

@@ -13,7 +13,11 @@ from torch_geometric.utils import to_undirected
 from torchmetrics import MeanMetric
 
 from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SymmetricDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    GaussianDiffusivity,
+    SymmetricDiffusivity,
+)
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
@@ -25,8 +29,20 @@ from diffusion_mp_experiments.reproduce.networks import (
     Readout,
     without_attention,
 )
-from diffusion_mp_experiments.reproduce.predictors import Constant, Diffusion, Labels, LogisticRegression
-from diffusion_mp_experiments.reproduce.training import LastLogged, data_hash, made, measured, state_measures, train
+from diffusion_mp_experiments.reproduce.predictors import (
+    Constant,
+    Diffusion,
+    Labels,
+    LogisticRegression,
+)
+from diffusion_mp_experiments.reproduce.training import (
+    LastLogged,
+    data_hash,
+    made,
+    measured,
+    state_measures,
+    train,
+)
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule, KNNDataModule
 from helpers import randn
@@ -35,19 +51,30 @@ DIGITS = {
     "class_path": "diffusion_mp_experiments.train.datamodules.KNNDataModule",
     "init_args": {"name": "digits", "k": 5, "per_class": 5, "num_val": 100},
 }
-GNN = {"class_path": "diffusion_mp.models.DiffusionGNN", "init_args": {"hidden_channels": 16, "dropout": 0.5}}
+GNN = {
+    "class_path": "diffusion_mp.models.DiffusionGNN",
+    "init_args": {"hidden_channels": 16, "dropout": 0.5},
+}
 PREDICTORS = [
     Constant,
     lambda: LogisticRegression(C=100.0),
     Labels,
     lambda: Labels(None, 0.9),
-    lambda: Labels(None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)),
+    lambda: Labels(
+        None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)
+    ),
     lambda: Diffusion(n_neighbors=2),
 ]
 
 
 def config(epochs=8, patience=8, lr=0.05, **more):
-    return {"data": DIGITS, "module": {"model": GNN, "lr": lr}, "epochs": epochs, "patience": patience, **more}
+    return {
+        "data": DIGITS,
+        "module": {"model": GNN, "lr": lr},
+        "epochs": epochs,
+        "patience": patience,
+        **more,
+    }
 
 
 def test_a_run_depends_on_its_split_and_seed_and_nothing_else(monkeypatch):
@@ -77,7 +104,9 @@ class Scripted(nn.Module):
 
     def __init__(self, y, *right):
         super().__init__()
-        self.weight, self.y, self.right = nn.Parameter(torch.zeros(())), y, right or (3,)
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.y = y
+        self.right = right or (3,)
         self.register_buffer("epoch", torch.zeros(()))
 
     def forward(self, x, edge_index, edge_weight):
@@ -123,7 +152,9 @@ def test_the_weights_are_those_of_the_best_epoch(model, right, patience, best, e
     [(Nothing, True, "diverged"), (Restless, False, "diverged: the state did not come to rest")],
 )
 def test_without_a_finite_score_there_is_no_number(monkeypatch, model, tuning, ended):
-    monkeypatch.setattr(training, "made_module", lambda config, data: NodeClassifier(model(data.data.y)))
+    monkeypatch.setattr(
+        training, "made_module", lambda config, data: NodeClassifier(model(data.data.y))
+    )
     result = train(config(), "acc", 0, 0, tuning=tuning)
     assert (result["epoch"], result["ended"]) == (0, ended)
     assert result["validation"] is result["test"] is None
@@ -133,7 +164,8 @@ def test_attention_is_replaced_where_there_is_one():
     for make in (DIFFormer, SGFormer, NodeFormer):
         for name, kind in (("identity", IdentityDiffusivity), ("uniform", UniformDiffusivity)):
             model = make(5, 8, 3, heads=2, dropout=0.0).eval()
-            x, ring = torch.randn(9, 5), torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
+            x = torch.randn(9, 5)
+            ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
             before = model(x, ring)
             assert without_attention(model, name)
             assert not any(isinstance(module, QueryKeyDiffusivity) for module in model.modules())
@@ -141,7 +173,9 @@ def test_attention_is_replaced_where_there_is_one():
             assert (model(x, ring) - before).abs().max() > 1e-4
     assert not without_attention(DiffusionGNN(5, 8, 3), "identity")
     torch.manual_seed(0)
-    certified, rest = (CertifiedDIFFormer(5, 8, 3, 4, penalty=penalty).eval() for penalty in ("simple", None))
+    certified, rest = (
+        CertifiedDIFFormer(5, 8, 3, 4, penalty=penalty).eval() for penalty in ("simple", None)
+    )
     rest.load_state_dict(certified.state_dict(), strict=False)
     assert not without_attention(certified, "uniform")
     assert (certified(x, ring) - rest(x, ring)).abs().max() > 1e-5
@@ -191,7 +225,8 @@ def test_predictors_see_training_labels_only(make):
 
 def test_networks_against_their_formulas_and_logistic_regression_with_absent_classes():
     graph = Few().data
-    x, edges = graph.x.double(), graph.edge_index
+    x = graph.x.double()
+    edges = graph.edge_index
     adjacency = torch.eye(12, dtype=torch.float64)
     adjacency[edges[1], edges[0]] = 1
     normalised = adjacency / 3  # every node of a ring has three neighbours, itself one of them
@@ -211,24 +246,33 @@ def test_networks_against_their_formulas_and_logistic_regression_with_absent_cla
     predictor.fit(few)
     assert (predictor().argmax(1) < 2).all()
     labels = few.data.y.where(few.data.train_mask, -1)
-    torch.testing.assert_close(predictor(), predictor.scores(dense, Graph.from_data(few.data), labels, 3))
+    torch.testing.assert_close(
+        predictor(), predictor.scores(dense, Graph.from_data(few.data), labels, 3)
+    )
 
 
 def test_the_hash_sees_masks_features_and_layout():
     known = data_hash(Few())
     assert known == data_hash(Few())
     assert data_hash(Few(1)) != known
-    masked, sparse, typed = Few(), Few(), Few()
+    masked = Few()
+    sparse = Few()
+    typed = Few()
     masked.data.val_mask = masked.data.val_mask.roll(1)
     sparse.data.x = sparse.data.x.to_sparse_csr()
     typed.data.x = typed.data.x.view(torch.int32)  # the same bytes
     assert len({known, data_hash(masked), data_hash(sparse), data_hash(typed)}) == 4
     batches = [torch.zeros(3)], [torch.ones(3)]
-    first, second = (SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches)
+    first, second = (
+        SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches
+    )
     assert data_hash(first) != data_hash(second)
     with pytest.raises(Exception, match="LightningDataModule"):
-        made(pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}})
-    logged, metric = LastLogged(NodeClassifier(nn.Linear(1, 1))), MeanMetric()
+        made(
+            pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}}
+        )
+    logged = LastLogged(NodeClassifier(nn.Linear(1, 1)))
+    metric = MeanMetric()
     for value in (1.0, 3.0):
         metric.update(value)
         logged.log("val_loss", metric)
@@ -245,15 +289,18 @@ def test_measures_are_their_formulas(graph):
     dense = torch.eye(7, dtype=torch.double)
     dense[graph.edge_index[0], graph.edge_index[1]] = 1
     root = dense.sum(1).rsqrt().diag()
-    energy, square = float(torch.trace(z.T @ (torch.eye(7) - root @ dense @ root) @ z)), float(z.square().sum())
+    energy = float(torch.trace(z.T @ (torch.eye(7) - root @ dense @ root) @ z))
+    square = float(z.square().sum())
     share = torch.linalg.svdvals(z).square() / square
     found = state_measures(z, graph)
-    spread, rank = float((z - z.mean(0)).square().sum()) / square, math.exp(-float((share * share.log()).sum()))
+    spread = float((z - z.mean(0)).square().sum()) / square
+    rank = math.exp(-float((share * share.log()).sum()))
     assert list(found.values()) == pytest.approx([energy, energy / square, spread, rank])
     alike = state_measures(torch.ones(7, 3), graph)
     assert (alike["spread"], alike["rank"]) == pytest.approx((0, 1), abs=1e-12)
     assert state_measures(torch.zeros(7, 3), graph)["spread"] == 0
-    model, x = DIFFormer(5, 4, 3, num_layers=3).eval(), torch.randn(7, 5)
+    model = DIFFormer(5, 4, 3, num_layers=3).eval()
+    x = torch.randn(7, 5)
     with measured(model) as states:
         model(x, graph)
         model(x, graph)
@@ -271,28 +318,36 @@ def test_dropout_that_the_attention_sees_is_none_in_evaluation(graph):
     seen = DropoutSeenDIFFormer(5, 4, 3, num_layers=2, dropout=0.5)
     plain_state = {name: value for name, value in plain.state_dict().items() if "norms" not in name}
     seen.load_state_dict(plain_state, strict=False)
-    x, read = torch.randn(7, 5), []
+    x = torch.randn(7, 5)
+    read = []
     assert torch.equal(seen.eval()(x, graph), plain.eval()(x, graph))
-    seen.train().convs[0].diffusivity.register_forward_hook(lambda module, args, out: read.append(args[0]))
+    seen.train().convs[0].diffusivity.register_forward_hook(
+        lambda module, args, out: read.append(args[0])
+    )
     seen(x, graph)
     assert (read[0] == 0).float().mean() > 0.2
 
 
 def pixels() -> SymmetricDiffusivity:
-    kernel = GaussianDiffusivity(bandwidth=0.8, normalize=None, measure="distance", row_stochastic=False)
+    kernel = GaussianDiffusivity(
+        bandwidth=0.8, normalize=None, measure="distance", row_stochastic=False
+    )
     return SymmetricDiffusivity(kernel, diagonal=False)
 
 
 def test_products_rows_and_functions_are_those_of_the_coupling():
-    x, v = randn(13, 3), randn(13, 1, 4, seed=1)
-    kept, plain = Diagonalized(pixels())(x), pixels()(x)
+    x = randn(13, 3)
+    v = randn(13, 1, 4, seed=1)
+    kept = Diagonalized(pixels())(x)
+    plain = pixels()(x)
     torch.testing.assert_close(kept @ v, plain @ v)
     torch.testing.assert_close(kept.degree(), plain.degree())
     laplacian = torch.diag(plain.degree()[:, 0]) - plain.to_dense()[0]
     expected = torch.linalg.matrix_exp(-0.7 * laplacian) @ v[:, 0]
     result = kept.laplacian_function(lambda rate: torch.exp(-0.7 * rate), v)
     torch.testing.assert_close(result[:, 0], expected)
-    x, edges = randn(9, 2), torch.tensor([[0, 1, 3, 4], [1, 0, 4, 3]])
+    x = randn(9, 2)
+    edges = torch.tensor([[0, 1, 3, 4], [1, 0, 4, 3]])
     both = Diagonalized(pixels() + AdjacencyDiffusivity("sym", direction="undirected"))
     first = both(x, Graph.coerce(x, edges))
     assert both(x.clone(), Graph.coerce(x, edges.clone())) is first
@@ -310,16 +365,27 @@ def test_one_matrix_is_diagonalised_once_and_what_has_no_real_spectrum_is_refuse
     assert len(counted) == 2
     assert torch.equal(first.modes, again.modes)
     assert not torch.equal(first.modes, other.modes)
-    model = CertifiedDIFFormer(3, 16, 2, num_layers=None, penalty=None, graph=False, inputs=Diagonalized(pixels()))
+    model = CertifiedDIFFormer(
+        3, 16, 2, num_layers=None, penalty=None, graph=False, inputs=Diagonalized(pixels())
+    )
     assert not without_attention(model, "identity")
-    with pytest.raises(CouplingMismatchError, match="Diagonalized needs a symmetric coupling of one head"):
+    with pytest.raises(
+        CouplingMismatchError, match="Diagonalized needs a symmetric coupling of one head"
+    ):
         Diagonalized(GaussianDiffusivity())(randn(5, 2))
 
 
 @pytest.mark.parametrize("centre", [False, True])
 def test_the_state_at_rest_is_the_dense_solve_and_where_the_steps_lead(centre):
     torch.manual_seed(0)
-    options = {"num_layers": None, "penalty": None, "constraint": None, "graph": False, "mu": 7.0, "centre": centre}
+    options = {
+        "num_layers": None,
+        "penalty": None,
+        "constraint": None,
+        "graph": False,
+        "mu": 7.0,
+        "centre": centre,
+    }
     x = randn(13, 3)
     model = CertifiedDIFFormer(3, 16, 2, inputs=Diagonalized(pixels()), **options).double()
     source = model.encoder(x)
@@ -332,9 +398,13 @@ def test_the_state_at_rest_is_the_dense_solve_and_where_the_steps_lead(centre):
     parameters = [p for p in model.parameters() if p.requires_grad]
     result = model(x)
     torch.testing.assert_close(result, expected)
-    found, wanted = (torch.autograd.grad((weight * logits).sum(), parameters) for logits in (result, expected))
+    found, wanted = (
+        torch.autograd.grad((weight * logits).sum(), parameters) for logits in (result, expected)
+    )
     torch.testing.assert_close(found, wanted)
-    iterated = CertifiedDIFFormer(3, 16, 2, inputs=pixels(), **options).double()  # no eigenvectors: step after step
+    iterated = CertifiedDIFFormer(
+        3, 16, 2, inputs=pixels(), **options
+    ).double()  # no eigenvectors: step after step
     iterated.load_state_dict(model.state_dict())
     torch.testing.assert_close(iterated(x), result, rtol=1e-8, atol=1e-9)
     start, rest = model.energies(x)

@@ -15,7 +15,10 @@ from diffusion_mp_experiments.graphs import SBMDataset
 from diffusion_mp_experiments.graphs.drawn import cluster_graph, draw_pattern, pattern_graph
 
 DAMAGES = [
-    (lambda data, slices: data["edge_index"].mul_(1000), "must lie in 0..the number of its graph's nodes"),
+    (
+        lambda data, slices: data["edge_index"].mul_(1000),
+        "must lie in 0..the number of its graph's nodes",
+    ),
     (lambda data, slices: data["edge_index"].sub_(1), "down to -1"),
     (lambda data, slices: slices["x"].add_(1), "do not ascend from 0"),
     (lambda data, slices: slices["y"].mul_(2), "y is divided into graphs at"),
@@ -24,7 +27,10 @@ DAMAGES = [
     (lambda data, slices: data.update(_store=3), "not the attributes of a graph"),
     (lambda data, slices: slices.update(x=slices["x"][:-1]), "x is divided into graphs at"),
     (lambda data, slices: data.update(x=data["x"].to_sparse()), "not dense"),
-    (lambda data, slices: data.update(x=torch.zeros(1, 1).expand(10**6, 10**6)), "more bytes than the file has"),
+    (
+        lambda data, slices: data.update(x=torch.zeros(1, 1).expand(10**6, 10**6)),
+        "more bytes than the file has",
+    ),
 ]
 
 
@@ -48,7 +54,8 @@ def density(graphs: list[Data], chosen) -> float:
         adjacency = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.bool)
         adjacency[data.edge_index[0], data.edge_index[1]] = True
         mask = chosen(data).fill_diagonal_(False)
-        edges, pairs = edges + int(adjacency[mask].sum()), pairs + int(mask.sum())
+        edges = edges + int(adjacency[mask].sum())
+        pairs = pairs + int(mask.sum())
     return edges / pairs
 
 
@@ -71,7 +78,9 @@ def test_cluster_has_the_published_densities_and_sizes_and_shows_a_node_of_each_
         assert sorted(number[nodes].tolist()) == [1, 2, 3, 4, 5, 6]
         assert torch.equal(data.y[nodes], number[nodes] - 1)
         shown.append(nodes / data.num_nodes)
-    assert torch.cat(shown).mean() == pytest.approx(0.5, abs=0.1)  # in random order, not the first of a block
+    assert torch.cat(shown).mean() == pytest.approx(
+        0.5, abs=0.1
+    )  # in random order, not the first of a block
 
 
 def test_pattern_has_the_published_densities_and_sizes():
@@ -84,7 +93,9 @@ def test_pattern_has_the_published_densities_and_sizes():
     within = 5 * (19.5**2 + 899 / 12 - 19.5)
     between = 5 * 4 * 19.5**2
     expected = (0.5 * within + 0.35 * between) / (within + between)
-    assert density(graphs, lambda g: (g.y == 0)[:, None] & (g.y == 0)) == pytest.approx(expected, abs=0.004)
+    assert density(graphs, lambda g: (g.y == 0)[:, None] & (g.y == 0)) == pytest.approx(
+        expected, abs=0.004
+    )
     letters = torch.cat([g.x[g.y == 0] for g in graphs]).mean(dim=0)
     assert letters.tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
     # SFi-Former, Table 4: 118.9 nodes and 3 039.3 edges, each counted once.
@@ -93,7 +104,9 @@ def test_pattern_has_the_published_densities_and_sizes():
     generator = seeded()
     patterns = [draw_pattern(generator) for _ in range(100)]
     assert sum(p.pairs.size(1) for p in patterns) / (100 * 190) == pytest.approx(0.5, abs=0.015)
-    assert torch.cat([p.letters for p in patterns]).bincount().tolist() == pytest.approx([2000 / 3] * 3, rel=0.1)
+    assert torch.cat([p.letters for p in patterns]).bincount().tolist() == pytest.approx(
+        [2000 / 3] * 3, rel=0.1
+    )
     sizes = {len(draw_pattern(generator, sizes=(5, 8)).letters) for _ in range(60)}
     assert sizes == {5, 6, 7, 8}
 
@@ -113,7 +126,10 @@ def test_every_hundredth_graph_of_any_split_carries_one_pattern(tmp_path):
         assert planted(train[i]) == planted(train[100 + i]) == planted(test[i])
         assert digest(train[i]) != digest(train[100 + i])
     assert len({str(planted(train[i])) for i in range(100)}) == 100
-    sizes = {int(g.y.sum()) for g in SBMDataset(tmp_path, "PATTERN", num_graphs=100, pattern_sizes=(5, 34), log=False)}
+    sizes = {
+        int(g.y.sum())
+        for g in SBMDataset(tmp_path, "PATTERN", num_graphs=100, pattern_sizes=(5, 34), log=False)
+    }
     assert sizes <= set(range(5, 35))
     assert len(sizes) > 20
 
@@ -138,7 +154,10 @@ def test_prefixes_seeds_splits_and_the_global_generator(tmp_path):
     assert torch.equal(before, torch.get_rng_state())
     others = cluster(tmp_path, seed=1), cluster(tmp_path, "val"), cluster(tmp_path, "test")
     assert len({digest(dataset[0]) for dataset in (ten, *others)}) == 4
-    found = [digest(SBMDataset(tmp_path, name, "test", num_graphs=1, log=False)[0]) for name in ("PATTERN", "CLUSTER")]
+    found = [
+        digest(SBMDataset(tmp_path, name, "test", num_graphs=1, log=False)[0])
+        for name in ("PATTERN", "CLUSTER")
+    ]
     assert found == ["5545658008f562d5", "76d9a1e2d0113885"]
 
 
@@ -148,7 +167,9 @@ def test_a_run_that_dies_leaves_nothing_and_the_cache_is_made_once(tmp_path, mon
 
     with pytest.raises(KeyboardInterrupt):
         cluster(tmp_path, pre_transform=die)
-    monkeypatch.setattr(SBMDataset, "save", lambda self, graphs, path: Path(path).write_bytes(b"half") and 1 / 0)
+    monkeypatch.setattr(
+        SBMDataset, "save", lambda self, graphs, path: Path(path).write_bytes(b"half") and 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         cluster(tmp_path)
     monkeypatch.undo()
@@ -157,7 +178,10 @@ def test_a_run_that_dies_leaves_nothing_and_the_cache_is_made_once(tmp_path, mon
     monkeypatch.setattr(SBMDataset, "make", lambda self: pytest.fail("made again"))
     again = cluster(tmp_path)
     assert list(map(digest, first)) == list(map(digest, again))
-    assert {path.name for path in Path(again.processed_dir).iterdir()} == {"graphs.pt", "pre_transform.txt"}
+    assert {path.name for path in Path(again.processed_dir).iterdir()} == {
+        "graphs.pt",
+        "pre_transform.txt",
+    }
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGES)
@@ -167,7 +191,9 @@ def test_a_cache_that_is_damaged_is_made_anew(tmp_path, change, message):
     content = torch.load(path, weights_only=True)
     change(*content)
     torch.save(content, path)
-    with pytest.warns(UserWarning, match=rf"graphs\.pt: .*{message}.*\. A cache that cannot be read is made anew"):
+    with pytest.warns(
+        UserWarning, match=rf"graphs\.pt: .*{message}.*\. A cache that cannot be read is made anew"
+    ):
         again = cluster(tmp_path)
     assert list(map(digest, first)) == list(map(digest, again))
     torch.save(content, path)

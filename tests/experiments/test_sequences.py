@@ -61,7 +61,9 @@ def parse(tokens: torch.Tensor) -> int | Operation:
 
 
 def evaluate(tree: int | Operation) -> int:
-    return tree if isinstance(tree, int) else OPERATORS[tree.operator](list(map(evaluate, tree.arguments)))
+    if isinstance(tree, int):
+        return tree
+    return OPERATORS[tree.operator](list(map(evaluate, tree.arguments)))
 
 
 def depth(tree) -> int:
@@ -69,7 +71,9 @@ def depth(tree) -> int:
 
 
 def operations(tree) -> list[Operation]:
-    return [] if isinstance(tree, int) else [tree] + [op for child in tree.arguments for op in operations(child)]
+    if isinstance(tree, int):
+        return []
+    return [tree] + [op for child in tree.arguments for op in operations(child)]
 
 
 def digest(dataset) -> str:
@@ -95,7 +99,9 @@ def test_the_arenas_lengths_depths_and_arguments():
     total = sum(names.values())
     assert [names[name] / total for name in names] == pytest.approx([0.25] * 4, abs=0.03)
     digits = torch.cat([tokens[(tokens >= 1) & (tokens <= 10)] for tokens, _ in dataset])
-    assert (torch.bincount(digits)[1:] / len(digits)).tolist() == pytest.approx([0.1] * 10, abs=0.01)
+    assert (torch.bincount(digits)[1:] / len(digits)).tolist() == pytest.approx(
+        [0.1] * 10, abs=0.01
+    )
     assert [len(ListOps(split)) for split in ("train", "val", "test")] == [96_000, 2_000, 2_000]
     dataset = ListOps(num=400, operators=("MIN", "MAX", "MED", "SM", "FIRST", "LAST"), **SHORT)
     for tokens, label in dataset:
@@ -117,7 +123,12 @@ def test_the_published_distribution():
 
     theirs = [tree for tree in (grow(1) for _ in range(60_000)) if 10 <= length(tree) <= 60]
     ours = [parse(tokens) for tokens, _ in ListOps(num=len(theirs) // 2, **SHORT)]
-    for measure in (length, depth, lambda tree: len(tree.arguments), lambda tree: len(operations(tree))):
+    for measure in (
+        length,
+        depth,
+        lambda tree: len(tree.arguments),
+        lambda tree: len(operations(tree)),
+    ):
         a, b = (np.array([measure(tree) for tree in trees]) for trees in (theirs, ours))
         error = np.hypot(a.std() / len(a) ** 0.5, b.std() / len(b) ** 0.5)
         assert abs(a.mean() - b.mean()) < 4 * error
@@ -126,12 +137,17 @@ def test_the_published_distribution():
 
 def test_no_expression_is_in_two_splits_and_lengths_may_not_exist():
     short = {"num": 800, "min_length": 4, "max_length": 6}
-    splits = [{decode(tokens) for tokens, _ in ListOps(split, **short)} for split in ("train", "val", "test")]
+    splits = [
+        {decode(tokens) for tokens, _ in ListOps(split, **short)}
+        for split in ("train", "val", "test")
+    ]
     assert all(len(split) > 300 for split in splits)
     assert splits[0].isdisjoint(splits[1] | splits[2])
     assert splits[1].isdisjoint(splits[2])
     dataset = ListOps(num=1, max_depth=2, max_args=3)
-    with pytest.raises(RuntimeError, match=r"No tree of 501 \.\. 1999 tokens .* max_depth 2 or max_args 3"):
+    with pytest.raises(
+        RuntimeError, match=r"No tree of 501 \.\. 1999 tokens .* max_depth 2 or max_args 3"
+    ):
         dataset[0]
     with pytest.raises(IndexError, match=r"-1 \.\. 0; got 1"):
         dataset[1]
@@ -145,9 +161,15 @@ def test_items_depend_on_seed_split_and_index_alone():
     assert torch.equal(ten[2][0], three[2][0])  # asked for out of order
     assert digest(three) == digest([ten[i] for i in range(3)])
     assert torch.equal(ten[-1][0], ten[9][0])
-    others = [ListOps(num=10, seed=1, **SHORT), ListOps("val", num=10, **SHORT), ListOps("test", num=10, **SHORT)]
+    others = [
+        ListOps(num=10, seed=1, **SHORT),
+        ListOps("val", num=10, **SHORT),
+        ListOps("test", num=10, **SHORT),
+    ]
     assert len({digest(dataset) for dataset in (ten, *others)}) == 4
-    assert len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)}) == 4  # their trees too
+    assert (
+        len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)}) == 4
+    )  # their trees too
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
     assert decode(ListOps(num=1, **SHORT)[0][0]) == "[MED 4 [MED [MAX 4 [MED 9 5 7 ] ] 1 ] ]"
@@ -158,7 +180,11 @@ def test_items_depend_on_seed_split_and_index_alone():
 @pytest.mark.usefixtures("no_typecheck")  # a million calls
 @pytest.mark.parametrize(
     ("name", "rows", "half_medians"),
-    [("test.tsv", 500, False), ("test_d20a.tsv.gz", 10_000, True), ("test_d20s.tsv.gz", 10_000, True)],
+    [
+        ("test.tsv", 500, False),
+        ("test_d20a.tsv.gz", 10_000, True),
+        ("test_d20s.tsv.gz", 10_000, True),
+    ],
 )
 def test_every_published_answer(data_root, monkeypatch, name, rows, half_medians):
     """MED rounds down in the published files: every answer agrees, and rounding up would miss many."""
@@ -168,7 +194,11 @@ def test_every_published_answer(data_root, monkeypatch, name, rows, half_medians
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
         columns = [line.rstrip("\n").split("\t") for line in file]
     # Nangia & Bowman write label TAB expression, the Arena expression TAB label below a header.
-    pairs = [pair if pair[0].isdigit() else pair[::-1] for pair in columns if pair != ["Source", "Target"]]
+    pairs = [
+        pair if pair[0].isdigit() else pair[::-1]
+        for pair in columns
+        if pair != ["Source", "Target"]
+    ]
     trees = [(parse(encode(expression)), int(label)) for label, expression in pairs]
     assert len(trees) == rows
     assert all(evaluate(tree) == label for tree, label in trees)
@@ -197,7 +227,11 @@ def scenes() -> list[Scene]:
 def accuracy(features: np.ndarray, labels: np.ndarray) -> float:
     features = (features - features.mean(axis=0)) / features.std(axis=0)
     half = len(labels) // 2
-    return LogisticRegression().fit(features[:half], labels[:half]).score(features[half:], labels[half:])
+    return (
+        LogisticRegression()
+        .fit(features[:half], labels[:half])
+        .score(features[half:], labels[half:])
+    )
 
 
 @pytest.mark.exhaustive
@@ -218,10 +252,13 @@ def test_connected_components_know_the_answer(scenes):
 def test_the_drawing_has_gaps_and_shows_no_more_than_the_paths(scenes):
     pieces = []
     for scene in scenes[:200]:
-        solid, visible = scene.solid.numpy(), scene.image.numpy() > 32
+        solid = scene.solid.numpy()
+        visible = scene.image.numpy() > 32
         pieces.append(components(visible, CORNERS)[1] - components(solid, CORNERS)[1])
         distance = distance_transform_edt(~solid)  # to the next pixel of a path
-        assert distance[scene.image.numpy() > 0].max() <= 3  # the radius of a soft disc, and the corner of a pixel
+        assert (
+            distance[scene.image.numpy() > 0].max() <= 3
+        )  # the radius of a soft disc, and the corner of a pixel
     assert np.mean(pieces) > 10
 
 
@@ -229,9 +266,19 @@ def test_the_drawing_has_gaps_and_shows_no_more_than_the_paths(scenes):
 def test_neither_the_ink_nor_the_distance_of_the_discs_knows_the_answer(scenes):
     images = np.stack([scene.image.numpy() for scene in scenes]).reshape(len(scenes), -1) / 255
     labels = np.array([scene.label for scene in scenes])
-    ink = np.stack([images.mean(axis=1), (images > 0).sum(axis=1), (images > 0.5).sum(axis=1), images.std(axis=1)], 1)
+    ink = np.stack(
+        [
+            images.mean(axis=1),
+            (images > 0).sum(axis=1),
+            (images > 0.5).sum(axis=1),
+            images.std(axis=1),
+        ],
+        1,
+    )
     assert accuracy(ink, labels) < 0.55
-    assert accuracy(images[:, images.std(axis=0) > 0], labels) < 0.56  # every pixel on its own: 1 000 features
+    assert (
+        accuracy(images[:, images.std(axis=0) > 0], labels) < 0.56
+    )  # every pixel on its own: 1 000 features
 
     ends = np.array([scene.ends for scene in scenes], dtype=float)
     distance = np.linalg.norm(ends[:, 0] - ends[:, 1], axis=1)
@@ -250,7 +297,11 @@ def test_classes_shapes_and_tokens():
     assert tokens.shape == mask.shape == (7, 1024)
     assert mask.all()
     assert labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
-    assert [len(Pathfinder(split)) for split in ("train", "val", "test")] == [160_000, 20_000, 20_000]
+    assert [len(Pathfinder(split)) for split in ("train", "val", "test")] == [
+        160_000,
+        20_000,
+        20_000,
+    ]
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -271,9 +322,18 @@ def test_sizes_and_paths_that_do_not_fit(monkeypatch):
 @pytest.mark.usefixtures("no_typecheck")
 def test_images_depend_on_seed_split_and_index_alone():
     state = torch.get_rng_state()
-    ten, three = Pathfinder(num=10), Pathfinder(num=3)
+    ten = Pathfinder(num=10)
+    three = Pathfinder(num=3)
     assert digest_of_images(ten, (2, 0)) == digest_of_images(three, (2, 0))
-    assert len({digest_of_images(d) for d in (ten, Pathfinder(seed=1), Pathfinder("val"), Pathfinder("test"))}) == 4
+    assert (
+        len(
+            {
+                digest_of_images(d)
+                for d in (ten, Pathfinder(seed=1), Pathfinder("val"), Pathfinder("test"))
+            }
+        )
+        == 4
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert digest_of_images(Pathfinder("test"), range(5)) == "6f0e147f7cc895e8"
     for i in range(10):

@@ -4,7 +4,15 @@ from functools import partial
 
 import pytest
 import torch
-from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_ogb, make_series, make_synmol, make_tu
+from small_sets import (
+    make_chickenpox,
+    make_facebook,
+    make_heterophilous,
+    make_ogb,
+    make_series,
+    make_synmol,
+    make_tu,
+)
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
@@ -13,7 +21,13 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedTransformer, DiffusionGNN, GatedGCN
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments import train
-from diffusion_mp_experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
+from diffusion_mp_experiments.graphs import (
+    SumEdgeFeatures,
+    fit_forecast,
+    load_heterophilous,
+    load_ogb,
+    load_snapshots,
+)
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.reproduce.networks import ClassicGNN
 from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
@@ -39,22 +53,34 @@ def test_a_published_split_and_its_tuning(tmp_path):
     make_heterophilous(tmp_path)
     masks = load_heterophilous(tmp_path, "small")
     for tuning in (False, True):
-        module = train.HeterophilousDataModule(str(tmp_path), "small", split=1, tuning=tuning, normalize_features=True)
+        module = train.HeterophilousDataModule(
+            str(tmp_path), "small", split=1, tuning=tuning, normalize_features=True
+        )
         assert torch.equal(module.data.train_mask, masks.train_mask[:, 1])
-        assert torch.equal(module.data.test_mask, (masks.val_mask if tuning else masks.test_mask)[:, 1])
-        assert (module.num_features, module.num_classes, module.trains) == (4, 3, train.NodeClassifier)
+        assert torch.equal(
+            module.data.test_mask, (masks.val_mask if tuning else masks.test_mask)[:, 1]
+        )
+        assert (module.num_features, module.num_classes, module.trains) == (
+            4,
+            3,
+            train.NodeClassifier,
+        )
     with pytest.raises(ValueError, match="column must be between 0 and 1"):
         train.HeterophilousDataModule(str(tmp_path), "small", split=2).load()
 
 
 def test_few_labels_on_neighbours():
     options = {"name": "digits", "k": 4, "per_class": 3, "num_val": 50}
-    results, tuning = (train.KNNDataModule(**options, split=2, tuning=tuning).data for tuning in (False, True))
+    results, tuning = (
+        train.KNNDataModule(**options, split=2, tuning=tuning).data for tuning in (False, True)
+    )
     assert results.edge_index is tuning.edge_index  # made once
     for data, side in ((results, False), (tuning, True)):
         assert data.y[data.train_mask].bincount().tolist() == [3] * 10
         assert int(data.val_mask.sum()) == 50
-        assert (visible_labels(data.y, side)[data.train_mask | data.val_mask | data.test_mask] >= 0).all()
+        assert (
+            visible_labels(data.y, side)[data.train_mask | data.val_mask | data.test_mask] >= 0
+        ).all()
     assert not (results.test_mask & (tuning.val_mask | tuning.test_mask)).any()
     module = train.KNNDataModule(**options, num_parts=5)
     parts = list(module.train_dataloader())
@@ -72,14 +98,18 @@ class Several(FullGraphDataModule):
         mask = torch.arange(40) % 2 == 0
         edge_index = torch.arange(40).repeat(2, 1)
         y = torch.stack([x[:, 0] > 0, x[:, 1] > x[:, 2], torch.zeros(40) > 0], 1).float()
-        return Data(x=x, edge_index=edge_index, y=y, train_mask=mask, val_mask=~mask, test_mask=~mask)
+        return Data(
+            x=x, edge_index=edge_index, y=y, train_mask=mask, val_mask=~mask, test_mask=~mask
+        )
 
 
 def test_several_labels_of_a_node_are_learned():
     data = Several()
     assert data.num_classes == 3
     with seeded(0):
-        module = train.NodeClassifier(DiffusionGNN(4, 16, 3, conv="mlp", dropout=0.0), metric="roc_auc")
+        module = train.NodeClassifier(
+            DiffusionGNN(4, 16, 3, conv="mlp", dropout=0.0), metric="roc_auc"
+        )
     assert learned(module, data, 60)["test_roc_auc"] > 0.9
 
 
@@ -102,7 +132,8 @@ def test_proteins_and_papers_in_the_format_of_ogb(tmp_path, generator):
     assert papers.data.is_undirected()
     assert papers.num_classes == 40
     assert torch.equal(papers.data.test_mask, papers.data.val_mask)
-    edges, attr = torch.randint(5, (2, 30), generator=generator), torch.randn(30, 3, generator=generator)
+    edges = torch.randint(5, (2, 30), generator=generator)
+    attr = torch.randn(30, 3, generator=generator)
     data = SumEdgeFeatures()(Data(edge_index=edges, edge_attr=attr, num_nodes=6))
     expected = torch.stack([attr[edges[1] == node].double().sum(0) for node in range(6)])
     torch.testing.assert_close(data.x, expected.float())
@@ -123,13 +154,17 @@ def test_batches_of_graphs_are_learned():
     data = Sizes(batch_size=4, split=0, tuning=False)
     assert (data.num_features, data.num_classes) == (1, 2)
     assert [batch.num_graphs for batch in data.train_dataloader()] == [4, 4, 2]
-    orders = {tuple(torch.cat([batch.y for batch in data.train_dataloader()]).tolist()) for _ in range(9)}
+    orders = {
+        tuple(torch.cat([batch.y for batch in data.train_dataloader()]).tolist()) for _ in range(9)
+    }
     assert len(orders) > 1
     first, second = (list(data.test_dataloader()) for _ in range(2))
     assert [batch.num_graphs for batch in first] == [4, 2]
     assert first[0].graph is second[0].graph  # what is known of a graph stays known
     with seeded(0):
-        module = train.GraphClassifier(DiffusionGNN(1, 8, 2, conv="gin", dropout=0.0, task="graph"), lr=0.02)
+        module = train.GraphClassifier(
+            DiffusionGNN(1, 8, 2, conv="gin", dropout=0.0, task="graph"), lr=0.02
+        )
     assert learned(module, data, 30)["test_acc"] == 1
     predictor = GraphConstant()
     predictor.fit(data)
@@ -149,17 +184,21 @@ class Ends(nn.Module):
 
 def test_features_of_edges_come_in_the_order_of_edges():
     def drawn(size):
-        x, edge_index = torch.arange(size).float()[:, None] + 10 * size, torch.randint(size, (2, 3 * size))
+        x = torch.arange(size).float()[:, None] + 10 * size
+        edge_index = torch.randint(size, (2, 3 * size))
         return Data(x=x, edge_index=edge_index, edge_attr=x[edge_index, 0].T, y=torch.tensor([0]))
 
     with seeded(0):
         graphs = [drawn(size) for size in (4, 1, 7)]
-        module, (batch,) = Sizes(batch_size=None, split=0, tuning=False), Sizes.together(Sizes(3, 0, False), graphs)
+        module = Sizes(batch_size=None, split=0, tuning=False)
+        (batch,) = Sizes.together(Sizes(3, 0, False), graphs)
         certified = CertifiedTransformer(1, 4, 2, edge_dim=2, task="graph")
     assert module.num_edge_features is None
     for classifier in (train.GraphClassifier, train.NodeClassifier):
         assert classifier(Ends())(batch) is batch.x
-    alone = torch.cat([certified(graph.x, graph.edge_index, edge_attr=graph.edge_attr) for graph in graphs])
+    alone = torch.cat(
+        [certified(graph.x, graph.edge_index, edge_attr=graph.edge_attr) for graph in graphs]
+    )
     torch.testing.assert_close(train.GraphClassifier(certified)(batch), alone)
     without_edge_dim = train.GraphClassifier(GatedGCN(1, 4, 2, task="graph"))
     assert without_edge_dim(batch).shape == (3, 2)  # it reads none
@@ -171,8 +210,11 @@ CLASSIC = [("gcn", None), ("sage", None), ("gine", None), ("gine", 3), ("gat", 3
 @pytest.mark.parametrize(("conv", "edge_dim"), CLASSIC)
 def test_a_classic_network_does_not_depend_on_the_order_of_edges(conv, edge_dim):
     with seeded(0):
-        x, edge_index, edge_attr = torch.randn(7, 5), torch.randint(7, (2, 13)), torch.randn(13, 3)
-        model, order = ClassicGNN(5, 6, 2, 3, conv=conv, edge_dim=edge_dim, heads=2, dropout=0.5), torch.randperm(13)
+        x = torch.randn(7, 5)
+        edge_index = torch.randint(7, (2, 13))
+        edge_attr = torch.randn(13, 3)
+        model = ClassicGNN(5, 6, 2, 3, conv=conv, edge_dim=edge_dim, heads=2, dropout=0.5)
+        order = torch.randperm(13)
     edges = {} if edge_dim is None else {"edge_attr": edge_attr}
     logits = model.eval()(x, edge_index, **edges)
     assert logits.shape == (7, 2)
@@ -185,13 +227,19 @@ def test_a_classic_network_does_not_depend_on_the_order_of_edges(conv, edge_dim)
         ClassicGNN(5, 6, 2, conv="sage", edge_dim=3)
 
 
-@pytest.mark.parametrize(("conv", "make"), [("gcn", GCNConv), ("sage", partial(SAGEConv, root_weight=False))])
+@pytest.mark.parametrize(
+    ("conv", "make"), [("gcn", GCNConv), ("sage", partial(SAGEConv, root_weight=False))]
+)
 def test_classic_layers_are_those_of_pyg(conv, make):
     with seeded(0):
-        x, edge_index = torch.randn(7, 6), torch.randint(7, (2, 13))
-        ours, theirs = ClassicGNN(5, 6, 2, conv=conv).convs[0], make(6, 6)
+        x = torch.randn(7, 6)
+        edge_index = torch.randint(7, (2, 13))
+        ours = ClassicGNN(5, 6, 2, conv=conv).convs[0]
+        theirs = make(6, 6)
     linear = theirs.lin if conv == "gcn" else theirs.lin_l
-    ours.load_state_dict({"value.weight": linear.weight, "bias": theirs.bias if conv == "gcn" else linear.bias})
+    ours.load_state_dict(
+        {"value.weight": linear.weight, "bias": theirs.bias if conv == "gcn" else linear.bias}
+    )
     torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
 
 
@@ -206,7 +254,9 @@ def test_the_score_counts_graphs_of_all_batches_alike():
 
     data = Sizes(batch_size=4, split=0, tuning=False)
     data.val_dataloader = data.test_dataloader
-    (found,) = quiet_trainer().validate(train.GraphClassifier(Fixed()), datamodule=data, verbose=False)
+    (found,) = quiet_trainer().validate(
+        train.GraphClassifier(Fixed()), datamodule=data, verbose=False
+    )
     assert found["val_acc"] == pytest.approx(1 / 3)
     assert found["val_loss"] == pytest.approx(2 / 3 + 0.3132617, abs=1e-5)
     assert 1 / 3 - 1 / 12 < found["val_score"] < 1 / 3
@@ -236,7 +286,9 @@ def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
     snapshots = load_snapshots(chickenpox, "chickenpox")
     parts = train.SnapshotDataModule(chickenpox, base="ridge").parts()
     assert [len(part) for part in parts] == [10, 10, 30]
-    assert torch.equal(torch.stack([s.y for part in parts for s in part]), torch.stack([s.y for s in snapshots]))
+    assert torch.equal(
+        torch.stack([s.y for part in parts for s in part]), torch.stack([s.y for s in snapshots])
+    )
     forecast = fit_forecast("ridge", snapshots[:10])
     torch.testing.assert_close(parts[2][3].base, forecast(snapshots[23].x))
     seen = []
@@ -275,11 +327,15 @@ def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
     (val,) = quiet_trainer().validate(module, datamodule=data, verbose=False)
     assert -val["val_mse"] - 1 / 60 < val["val_score"] < -val["val_mse"]
     (batch,) = train.SnapshotDataModule(chickenpox).train_dataloader()
-    with pytest.raises(ValueError, match=r"The model returned \[30, 2\] for 30 nodes; it must return one number"):
+    with pytest.raises(
+        ValueError, match=r"The model returned \[30, 2\] for 30 nodes; it must return one number"
+    ):
         train.Forecaster(DiffusionGNN(4, 8, 2, conv="mlp")).training_step(batch, 0)
 
 
-@pytest.mark.parametrize("make", [lambda folder: Several(), lambda folder: train.SnapshotDataModule(folder)])
+@pytest.mark.parametrize(
+    "make", [lambda folder: Several(), lambda folder: train.SnapshotDataModule(folder)]
+)
 def test_what_was_validated_first_can_be_trained_on(chickenpox, make):
     data = make(chickenpox)
     with torch.inference_mode():

@@ -9,14 +9,41 @@ from reproduce_tables import ROWS, TABLE, write_table
 from diffusion_mp_experiments.reproduce.table import _ROW_FILE, _TABLE_FILE, load_table
 from diffusion_mp_experiments.train.cli import main
 
-VALUES = [None, True, -1, 3, 1.5, "", "text", [], [1], ["text"], {}, {"a": 1}, {1: 2}, {"class_path": 3}, [[1]]]
+VALUES = [
+    None,
+    True,
+    -1,
+    3,
+    1.5,
+    "",
+    "text",
+    [],
+    [1],
+    ["text"],
+    {},
+    {"a": 1},
+    {1: 2},
+    {"class_path": 3},
+    [[1]],
+]
 VALUES += [{"class_path": "x.Y", "init_args": 3}]
 # Values that a field takes, though they mean little.
 TAKEN = {
-    "title": ["", "text"], "like": ["gcn"], "splits": [3], "seeds": [3], "tuning": [3], "trials": [3], "epochs": [3],
-    "patience": [3], "module": [{}, {"a": 1}, {"class_path": 3}, {"class_path": "x.Y", "init_args": 3}],
-    "baselines": [[]], "quick": [{}], "metric": [{}], "sweep": [None], "attention": [None],
-}  # fmt: skip
+    "title": ["", "text"],
+    "like": ["gcn"],
+    "splits": [3],
+    "seeds": [3],
+    "tuning": [3],
+    "trials": [3],
+    "epochs": [3],
+    "patience": [3],
+    "module": [{}, {"a": 1}, {"class_path": 3}, {"class_path": "x.Y", "init_args": 3}],
+    "baselines": [[]],
+    "quick": [{}],
+    "metric": [{}],
+    "sweep": [None],
+    "attention": [None],
+}
 CONFIGS = ["search", "optimizer", "fixed"]
 TAKEN |= dict.fromkeys(CONFIGS, TAKEN["module"])
 
@@ -42,17 +69,26 @@ def test_a_row_with_a_wrong_value(field, tmp_path):
         if value in taken and not isinstance(value, bool):
             load_table(folder)
             continue
-        with pytest.raises(ValueError, match=rf"gcn\.yaml:? .*{field}|either a model or a predictor"):
+        with pytest.raises(
+            ValueError, match=rf"gcn\.yaml:? .*{field}|either a model or a predictor"
+        ):
             load_table(folder)
 
 
 def test_fields_that_a_table_must_have(tmp_path):
     for missing in ("title", "data", "rows"):
         folder = write_table(tmp_path)
-        (folder / "table.yaml").write_text(yaml.safe_dump({k: v for k, v in TABLE.items() if k != missing}))
+        (folder / "table.yaml").write_text(
+            yaml.safe_dump({k: v for k, v in TABLE.items() if k != missing})
+        )
         with pytest.raises(ValueError, match=rf"table\.yaml must .*{missing}"):
             load_table(folder)
-    for content, said in [("3", "hold names"), ("- a", "hold names"), ("a: [", "is no YAML"), ("", "hold names")]:
+    for content, said in [
+        ("3", "hold names"),
+        ("- a", "hold names"),
+        ("a: [", "is no YAML"),
+        ("", "hold names"),
+    ]:
         (folder / "table.yaml").write_text(content)
         with pytest.raises(ValueError, match=said):
             load_table(folder)
@@ -80,7 +116,15 @@ LATER = [
 @pytest.mark.parametrize(("changes", "said"), LATER)
 def test_values_that_only_a_run_finds_out(changes, said, tmp_path, capsys):
     write_table(tmp_path, splits=1, trials=1, epochs=1, **changes)
-    words = ["reproduce", "digits", "--configs", str(tmp_path), "--out", str(tmp_path / "out"), "--jobs=1"]
+    words = [
+        "reproduce",
+        "digits",
+        "--configs",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+        "--jobs=1",
+    ]
     assert main([*words, "--only", "gcn"]) == 2
     error = capsys.readouterr().err
     assert re.search(said, error)

@@ -24,13 +24,19 @@ def test_a_formula_computes_the_operation(name: str, batch: str) -> None:
     _, formula = operation.written_out(FORMULAS[operation])
     for given in arguments(BATCHES[batch])[name]:
         flat, _, _ = operation._signature.bind(given, narrow=False)
-        wanted, found = operation._run(*flat, "cpu"), formula(*flat)
+        wanted = operation._run(*flat, "cpu")
+        found = formula(*flat)
         if isinstance(wanted, Tensor):
-            wanted, found = (wanted,), (found,)
+            wanted = (wanted,)
+            found = (found,)
         fields = operation._signature.results
         for field, want, got in zip(fields, wanted, found, strict=True):
-            if field not in KERNELS_ONLY.get(name, ()) and (want.numel() or field not in MAY_BE_NONE.get(name, ())):
-                torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9, msg=lambda text, f=field: f"{f}: {text}")
+            if field not in KERNELS_ONLY.get(name, ()) and (
+                want.numel() or field not in MAY_BE_NONE.get(name, ())
+            ):
+                torch.testing.assert_close(
+                    got, want, rtol=1e-9, atol=1e-9, msg=lambda text, f=field: f"{f}: {text}"
+                )
 
 
 #: Results that a kernel keeps for its derivative, and that an exported program does not read.
@@ -45,8 +51,12 @@ MAY_BE_NONE = {"log_linear_attention": ("log_sum",)}
 
 
 def test_every_operation_of_a_forward_pass_has_a_formula() -> None:
-    backward = {name for name in REGISTERED if name.endswith("_backward") or name == "pairwise_gradient"}
-    halves = {name for name in REGISTERED if name.endswith(("_pool", "_read"))}  # of a graph over several processes
+    backward = {
+        name for name in REGISTERED if name.endswith("_backward") or name == "pairwise_gradient"
+    }
+    halves = {
+        name for name in REGISTERED if name.endswith(("_pool", "_read"))
+    }  # of a graph over several processes
     training = {"gumbel", "take_step"}
     others = {"batch_pointers", "compress", "walk_pairs"}
     assert REGISTERED - backward - halves - training - others == {op.name for op in FORMULAS}
@@ -59,8 +69,13 @@ def test_pointers_order_and_walks() -> None:
     assert torch.equal(formulas.batch_pointers(batch), graph_ops.batch_pointers(batch))
     assert torch.equal(formulas.batch_pointers(batch[:0]), graph_ops.batch_pointers(batch[:0]))
     source, target = edges = torch.randint(7, (2, 30), generator=torch.Generator().manual_seed(1))
-    for got, want in zip(formulas.compress(target, source, 7), graph_ops._compress(target, source, 7), strict=True):
+    for got, want in zip(
+        formulas.compress(target, source, 7), graph_ops._compress(target, source, 7), strict=True
+    ):
         assert torch.equal(got, want)
     weight = (torch.arange(30) % 4).double()
     for hops in (1, 2, 3):
-        assert torch.equal(formulas.walk_pairs(edges, weight, 7, hops), graph_ops.walk_pairs(edges, weight, 7, hops))
+        assert torch.equal(
+            formulas.walk_pairs(edges, weight, 7, hops),
+            graph_ops.walk_pairs(edges, weight, 7, hops),
+        )

@@ -9,8 +9,12 @@ import pytest
 from subrun import RUNS, run_tests
 
 if not os.environ.get("CI"):
-    pytest.importorskip("onnxscript", reason="ONNX is made with the extra `onnx`, which the extra `test` has")
-    pytest.importorskip("onnxruntime", reason="ONNX is run with the extra `onnx`, which the extra `test` has")
+    pytest.importorskip(
+        "onnxscript", reason="ONNX is made with the extra `onnx`, which the extra `test` has"
+    )
+    pytest.importorskip(
+        "onnxruntime", reason="ONNX is run with the extra `onnx`, which the extra `test` has"
+    )
 
 
 @pytest.mark.parametrize("select", [RUNS[0], RUNS[2]])

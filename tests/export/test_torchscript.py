@@ -26,7 +26,8 @@ class ByPlace(nn.Module):
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.model, self.names = model, names
+        self.model = model
+        self.names = names
 
     def forward(self, *inputs: Any) -> Tensor:
         return self.model(**dict(zip(self.names, inputs, strict=True)))
@@ -40,7 +41,9 @@ def test_no_model_is_traced(name: str) -> None:
 
 
 def moved_by(update: dm.StateUpdate) -> nn.Module:
-    return dm.DiffusionConv(4, 4, dm.AdjacencyDiffusivity("sym"), update, transform=False, bias=False)
+    return dm.DiffusionConv(
+        4, 4, dm.AdjacencyDiffusivity("sym"), update, transform=False, bias=False
+    )
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

@@ -10,10 +10,14 @@ from .table import STRATEGIES
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Random calls of everything public.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Random calls of everything public."
+    )
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", choices=list(STRATEGIES), metavar="NAME", help="only this public name")
+    parser.add_argument(
+        "--name", choices=list(STRATEGIES), metavar="NAME", help="only this public name"
+    )
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one program")
     parser.add_argument("--report", type=Path, help="a file for the kinds (default: printed)")
     options = parser.parse_args()

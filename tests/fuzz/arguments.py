@@ -8,11 +8,25 @@ Make = Callable[[Draw], Arg]
 
 #: Expressions that are wrong in many places, by what they are.
 COMMON = {
-    "None": "None", "NaN": "math.nan", "a class": "nn.Linear", "a dict": "{}", "a fraction": "2.5",
-    "a function": "lambda x: x", "a list": "[1]", "a module": "nn.Linear(2, 2)", "a number": "3", "a string": "'abc'",
-    "a tensor": "torch.ones(2)", "an array": "np.ones((2, 2))", "beyond": "9", "complex": "1 + 2j", "empty": "[]",
-    "infinite": "math.inf", "negative": "-1", "zero": "0",
-}  # fmt: skip
+    "None": "None",
+    "NaN": "math.nan",
+    "a class": "nn.Linear",
+    "a dict": "{}",
+    "a fraction": "2.5",
+    "a function": "lambda x: x",
+    "a list": "[1]",
+    "a module": "nn.Linear(2, 2)",
+    "a number": "3",
+    "a string": "'abc'",
+    "a tensor": "torch.ones(2)",
+    "an array": "np.ones((2, 2))",
+    "beyond": "9",
+    "complex": "1 + 2j",
+    "empty": "[]",
+    "infinite": "math.inf",
+    "negative": "-1",
+    "zero": "0",
+}
 
 
 def bad(*tables: str) -> list[Wrong]:
@@ -30,7 +44,9 @@ def bad(*tables: str) -> list[Wrong]:
 
 
 NOT_A_NUMBER = bad("a string | None | a list | complex | a dict | a module")
-NOT_A_TENSOR = bad("a list: [[1.0, 2.0], [3.0, 4.0]] | an array | a string | a number | a dict | a module")
+NOT_A_TENSOR = bad(
+    "a list: [[1.0, 2.0], [3.0, 4.0]] | an array | a string | a number | a dict | a module"
+)
 
 
 def fixed(source: object, *wrong: Wrong) -> Arg:
@@ -47,7 +63,9 @@ def never(wrong: Sequence[Wrong]) -> Arg:
     return Arg(None, wrong, True)
 
 
-def count(d: Draw, *right: int, optional: bool = False, zero: bool = False, none: bool = False) -> Arg:
+def count(
+    d: Draw, *right: int, optional: bool = False, zero: bool = False, none: bool = False
+) -> Arg:
     """A number of channels, heads, layers …, at least one (or with ``zero`` at least none)."""
     wrong = NOT_A_NUMBER + bad(
         "negative | a fraction | a bool: True | NaN | a tensor?: torch.tensor(2) | a NumPy integer?: np.int64(2)",
@@ -58,9 +76,15 @@ def count(d: Draw, *right: int, optional: bool = False, zero: bool = False, none
 
 
 def number(
-    d: Draw, *right: float | str, optional: bool = False, zero: bool = False, below: str | None = None,
-    negative: bool = False, infinite: bool = False, none: bool = False,
-) -> Arg:  # fmt: skip
+    d: Draw,
+    *right: float | str,
+    optional: bool = False,
+    zero: bool = False,
+    below: str | None = None,
+    negative: bool = False,
+    infinite: bool = False,
+    none: bool = False,
+) -> Arg:
     """A finite positive number; ``zero``, ``negative`` and ``infinite`` ones, or ``None``, if they are allowed too."""
     wrong = NOT_A_NUMBER + bad(
         "NaN | a tensor of two: torch.ones(2) | a tensor?: torch.tensor(0.5) | a NumPy number?: np.float32(0.5)",
@@ -95,11 +119,16 @@ def flag(d: Draw, *, optional: bool = True) -> Arg:
 
 
 def generator(d: Draw, *, optional: bool = True) -> Arg:
-    wrong = bad("a number | a string: 'seed' | NumPy's: np.random.default_rng(0)", "" if optional else "None")
+    wrong = bad(
+        "a number | a string: 'seed' | NumPy's: np.random.default_rng(0)",
+        "" if optional else "None",
+    )
     return options(d, "torch.Generator().manual_seed(0)", wrong=wrong, optional=optional)
 
 
-NOT_A_SEED = bad("a string | None | a fraction | a list | a tensor | NaN | negative? | beyond 64 bits?: 2**70")
+NOT_A_SEED = bad(
+    "a string | None | a fraction | a list | a tensor | NaN | negative? | beyond 64 bits?: 2**70"
+)
 
 NOT_A_PATH = bad(
     "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
@@ -122,7 +151,8 @@ def kind(d: Draw, dtype: str | None = None) -> str:
 
 def real(d: Draw, *shape: int, dtype: str | None = None, positive: bool = False) -> str:
     """An expression for a moderate floating-point tensor."""
-    size, of = ", ".join(map(str, shape)) or "()", kind(d, dtype)
+    size = ", ".join(map(str, shape)) or "()"
+    of = kind(d, dtype)
     if positive:
         return f"torch.rand({size}{of}) + 0.1"
     forms = [f"torch.randn({size}{of})"] * 4 + [
@@ -138,10 +168,15 @@ def real(d: Draw, *shape: int, dtype: str | None = None, positive: bool = False)
 
 
 def wrong_tensors(
-    *shape: int, dtype: str = "float32", none: bool = False, lists: bool | None = False, meta: bool | None = False
+    *shape: int,
+    dtype: str = "float32",
+    none: bool = False,
+    lists: bool | None = False,
+    meta: bool | None = False,
 ) -> list[Wrong]:
     """What is wrong in place of a real tensor of that shape."""
-    size, of = ", ".join(map(str, shape)) or "()", f", dtype=torch.{dtype}"
+    size = ", ".join(map(str, shape)) or "()"
+    of = f", dtype=torch.{dtype}"
     longer = ", ".join(map(str, [*shape[:-1], shape[-1] + 1])) if shape else "2"
     flat = ", ".join(map(str, shape[1:])) if len(shape) > 1 else "()"
     full = f"torch.full(({size},), " if shape else "torch.tensor("
@@ -155,25 +190,39 @@ def wrong_tensors(
         f"huge?: {full}1e30){f'.to(torch.{dtype})' if shape else ''}",
     )
     wrong.append(Wrong(f"torch.ones({size}{of}, device='meta')", "on the meta device", meta))
-    wrong += [Wrong(w.source, w.what, lists if w.what in ("a list", "an array") else False) for w in NOT_A_TENSOR]
+    wrong += [
+        Wrong(w.source, w.what, lists if w.what in ("a list", "an array") else False)
+        for w in NOT_A_TENSOR
+    ]
     return wrong if none else wrong + bad("None")
 
 
-def tensor(d: Draw, *shape: int, optional: bool = False, positive: bool = False, lists: bool | None = False) -> Arg:
+def tensor(
+    d: Draw, *shape: int, optional: bool = False, positive: bool = False, lists: bool | None = False
+) -> Arg:
     wrong = wrong_tensors(*shape, dtype=d.dtype, none=optional, lists=lists, meta=None)
     return options(d, real(d, *shape, positive=positive), wrong=wrong, optional=optional)
 
 
-def state(d: Draw, channels: int | None = None, *, parameters: bool = True, dtype: str | None = None) -> Arg:
+def state(
+    d: Draw, channels: int | None = None, *, parameters: bool = True, dtype: str | None = None
+) -> Arg:
     """x [N, C]; with ``parameters`` the layer knows C, and its parameters are no meta tensors."""
-    n, c, dtype = d.nodes, d.channels if channels is None else channels, dtype or d.dtype
-    arg = Arg(real(d, n, c, dtype=dtype), wrong_tensors(n, c, dtype=dtype, meta=False if parameters else None))
+    n = d.nodes
+    c = d.channels if channels is None else channels
+    dtype = dtype or d.dtype
+    arg = Arg(
+        real(d, n, c, dtype=dtype),
+        wrong_tensors(n, c, dtype=dtype, meta=False if parameters else None),
+    )
     return arg if parameters else arg.unsure("a longer last dimension")
 
 
 def free(d: Draw, *kept: str) -> Arg:
     """x [N, C] of a function that takes any number of channels, and [N, H, D]."""
-    return state(d, parameters=False).unsure("a longer last dimension", "another dtype", "a higher rank", *kept)
+    return state(d, parameters=False).unsure(
+        "a longer last dimension", "another dtype", "a higher rank", *kept
+    )
 
 
 def not_integers(size: str, *own: str) -> list[Wrong]:
@@ -197,7 +246,11 @@ def graph_source(d: Draw) -> str:
     if d.maybe(0.3):
         parts.append(f"torch.rand({len(d.edges)})")
     if d.sizes is not None:
-        parts.append(d.pick([f"batch=torch.tensor({d.batch}, dtype=torch.long)", f"ptr=torch.tensor({d.ptr})"]))
+        parts.append(
+            d.pick(
+                [f"batch=torch.tensor({d.batch}, dtype=torch.long)", f"ptr=torch.tensor({d.ptr})"]
+            )
+        )
     return f"mp.Graph({', '.join(parts)})"
 
 
@@ -212,7 +265,8 @@ def _wrong_pairs(d: Draw, *own: str) -> list[Wrong]:
 
 
 def wrong_edges(d: Draw) -> list[Wrong]:
-    n, e = d.nodes, edge_list(d)
+    n = d.nodes
+    e = edge_list(d)
     return _wrong_pairs(
         d,
         "a list: [[0], [0]] | an array: np.zeros((2, 3), dtype=np.int64) | a dict",
@@ -234,8 +288,12 @@ def wrong_weights(d: Draw) -> list[Wrong]:
         f"integers: torch.ones({e}, dtype=torch.long) | bools: torch.ones({e}, dtype=torch.bool)",
         f"complex: torch.ones({e}, dtype=torch.complex64) | another dtype?: torch.ones({e}, dtype=torch.float64)",
         f"on the meta device{'' if e else '?'}: torch.ones({e}, device='meta')",
-        f"NaN: torch.full(({e},), math.nan) | infinite: torch.full(({e},), math.inf) | none: []" if e else "",
-        f"negative: -torch.ones({e}) | near the largest number: torch.full(({e},), 3e38)" if e else "",
+        f"NaN: torch.full(({e},), math.nan) | infinite: torch.full(({e},), math.inf) | none: []"
+        if e
+        else "",
+        f"negative: -torch.ones({e}) | near the largest number: torch.full(({e},), 3e38)"
+        if e
+        else "",
     )
 
 
@@ -246,7 +304,9 @@ def wrong_batch(d: Draw) -> list[Wrong]:
         f"a list?: [0] * {n} | an array?: np.zeros({n}, dtype=np.int64) | int32?: torch.zeros({n}, dtype=torch.int32)",
         f"too long: torch.zeros({n + 1}, dtype=torch.long) | of rank two: torch.zeros({n}, 1, dtype=torch.long)",
         "of rank zero: torch.tensor(0)",
-        f"one large number: torch.full(({n},), 10**8) | negative: torch.full(({n},), -1)" if n else "",
+        f"one large number: torch.full(({n},), 10**8) | negative: torch.full(({n},), -1)"
+        if n
+        else "",
         f"not sorted: torch.arange({n}).flip(0)" if n > 1 else "",
     )
     return [w for w in wrong if n or w.what != "on the meta device"]
@@ -271,20 +331,30 @@ def ptr(d: Draw) -> Arg:
 
 def batch(d: Draw) -> Arg:
     """The graph of every node, or nothing."""
-    return Arg(None if d.sizes is None else f"torch.tensor({d.batch}, dtype=torch.long)", wrong_batch(d), True)
+    return Arg(
+        None if d.sizes is None else f"torch.tensor({d.batch}, dtype=torch.long)",
+        wrong_batch(d),
+        True,
+    )
 
 
 def edges(d: Draw, *, needed: bool = True, objects: bool = True) -> dict[str, Arg]:
     """``edge_index``, ``edge_weight`` and ``batch`` that fit together, in one of the forms that PyG users hold."""
-    e, n = edge_list(d), d.nodes
-    forms = ["tensor"] * 3 + ["int32", "EdgeIndex", "sparse", "Graph"] + ([] if needed else ["None"])
+    e = edge_list(d)
+    n = d.nodes
+    forms = (
+        ["tensor"] * 3 + ["int32", "EdgeIndex", "sparse", "Graph"] + ([] if needed else ["None"])
+    )
     form = d.pick(forms) if objects else "tensor"
     ones = f"torch.ones({len(d.edges)})"
     source = {
-        "tensor": e, "int32": f"{e}.int()", "EdgeIndex": f"EdgeIndex({e}, sparse_size=({n}, {n}))", "None": None,
+        "tensor": e,
+        "int32": f"{e}.int()",
+        "EdgeIndex": f"EdgeIndex({e}, sparse_size=({n}, {n}))",
+        "None": None,
         "sparse": f"torch.sparse_coo_tensor({e}.flip(0), {ones}, ({n}, {n})).coalesce().to_sparse_csr()",
         "Graph": graph_source(d),
-    }[form]  # fmt: skip
+    }[form]
     listed = form in ("tensor", "int32", "EdgeIndex")
     weight = f"torch.rand({len(d.edges)})" if listed and d.maybe(0.4) else None
     return {
@@ -301,7 +371,10 @@ def graph(d: Draw, *, needed: bool = False) -> Arg:
 
 
 def just_graph(d: Draw, *own: str) -> Arg:
-    wrong = bad("None | a tensor?: torch.tensor([[0], [0]]) | a Data?: Data(edge_index=torch.tensor([[0], [0]]))", *own)
+    wrong = bad(
+        "None | a tensor?: torch.tensor([[0], [0]]) | a Data?: Data(edge_index=torch.tensor([[0], [0]]))",
+        *own,
+    )
     return Arg(graph_source(d), NOT_A_TENSOR + wrong)
 
 
@@ -325,7 +398,9 @@ NOT_A_DIFFUSIVITY = bad(
 NOT_AN_UPDATE = bad(
     "a string | a number: 0.5 | a module | a class: mp.ExplicitEuler | a tensor | a list: [mp.ExplicitEuler(0.5)]"
 )
-NOT_A_MODULE = bad("None | a string | a number | a tensor | a class | a list: [nn.Linear(2, 2)] | a function")
+NOT_A_MODULE = bad(
+    "None | a string | a number | a tensor | a class | a list: [nn.Linear(2, 2)] | a function"
+)
 NOT_A_FUNCTION = bad("None | a string | a number | a list | a tensor")
 NOT_A_PENALTY = bad(
     "another name: 'nonsense' | None | a number | a list | a class: mp.SigmoidPenalty | a module | a tensor"
@@ -334,7 +409,8 @@ NOT_A_PENALTY = bad(
 
 def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
     """A coupling of the nodes of this program, in its dtype."""
-    n, of = d.nodes, kind(d)
+    n = d.nodes
+    of = kind(d)
     bounds = "" if d.sizes is None else f", ptr=torch.tensor({d.ptr})"
     some = [
         f"mp.couplings.UniformCoupling({n}{bounds}{of})",
@@ -353,18 +429,31 @@ def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
     return d.pick(some)
 
 
-def coupling(d: Draw, *, symmetric: bool = False, optional: bool = False, other_size: bool | None = False) -> Arg:
-    wrong = [*NOT_A_COUPLING, Wrong(f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size)]
+def coupling(
+    d: Draw, *, symmetric: bool = False, optional: bool = False, other_size: bool | None = False
+) -> Arg:
+    wrong = [
+        *NOT_A_COUPLING,
+        Wrong(f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size),
+    ]
     arg = options(d, coupling_source(d, symmetric=symmetric), wrong=wrong, optional=optional)
     return arg.without("None") if optional else arg
 
 
 DIFFUSIVITIES = [
-    "mp.SimpleDiffusivity()", "mp.SigmoidDiffusivity()", "mp.UniformDiffusivity()", "mp.IdentityDiffusivity()",
-    "mp.GaussianDiffusivity()", "mp.AdjacencyDiffusivity('row')",
+    "mp.SimpleDiffusivity()",
+    "mp.SigmoidDiffusivity()",
+    "mp.UniformDiffusivity()",
+    "mp.IdentityDiffusivity()",
+    "mp.GaussianDiffusivity()",
+    "mp.AdjacencyDiffusivity('row')",
     "0.5 * mp.SimpleDiffusivity() + 0.5 * mp.AdjacencyDiffusivity()",
-]  # fmt: skip
-UPDATES = ["mp.ExplicitEuler(0.5)", "mp.ExplicitEuler(0.5, 'residual')", "mp.ExplicitEuler(0.5, beta=0.5, leak=0.1)"]
+]
+UPDATES = [
+    "mp.ExplicitEuler(0.5)",
+    "mp.ExplicitEuler(0.5, 'residual')",
+    "mp.ExplicitEuler(0.5, beta=0.5, leak=0.1)",
+]
 
 
 def diffusivity(d: Draw, *right: str) -> Arg:

@@ -27,18 +27,29 @@ DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostErr
 ABSENT = (OSError, IndexError, ImportError)
 #: What else a sentence may call an argument.
 ROLES = {
-    "x": ["state", "features", "node", "nodes", "num_nodes"], "v": ["values"], "y": ["labels", "labelled", "num_nodes"],
+    "x": ["state", "features", "node", "nodes", "num_nodes"],
+    "v": ["values"],
+    "y": ["labels", "labelled", "num_nodes"],
     "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node", "num_nodes"],
     "data": ["edge_index", "x", "y", "masks", "nodes"],
     "graph": ["data", "edge_index", "edges", "edge_weight", "adjacency", "nodes", "node"],
-    "num_nodes": ["nodes"], "batch": ["graph", "graphs", "sequence", "sequences"],
+    "num_nodes": ["nodes"],
+    "batch": ["graph", "graphs", "sequence", "sequences"],
     "coupling": ["couplings", "entries", "symmetric", "row", "column"],
-    "other": ["coupling", "diffusivity", "terms", "other_mask"], "policy": ["self_loops"],
+    "other": ["coupling", "diffusivity", "terms", "other_mask"],
+    "policy": ["self_loops"],
     "subject": ["coupling", "diffusivity", "layer", "layer_or_update", "update"],
-    "penalty": ["Penalty"], "attention": ["alpha"], "in_channels": ["channels"], "out_channels": ["channels"],
-    "channels": ["in_channels"], "min_length": ["lengths"], "max_length": ["lengths"], "log_query": ["query"],
-    "log_key": ["key"], "matrix": ["coupling", "terms"],
-}  # fmt: skip
+    "penalty": ["Penalty"],
+    "attention": ["alpha"],
+    "in_channels": ["channels"],
+    "out_channels": ["channels"],
+    "channels": ["in_channels"],
+    "min_length": ["lengths"],
+    "max_length": ["lengths"],
+    "log_query": ["query"],
+    "log_key": ["key"],
+    "matrix": ["coupling", "terms"],
+}
 #: Memory that one call of a few dozen nodes may add to the most the process ever held.
 GROWTH = 512 << 20
 
@@ -48,7 +59,8 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     space: dict[str, Any] = {}
     exec(_PRELUDE, space)
     expected: bool | None = True
-    names, wrong = list[str](), list[str]()
+    names = list[str]()
+    wrong = list[str]()
     documented = (*DOCUMENTED, *(getattr(builtins, error) for error in request.get("errors", [])))
     before = _memory()
     for number, step in enumerate(request["steps"]):
@@ -59,19 +71,30 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         try:
             exec(compile(step["line"], "<program>", "exec"), space)
         except Exception as error:
-            return {"step": number, **_judge_error(error, expected, wrong if step.get("wrong") else names, documented)}
+            return {
+                "step": number,
+                **_judge_error(error, expected, wrong if step.get("wrong") else names, documented),
+            }
         if _memory() - before > GROWTH:
             return _bad(number, "memory", f"{(_memory() - before) >> 20} MiB more", "")
         result = space[step["line"].split(" = ", 1)[0]]
         if step["finite"] and expected is True and not is_finite(result):
             return _bad(number, "not finite", "NaN or infinity from finite input", "")
     if expected is False:
-        return _bad(len(request["steps"]) - 1, "accepted", "a wrong argument was accepted without a word", "")
+        return _bad(
+            len(request["steps"]) - 1,
+            "accepted",
+            "a wrong argument was accepted without a word",
+            "",
+        )
     return {"verdict": "right", "step": len(request["steps"]) - 1}
 
 
 def _judge_error(
-    error: Exception, expected: bool | None, names: list[str], documented: tuple[type[Exception], ...]
+    error: Exception,
+    expected: bool | None,
+    names: list[str],
+    documented: tuple[type[Exception], ...],
 ) -> dict[str, Any]:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
@@ -117,18 +140,27 @@ def _place(error: Exception) -> str:
         return f"{Path(frames[-1].filename).name}:{frames[-1].name}"
     root = next(root for root in OWN if own[-1].filename.startswith(root))
     place = f"{Path(own[-1].filename).relative_to(root)}:{own[-1].name}"
-    return place if frames[-1] is own[-1] else f"{place} > {Path(frames[-1].filename).name}:{frames[-1].name}"
+    if frames[-1] is own[-1]:
+        return place
+    return f"{place} > {Path(frames[-1].filename).name}:{frames[-1].name}"
 
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers within a result are finite; a meta tensor has none."""
-    if (isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number)) or isinstance(value, (float, complex)):
+    if (isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number)) or isinstance(
+        value, (float, complex)
+    ):
         return bool(np.isfinite(value).all())
     if isinstance(value, torch.Tensor):
         return not value.is_meta and bool(torch.isfinite(value.detach().to_dense()).all())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, part.name) for part in dataclasses.fields(value)]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else []
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    else:
+        parts = []
     return all(is_finite(part) for part in parts)
 
 

@@ -21,7 +21,8 @@ class Worker:
     """One worker, started when it is first needed. ``timeout`` seconds and ``memory`` bytes are for one program."""
 
     def __init__(self, timeout: float = 10.0, memory: int = 4 << 30) -> None:
-        self.timeout, self.memory = timeout, memory
+        self.timeout = timeout
+        self.memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._serving = 0  # the child that runs programs
         self._rest = b""
@@ -32,7 +33,9 @@ class Worker:
         self._send({"program": program})
         return self._verdict()
 
-    def judge_drawn(self, seed: int, first: int, last: int, name: str | None) -> Iterator[dict[str, Any]]:
+    def judge_drawn(
+        self, seed: int, first: int, last: int, name: str | None
+    ) -> Iterator[dict[str, Any]]:
         """The verdicts on the programs ``first`` … ``last`` − 1 of a seed, each with its ``index``."""
         while first < last:
             self._send({"seed": seed, "first": first, "last": last, "name": name})
@@ -63,14 +66,26 @@ class Worker:
         self._process.stdin.flush()
 
     def _start(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "CUDA_VISIBLE_DEVICES": ""}
-        paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "MPLBACKEND": "agg",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        paths = [
+            os.path.abspath(path)
+            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if path
+        ]
         environment["PYTHONPATH"] = os.pathsep.join(paths)  # the worker runs in another folder
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=self._folder.name,
-            )  # fmt: skip
+                [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                cwd=self._folder.name,
+            )
         self._welcome()
 
     def _welcome(self) -> None:
@@ -89,7 +104,11 @@ class Worker:
             self._kill()
             while (late := self._answer(STARTUP)) is not None and late["verdict"] != "died":
                 pass
-            verdict = {"verdict": "bad", "kind": "time-out", "text": f"no answer within {self.timeout:g} s"}
+            verdict = {
+                "verdict": "bad",
+                "kind": "time-out",
+                "text": f"no answer within {self.timeout:g} s",
+            }
         else:
             status = answer["status"]
             cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"

@@ -49,11 +49,18 @@ class Arg:
 
     def without(self, *which: str) -> Arg:
         """The argument where these, by what they are or by their source, are no mistakes, and are not drawn."""
-        return replace(self, wrong=[wrong for wrong in self.wrong if not {wrong.what, wrong.source} & {*which}])
+        return replace(
+            self, wrong=[wrong for wrong in self.wrong if not {wrong.what, wrong.source} & {*which}]
+        )
 
     def unsure(self, *which: str) -> Arg:
         """The argument where these may be refused or not; every one if none is named."""
-        return replace(self, wrong=[replace(w, valid=None) if not which or w.what in which else w for w in self.wrong])
+        return replace(
+            self,
+            wrong=[
+                replace(w, valid=None) if not which or w.what in which else w for w in self.wrong
+            ],
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,9 @@ class Call:
         for name in list(named):
             if f"{{{name}}}" in line:
                 line = line.replace(f"{{{name}}}", _bracketed(str(named.pop(name))))
-        line = line.replace("{args}", ", ".join(f"{name}={source}" for name, source in named.items()))
+        line = line.replace(
+            "{args}", ", ".join(f"{name}={source}" for name, source in named.items())
+        )
         return f"{self.result} = {line}"
 
 
@@ -107,7 +116,11 @@ class Program:
         for call in self.calls:
             valid = [arg.valid for arg in call.args.values()]
             # One that may be wrong may also make another right: row boundaries that reach beyond N fit more rows.
-            step = {"line": call.line(), "valid": None if None in valid else False not in valid, "finite": call.finite}
+            step = {
+                "line": call.line(),
+                "valid": None if None in valid else False not in valid,
+                "finite": call.finite,
+            }
             wrong = [name for name, arg in call.args.items() if arg.valid is not True]
             steps.append(step | {"names": list(call.args), "wrong": wrong})
         return {"name": self.name, "steps": steps, "errors": self.errors}
@@ -142,7 +155,8 @@ class Draw:
 
     def _sizes(self) -> list[int]:
         """Sizes of the graphs of a batch; some may be empty."""
-        sizes, left = [], self.nodes
+        sizes = []
+        left = self.nodes
         while left > 0 or not sizes:
             size = min(left, self.pick([2, 1, 3, 0, 5]))
             sizes.append(size)
@@ -151,7 +165,8 @@ class Draw:
 
     def _edges(self) -> list[tuple[int, int]]:
         """Directed edges inside the graphs, loops and repeats among them; some nodes may be isolated."""
-        starts, first = [], 0
+        starts = []
+        first = 0
         for size in self.sizes or [self.nodes]:
             starts += [(first, size)] if size else []
             first += size
@@ -160,7 +175,11 @@ class Draw:
         edges = []
         for k in range(self.pick([3, 6, 12, 1, 0])):
             start, size = starts[k % len(starts)] if self.rng is None else self.pick(starts)
-            source, target = (k, k + 1) if self.rng is None else (self.rng.randrange(size), self.rng.randrange(size))
+            source, target = (
+                (k, k + 1)
+                if self.rng is None
+                else (self.rng.randrange(size), self.rng.randrange(size))
+            )
             edges.append((start + source % size, start + target % size))
         return edges
 
@@ -183,9 +202,13 @@ def draw_program(name: str, strategy: Strategy, seed: int, index: int) -> Progra
     """The program number ``index`` of a seed: the same whenever and wherever it is drawn."""
     rng = Random(f"{seed}/{index}/{name}")
     program = _built(name, strategy, Draw(rng))
-    places = [(k, arg) for k, call in enumerate(program.calls) for arg, a in call.args.items() if a.wrong]
+    places = [
+        (k, arg) for k, call in enumerate(program.calls) for arg, a in call.args.items() if a.wrong
+    ]
     for place in rng.sample(places, min(len(places), rng.choice([0, 0, 0, 0, 1, 1, 1, 1, 1, 2]))):
-        program = put_wrong(program, place, rng.choice(program.calls[place[0]].args[place[1]].wrong))
+        program = put_wrong(
+            program, place, rng.choice(program.calls[place[0]].args[place[1]].wrong)
+        )
     return program
 
 
@@ -195,7 +218,9 @@ def plain_program(name: str, strategy: Strategy) -> Program:
 
 def put_wrong(program: Program, place: tuple[int, str], wrong: Wrong) -> Program:
     arg = program.calls[place[0]].args[place[1]]
-    program = program.with_arg(place, replace(arg, right=wrong.source, valid=wrong.valid, what=wrong.what, wrong=()))
+    program = program.with_arg(
+        place, replace(arg, right=wrong.source, valid=wrong.valid, what=wrong.what, wrong=())
+    )
     return replace(program, wrong=tuple(dict.fromkeys([*program.wrong, place])))
 
 

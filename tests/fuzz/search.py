@@ -32,7 +32,10 @@ class Found:
     count: int = 1
 
     def reproducer(self) -> str:
-        wrong = [f"{argument}: {self.program.calls[call].args[argument].what}" for call, argument in self.program.wrong]
+        wrong = [
+            f"{argument}: {self.program.calls[call].args[argument].what}"
+            for call, argument in self.program.wrong
+        ]
         return "\n".join([*(f"# {line}" for line in wrong), PRELUDE, *self.program.lines()])
 
 
@@ -44,19 +47,25 @@ class Result:
     kinds: list[Found]
 
     def summary(self) -> str:
-        counts = ", ".join(f"{self.verdicts[verdict]} {verdict}" for verdict in ("right", "refused", "bad"))
+        counts = ", ".join(
+            f"{self.verdicts[verdict]} {verdict}" for verdict in ("right", "refused", "bad")
+        )
         return f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
 
     def as_markdown(self) -> str:
         parts = [f"{self.summary()}\n"]
         for found in self.kinds:
             name, argument, what, where = found.kind
-            parts.append(f"## {name}, {argument}: {what} in {where or 'no place'} ({found.count}×)\n\n{found.text}\n")
+            parts.append(
+                f"## {name}, {argument}: {what} in {where or 'no place'} ({found.count}×)\n\n{found.text}\n"
+            )
             parts.append(f"```python\n{found.reproducer()}\n```\n")
         return "\n".join(parts)
 
 
-def search(seed: int, calls: int, name: str | None = None, timeout: float = 10.0, progress: bool = False) -> Result:
+def search(
+    seed: int, calls: int, name: str | None = None, timeout: float = 10.0, progress: bool = False
+) -> Result:
     verdicts: Counter[str] = Counter()
     kinds: dict[Kind, Found] = {}
     known: dict[tuple[Any, ...], Kind] = {}
@@ -72,14 +81,17 @@ def search(seed: int, calls: int, name: str | None = None, timeout: float = 10.0
                 known[rough], found = _shortened(program, verdict, worker)
                 kept = kinds.setdefault(known[rough], found)
                 if len(found.reproducer()) < len(kept.reproducer()):
-                    kept.program, kept.text = found.program, found.text
+                    kept.program = found.program
+                    kept.text = found.text
                 kept.count += kept is not found
             else:
                 kinds[known[rough]].count += 1
     return Result(verdicts, sorted(kinds.values(), key=lambda found: (-found.count, found.kind)))
 
 
-def shorten(program: Program, verdict: dict[str, Any], worker: Worker) -> tuple[Program, dict[str, Any]]:
+def shorten(
+    program: Program, verdict: dict[str, Any], worker: Worker
+) -> tuple[Program, dict[str, Any]]:
     """The shortest program found that is bad in the same way, and its verdict."""
 
     def same(candidate: Program) -> dict[str, Any] | None:
@@ -91,8 +103,13 @@ def shorten(program: Program, verdict: dict[str, Any], worker: Worker) -> tuple[
     while shrinking:
         shrinking = False
         for candidate in _shorter(program):
-            if len(str(candidate.lines())) < len(str(program.lines())) and (again := same(candidate)) is not None:
-                program, verdict, shrinking = candidate, again, True
+            if (
+                len(str(candidate.lines())) < len(str(program.lines()))
+                and (again := same(candidate)) is not None
+            ):
+                program = candidate
+                verdict = again
+                shrinking = True
                 break
     return program, verdict
 
@@ -116,9 +133,17 @@ def _arguments(program: Program) -> str:
 
 def _shorter(program: Program) -> Iterator[Program]:
     """Programs with less in them: the plainest of its strategy, fewer wrong arguments, calls and options."""
-    plain = plain_program(program.name, STRATEGIES[program.name]) if program.name in STRATEGIES else program
-    alike = [call.target for call in plain.calls[: len(program.calls)]] == [call.target for call in program.calls]
-    for places in [program.wrong, *([place] for place in program.wrong[: 2 * (len(program.wrong) > 1)])]:
+    if program.name in STRATEGIES:
+        plain = plain_program(program.name, STRATEGIES[program.name])
+    else:
+        plain = program
+    alike = [call.target for call in plain.calls[: len(program.calls)]] == [
+        call.target for call in program.calls
+    ]
+    for places in [
+        program.wrong,
+        *([place] for place in program.wrong[: 2 * (len(program.wrong) > 1)]),
+    ]:
         candidate = _until(plain, len(program.calls) - 1)
         for place in places:
             if place[0] < len(candidate.calls) and place[1] in candidate.calls[place[0]].args:
@@ -135,8 +160,12 @@ def _shorter(program: Program) -> Iterator[Program]:
                 continue
             if arg.optional:
                 wrong = tuple(other for other in program.wrong if other != place)
-                yield replace(program.with_arg(place, replace(arg, right=None, valid=True)), wrong=wrong)
+                yield replace(
+                    program.with_arg(place, replace(arg, right=None, valid=True)), wrong=wrong
+                )
             elif alike and place not in program.wrong:
-                simplest = plain.calls[number].args.get(argument)  # the simplest program may do without it
+                simplest = plain.calls[number].args.get(
+                    argument
+                )  # the simplest program may do without it
                 if simplest is not None and simplest.right != arg.right:
                     yield program.with_arg(place, simplest)

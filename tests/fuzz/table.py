@@ -11,21 +11,32 @@ from .table_models import MODELS
 from .table_operators import COUPLINGS, DIFFUSIVITIES, UPDATES
 
 # A name of `diffusion_mp` as it is, one of a package within it with that package's name.
-STRATEGIES: dict[str, Strategy] = COUPLINGS | DIFFUSIVITIES | UPDATES | ENERGIES | LAYERS | MODELS | FUNCTIONS
+STRATEGIES: dict[str, Strategy] = (
+    COUPLINGS | DIFFUSIVITIES | UPDATES | ENERGIES | LAYERS | MODELS | FUNCTIONS
+)
 STRATEGIES |= DATA | TRAIN | TESTING | DISTRIBUTED
 
 #: What is not called at random, and why.
 EXEMPT: dict[str, str] = {
-    **dict.fromkeys(("ConvergenceError", "CouplingMismatchError", "SingularSystemError", "distributed.RankLostError"),
-        "an error: the library raises it, nobody calls it"),
-    **dict.fromkeys(("train.CheckpointFiles", "train.Resumable", "train.FiniteLoss"),
-        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN"),
+    **dict.fromkeys(
+        (
+            "ConvergenceError",
+            "CouplingMismatchError",
+            "SingularSystemError",
+            "distributed.RankLostError",
+        ),
+        "an error: the library raises it, nobody calls it",
+    ),
+    **dict.fromkeys(
+        ("train.CheckpointFiles", "train.Resumable", "train.FiniteLoss"),
+        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN",
+    ),
     "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
     "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
     "load": "it takes a file; tests/models/test_saving.py and test_hostile_files.py in tests/experiments write some",
     "testing.TOLERANCES": "a table, read through `tolerance`",
     "train.exit_code": "it takes a program and its signals; tests/experiments/train stops programs",
-}  # fmt: skip
+}
 
 #: Errors that a name documents beside TypeError, ValueError and the library's own.
 ERRORS: dict[str, list[str]] = {"testing.tolerance": ["KeyError"]}
@@ -35,11 +46,26 @@ WEIGHTS: dict[str, float] = {
     **dict.fromkeys([*LAYERS, *MODELS, *COUPLINGS], 2.0),
     **dict.fromkeys([*TESTING, "diagnose", "perturbation_bound", "sequences.Pathfinder"], 0.3),
     **dict.fromkeys(["graphs.SBMDataset", "diagnostics.plot_attention"], 0.2),
-    **dict.fromkeys(("testing.check_update", "testing.assert_energy_descent", "testing.exact_problems",
-        "testing.order_of_convergence", "testing.Tolerance", "diagnostics.Commutator", "diagnostics.Perturbation",
-        "diagnostics.PlacementReport", "graphs.load_digits", "train.DigitsDataModule", "Certificate"), 0.1),
-    **dict.fromkeys([f"testing.check_{name}" for name in ("coupling", "diffusivity", "layer")], 0.03),
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            "testing.check_update",
+            "testing.assert_energy_descent",
+            "testing.exact_problems",
+            "testing.order_of_convergence",
+            "testing.Tolerance",
+            "diagnostics.Commutator",
+            "diagnostics.Perturbation",
+            "diagnostics.PlacementReport",
+            "graphs.load_digits",
+            "train.DigitsDataModule",
+            "Certificate",
+        ),
+        0.1,
+    ),
+    **dict.fromkeys(
+        [f"testing.check_{name}" for name in ("coupling", "diffusivity", "layer")], 0.03
+    ),
+}
 
 
 def drawn(seed: int, index: int, name: str | None = None) -> Program:
@@ -51,4 +77,6 @@ def drawn(seed: int, index: int, name: str | None = None) -> Program:
         else:
             weights = [WEIGHTS.get(each, 1.0) for each in names]
             (name,) = Random(f"{seed}/{index}").choices(names, weights)
-    return replace(draw_program(name, STRATEGIES[name], seed, index), errors=tuple(ERRORS.get(name, ())))
+    return replace(
+        draw_program(name, STRATEGIES[name], seed, index), errors=tuple(ERRORS.get(name, ()))
+    )

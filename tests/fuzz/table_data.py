@@ -24,14 +24,26 @@ def labels(d: Draw) -> Arg:
         "None | a list?: [0, 1, 0, 1] | an array?: np.array([0, 1, 0, 1]) | NaN: torch.full((40,), math.nan)",
         "of rank two: torch.zeros(40, 2, dtype=torch.long) | of rank zero: torch.tensor(0)",
     )
-    return Arg(d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", "(torch.arange(40) % 3).int()"]), wrong)
+    return Arg(
+        d.pick(
+            ["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", "(torch.arange(40) % 3).int()"]
+        ),
+        wrong,
+    )
 
 
 def split(d: Draw) -> None:
     masks = "train_mask=torch.ones(4, 2) > 0, val_mask=torch.zeros(4, 2) > 0, test_mask=torch.zeros(4, 2) > 0"
-    wrong = NOT_DATA[:6] + bad("with no masks: Data(train_mask='abc', val_mask=3, test_mask=None, y=None)")
+    wrong = NOT_DATA[:6] + bad(
+        "with no masks: Data(train_mask='abc', val_mask=3, test_mask=None, y=None)"
+    )
     column = options(d, 0, 1, wrong=NOT_A_NUMBER + bad("negative | beyond: 2 | a fraction: 0.5"))
-    d.call("split", "data.Split.of({args})", data=Arg(f"Data({masks}, y=torch.zeros(4).long())", wrong), column=column)
+    d.call(
+        "split",
+        "data.Split.of({args})",
+        data=Arg(f"Data({masks}, y=torch.zeros(4).long())", wrong),
+        column=column,
+    )
     d.call("out", "split.apply_to({args})", data=Arg("Data(num_nodes=4)", NOT_DATA[:5]))
 
 
@@ -67,7 +79,9 @@ def batch_of(d: Draw) -> Arg:
 
 def undirected(d: Draw) -> Arg:
     both = f"torch.cat([{edge_list(d)}, {edge_list(d)}.flip(0)], 1)"
-    wrong = NOT_DATA + bad("a directed graph: Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)")
+    wrong = NOT_DATA + bad(
+        "a directed graph: Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)"
+    )
     return Arg(f"Data(edge_index={both}, num_nodes={d.nodes})", wrong)
 
 
@@ -107,7 +121,9 @@ def find_clusters(d: Draw) -> None:
     metis = d.maybe(0.5)
     given = {
         "data": Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
-        "num_clusters": Arg("2" if metis else None, count(d, none=True).wrong if metis else [], False),
+        "num_clusters": Arg(
+            "2" if metis else None, count(d, none=True).wrong if metis else [], False
+        ),
         "method": Arg("'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong),
     }
     d.call("out", "data.find_clusters({args})", **given, seed=seed(d))
@@ -137,53 +153,128 @@ def _name(d: Draw) -> Arg:
 
 def points(d: Draw) -> Arg:
     dtype = "float32" if d.dtype == "float64" else d.dtype
-    right = ["torch.randn(9, 3)", "torch.randn(9, 20)", "torch.zeros(9, 3)", "torch.randn(9, 3).half()"]
+    right = [
+        "torch.randn(9, 3)",
+        "torch.randn(9, 20)",
+        "torch.zeros(9, 3)",
+        "torch.randn(9, 3).half()",
+    ]
     right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
-    arg = Arg(d.pick(right), wrong_tensors(9, 3, dtype=dtype)).without("a longer last dimension", "another dtype")
+    arg = Arg(d.pick(right), wrong_tensors(9, 3, dtype=dtype)).without(
+        "a longer last dimension", "another dtype"
+    )
     wrong = [replace(w, valid=False) if w.what in ("NaN", "infinite") else w for w in arg.wrong]
-    more = bad("too few: torch.ones(2, 3) | no rows: torch.ones(0, 3) | no channels: torch.ones(9, 0)")
+    more = bad(
+        "too few: torch.ones(2, 3) | no rows: torch.ones(0, 3) | no channels: torch.ones(9, 0)"
+    )
     return replace(arg, wrong=wrong + more)
 
 
 DATA: dict[str, Strategy] = {
     "data.random_split": calls("data.random_split", y=labels),
-    "data.random_split_per_class": calls("data.random_split_per_class", y=labels, num_val=counts(4, 0, zero=True),
-        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong)),
-    "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
-    "KNNGraph": calls("KNNGraph", "made({data}).edge_index", k=counts(5, 2), data=Arg("Data(x=torch.randn(9, 3))",
-        NOT_DATA[:6] + bad("of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
-        "too few: Data(x=torch.randn(2, 2))"))),
-    "knn_graph": calls("knn_graph", x=points), "data.Split": split,
+    "data.random_split_per_class": calls(
+        "data.random_split_per_class",
+        y=labels,
+        num_val=counts(4, 0, zero=True),
+        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
+    ),
+    "data.label_mask": calls(
+        "data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")
+    ),
+    "KNNGraph": calls(
+        "KNNGraph",
+        "made({data}).edge_index",
+        k=counts(5, 2),
+        data=Arg(
+            "Data(x=torch.randn(9, 3))",
+            NOT_DATA[:6]
+            + bad(
+                "of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
+                "too few: Data(x=torch.randn(2, 2))",
+            ),
+        ),
+    ),
+    "knn_graph": calls("knn_graph", x=points),
+    "data.Split": split,
     "data.pad": pad,
-    "data.AddLaplacianPE": calls("data.AddLaplacianPE", "made({graph})",
-        "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]", k=counts(2, 1, 9), graph=undirected),
-    "data.ToDiffusionGraph": calls("data.ToDiffusionGraph", "made({graph}).graph.prepare()",
-        graph=lambda d: Arg(d.pick([plain_data(d), f"[{plain_data(d)}, {plain_data(d)}]"]), NOT_DATA)),
-    "data.PartOf": calls("data.PartOf", "made({batch})", batch=batch_of,
-        data=lambda d: Arg(data_source(d), NOT_DATA).without("empty")),
-    "data.RandomPartitionLoader": loader, "data.find_clusters": find_clusters,
-    "sequences.ListOps": calls("sequences.ListOps", "made[{index}]", index=item, always="num min_length max_length",
-        min_length=counts(4, 5), max_length=counts(60, 90), operators=operators),
-    "sequences.Pathfinder": calls("sequences.Pathfinder", "made[{index}]", index=item,
-        always="num size dashes distractors"),
+    "data.AddLaplacianPE": calls(
+        "data.AddLaplacianPE",
+        "made({graph})",
+        "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]",
+        k=counts(2, 1, 9),
+        graph=undirected,
+    ),
+    "data.ToDiffusionGraph": calls(
+        "data.ToDiffusionGraph",
+        "made({graph}).graph.prepare()",
+        graph=lambda d: Arg(
+            d.pick([plain_data(d), f"[{plain_data(d)}, {plain_data(d)}]"]), NOT_DATA
+        ),
+    ),
+    "data.PartOf": calls(
+        "data.PartOf",
+        "made({batch})",
+        batch=batch_of,
+        data=lambda d: Arg(data_source(d), NOT_DATA).without("empty"),
+    ),
+    "data.RandomPartitionLoader": loader,
+    "data.find_clusters": find_clusters,
+    "sequences.ListOps": calls(
+        "sequences.ListOps",
+        "made[{index}]",
+        index=item,
+        always="num min_length max_length",
+        min_length=counts(4, 5),
+        max_length=counts(60, 90),
+        operators=operators,
+    ),
+    "sequences.Pathfinder": calls(
+        "sequences.Pathfinder", "made[{index}]", index=item, always="num size dashes distractors"
+    ),
     "sequences.SequenceDataset": sequence_dataset,
     "sequences.IMDb": calls("sequences.IMDb", path=absent),
-    "graphs.SBMDataset": calls("graphs.SBMDataset", "[made[0].x, made[0].y]", always="num_graphs",
-        root=written("sbm").without("empty"), name=lambda d: Arg("'PATTERN'", choice(d, "PATTERN").wrong),
-        num_graphs=counts(1), seed=never([w for w in NOT_A_SEED if w.valid is False]), log=Arg("False"),
-        pattern_sizes=never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')"))),
-    "graphs.synthetic_pokec": calls("graphs.synthetic_pokec", always="num_nodes num_edges num_features",
-        num_nodes=counts(50, 20), num_edges=counts(100, 40), num_features=counts(4, 2),
-        homophily=numbers(0.444, 0.6, zero=True, below="1.5"), signal=numbers(0.3, 0.0, zero=True),
-        spread=numbers(1.5, zero=True), unlabelled=numbers(1e-4, 0.1, zero=True, below="1.5"),
-        cache=never(NOT_A_PATH).without("None", "empty")),
+    "graphs.SBMDataset": calls(
+        "graphs.SBMDataset",
+        "[made[0].x, made[0].y]",
+        always="num_graphs",
+        root=written("sbm").without("empty"),
+        name=lambda d: Arg("'PATTERN'", choice(d, "PATTERN").wrong),
+        num_graphs=counts(1),
+        seed=never([w for w in NOT_A_SEED if w.valid is False]),
+        log=Arg("False"),
+        pattern_sizes=never(
+            bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')")
+        ),
+    ),
+    "graphs.synthetic_pokec": calls(
+        "graphs.synthetic_pokec",
+        always="num_nodes num_edges num_features",
+        num_nodes=counts(50, 20),
+        num_edges=counts(100, 40),
+        num_features=counts(4, 2),
+        homophily=numbers(0.444, 0.6, zero=True, below="1.5"),
+        signal=numbers(0.3, 0.0, zero=True),
+        spread=numbers(1.5, zero=True),
+        unlabelled=numbers(1e-4, 0.1, zero=True, below="1.5"),
+        cache=never(NOT_A_PATH).without("None", "empty"),
+    ),
     "graphs.load_digits": calls("graphs.load_digits", "made.x"),
     "graphs.SumEdgeFeatures": calls("graphs.SumEdgeFeatures", "made({data}).x", data=with_features),
-    "graphs.fit_forecast": calls("graphs.fit_forecast", "made(torch.randn(3, 4))", snapshots=Arg(
-        "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]",
-        bad("empty | a number | numbers: [1, 2] | None"))),
-    "graphs.PeptidesFunctional": calls("graphs.PeptidesFunctional", source=absent,
-        root=Arg("'peptides'", NOT_A_PATH[:4]), num_graphs=counts(2, none=True), log=Arg("False")),
+    "graphs.fit_forecast": calls(
+        "graphs.fit_forecast",
+        "made(torch.randn(3, 4))",
+        snapshots=Arg(
+            "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]",
+            bad("empty | a number | numbers: [1, 2] | None"),
+        ),
+    ),
+    "graphs.PeptidesFunctional": calls(
+        "graphs.PeptidesFunctional",
+        source=absent,
+        root=Arg("'peptides'", NOT_A_PATH[:4]),
+        num_graphs=counts(2, none=True),
+        log=Arg("False"),
+    ),
     "graphs.load_planetoid": calls("graphs.load_planetoid", name=texts("Cora")),
     **{
         f"graphs.load_{name}": calls(f"graphs.load_{name}")
@@ -193,7 +284,7 @@ DATA: dict[str, Strategy] = {
         f"graphs.load_{name}": calls(f"graphs.load_{name}", name=_name)
         for name in ("facebook", "heterophilous", "tu")
     },
-}  # fmt: skip
+}
 
 
 def learner(name: str, task: str, output: int, *metrics: str, more: str = "") -> Strategy:
@@ -210,7 +301,10 @@ def learner(name: str, task: str, output: int, *metrics: str, more: str = "") ->
 
 def task_metric(d: Draw) -> None:
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mrr", "mse", "mae"])
-    given = "torch.randn(6), torch.randn(6)" if name in ("mse", "mae") else "torch.randn(6, 2), torch.arange(6) % 2"
+    if name in ("mse", "mae"):
+        given = "torch.randn(6), torch.randn(6)"
+    else:
+        given = "torch.randn(6, 2), torch.arange(6) % 2"
     d.call("metric", "train.TaskMetric({args})", metric=Arg(repr(name), choice(d, name).wrong))
     d.call("out", f"metric({given})")
 
@@ -230,12 +324,17 @@ def node_cross_entropy(d: Draw) -> None:
 
 def multi_label_loss(d: Draw) -> None:
     n = d.pick([4, 1, 7])
-    wrong = (
-        f"beyond 1: torch.full(({n}, 2), 9) | no label: torch.full(({n}, 2), -1) | another shape: torch.zeros({n}, 5)"
+    wrong = bad(
+        "None",
+        f"beyond 1: torch.full(({n}, 2), 9) | no label: torch.full(({n}, 2), -1)",
+        f"another shape: torch.zeros({n}, 5)",
     )
-    target = Arg(f"torch.ones({n}, 2)", NOT_A_TENSOR + bad("None", wrong))
+    target = Arg(f"torch.ones({n}, 2)", NOT_A_TENSOR + wrong)
     d.call(
-        "out", "train.multi_label_loss({args})", logits=Arg(f"torch.randn({n}, 2)", wrong_tensors(n, 2)), target=target
+        "out",
+        "train.multi_label_loss({args})",
+        logits=Arg(f"torch.randn({n}, 2)", wrong_tensors(n, 2)),
+        target=target,
     )
 
 
@@ -253,49 +352,74 @@ def planetoid_module(d: Draw) -> None:
         "root": absent(d),
         "name": choice(d, "Cora", "PubMed"),
         "split": part,
-        "tuning": replace(flag(d), valid=True if part.right == "3" else None),  # which a random split does not know
+        "tuning": replace(
+            flag(d), valid=True if part.right == "3" else None
+        ),  # which a random split does not know
     }
     construct(d, "module", "train.PlanetoidDataModule", leave="download", **own)
     d.call("out", "module.data")
 
 
 def load_checkpoint(d: Draw) -> None:
-    path = written("b.ckpt", "a folder: '.' | no file: 'absent.ckpt' | an address: 'http://a/b.ckpt'")
+    path = written(
+        "b.ckpt", "a folder: '.' | no file: 'absent.ckpt' | an address: 'http://a/b.ckpt'"
+    )
     d.call("saved", "train.save_checkpoint({'a': torch.ones(2)}, 'b.ckpt')")
     d.call("out", "train.load_checkpoint({args})", path=path)
 
 
 TRAIN: dict[str, Strategy] = {
-    "train.save_checkpoint": calls("train.save_checkpoint", state=Arg("{'a': torch.ones(2)}"),
-        path=written("a.ckpt", "a folder: '.'")),
+    "train.save_checkpoint": calls(
+        "train.save_checkpoint",
+        state=Arg("{'a': torch.ones(2)}"),
+        path=written("a.ckpt", "a folder: '.'"),
+    ),
     "train.load_checkpoint": load_checkpoint,
-    "train.replace_file": calls("train.replace_file", path=written("a.txt", "a folder: '.'"),
-        data=Arg("b'text'", bad("a string | None | a number | a list"))),
+    "train.replace_file": calls(
+        "train.replace_file",
+        path=written("a.txt", "a folder: '.'"),
+        data=Arg("b'text'", bad("a string | None | a number | a list")),
+    ),
     "train.check_writable": calls("train.check_writable", folder=written("out").without("empty")),
-    "train.NodeClassifier": calls("train.NodeClassifier",
+    "train.NodeClassifier": calls(
+        "train.NodeClassifier",
         "[made({data}), made.predict_step({data}, 0), made.configure_optimizers() and 0]",
-        model=module("mp.GCNConv(3, 2)"), metric=texts("acc", "roc_auc"),
-        data=lambda d: Arg(data_source(d), NOT_DATA).without("empty")),
-    "train.SequenceClassifier": calls("train.SequenceClassifier", "made(torch.ones(2, 5, 3))",
+        model=module("mp.GCNConv(3, 2)"),
+        metric=texts("acc", "roc_auc"),
+        data=lambda d: Arg(data_source(d), NOT_DATA).without("empty"),
+    ),
+    "train.SequenceClassifier": calls(
+        "train.SequenceClassifier",
+        "made(torch.ones(2, 5, 3))",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
-        warmup=numbers(0.1, 0.0, zero=True, below="1.0")),
+        warmup=numbers(0.1, 0.0, zero=True, below="1.0"),
+    ),
     "train.node_cross_entropy": node_cross_entropy,
     "train.mean_squared_error": mean_squared_error,
-    "train.weighted_accuracy": calls("train.weighted_accuracy",
+    "train.weighted_accuracy": calls(
+        "train.weighted_accuracy",
         "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
-        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1"))),
+        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")),
+    ),
     "train.multi_label_loss": multi_label_loss,
     "train.GraphClassifier": learner("GraphClassifier", "graph", 2, "acc", "roc_auc"),
-    "train.Forecaster": learner("Forecaster", "node", 1, "mse", "mae", more="base=torch.zeros({n})"),
+    "train.Forecaster": learner(
+        "Forecaster", "node", 1, "mse", "mae", more="base=torch.zeros({n})"
+    ),
     "train.TaskMetric": task_metric,
     **{
-        f"train.{name}DataModule": calls(f"train.{name}DataModule", "made.num_features", leave="train val", **own)
-        for names, own in (("Heterophilous Facebook TU", {"name": _name}), ("Ogb KNN SynMol Snapshot", {}))
+        f"train.{name}DataModule": calls(
+            f"train.{name}DataModule", "made.num_features", leave="train val", **own
+        )
+        for names, own in (
+            ("Heterophilous Facebook TU", {"name": _name}),
+            ("Ogb KNN SynMol Snapshot", {}),
+        )
         for name in names.split()
     },
     "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
-}  # fmt: skip
+}
 
 ONE_RANK = (
     "torch.distributed.is_initialized() or torch.distributed.init_process_group("
@@ -311,12 +435,18 @@ def sharded_graph(d: Draw) -> None:
         f"not from zero: [1, {n}] | a fraction: [0.5, {n}]",
     )
     d.call("ranks", ONE_RANK)
-    listed = replace(given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what])
+    listed = replace(
+        given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what]
+    )
     d.call(
-        "graph", "distributed.ShardedGraph({args})", edge_index=listed, edge_weight=given["edge_weight"],
-        num_nodes=fixed(n, *count(d, zero=True).wrong), bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
+        "graph",
+        "distributed.ShardedGraph({args})",
+        edge_index=listed,
+        edge_weight=given["edge_weight"],
+        num_nodes=fixed(n, *count(d, zero=True).wrong),
+        bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
         device=replace(device(d).without("a list"), optional=True),
-    )  # fmt: skip
+    )
     d.call("out", "[graph.degree(), graph.rows, graph.total(torch.ones(2))]")
 
 

@@ -22,7 +22,9 @@ def penalty(name: str, **options: Any) -> Strategy:
         asked = d.pick(["delta", "f", "conjugate", "total", "coupling"])
         if asked in ("delta", "f", "conjugate"):
             argument = "omega" if asked == "conjugate" else "z2"
-            wrong = bad(f"a list | an array | a string | None | a dict | complex: torch.ones({d.nodes}).cfloat()")
+            wrong = bad(
+                f"a list | an array | a string | None | a dict | complex: torch.ones({d.nodes}).cfloat()"
+            )
             given = {argument: Arg(f"torch.rand({d.nodes}{kind(d)})", wrong)}
             d.call("out", f"penalty.{asked}({{{argument}}})", finite=asked != "conjugate", **given)
         elif asked == "total":
@@ -35,7 +37,9 @@ def penalty(name: str, **options: Any) -> Strategy:
 
 
 def domain(d: Draw) -> Arg:
-    return options(d, "(0.0, math.inf)", wrong=bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)"))
+    return options(
+        d, "(0.0, math.inf)", wrong=bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)")
+    )
 
 
 def own_penalty(d: Draw) -> None:
@@ -50,20 +54,31 @@ def own_penalty(d: Draw) -> None:
 
 def energy(d: Draw) -> None:
     over = d.maybe(0.3)
-    right = ["'quadratic'", "mp.QuadraticPenalty()"] if over else ["'sigmoid'", "'quadratic'", "mp.GaussianPenalty()"]
+    if over:
+        right = ["'quadratic'", "mp.QuadraticPenalty()"]
+    else:
+        right = ["'sigmoid'", "'quadratic'", "mp.GaussianPenalty()"]
     like = d.nodes, d.channels
     of = coupling(d, symmetric=True)
     relu = choice(d, "relu", None)
     metric = tensor(d, d.nodes, optional=True, positive=True)
     source = tensor(d, *like, optional=True)
     construct(
-        d, "energy", "Energy", leave="laplacian", penalty=options(d, *right, wrong=NOT_A_PENALTY),
+        d,
+        "energy",
+        "Energy",
+        leave="laplacian",
+        penalty=options(d, *right, wrong=NOT_A_PENALTY),
         lam=number(d, 1.0, 0.3, optional=True),
-        coupling=Arg(of.right if over else None, of.without("None").wrong, True), source=source,
-        beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True), metric=metric.without("a higher rank"),
-        graph_term=coupling(d, symmetric=True, optional=True), activation=relu, version=choice(d, "falling"),
+        coupling=Arg(of.right if over else None, of.without("None").wrong, True),
+        source=source,
+        beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True),
+        metric=metric.without("a higher rank"),
+        graph_term=coupling(d, symmetric=True, optional=True),
+        activation=relu,
+        version=choice(d, "falling"),
         ptr=never(ptr(d).wrong) if over else ptr(d),
-    )  # fmt: skip
+    )
     unweighted = source.right is None and metric.right is None
     x = free(d) if unweighted else state(d, parameters=False).without("a higher rank")
     finite = relu.right in (None, "None")
@@ -82,7 +97,11 @@ def certify(d: Draw) -> None:
         "diffusivity": DIFFUSIVITIES,
     }[subject]
     given = {
-        "subject": options(d, *right, wrong=bad("None | a string | a number | a tensor | a class: mp.SimplePenalty")),
+        "subject": options(
+            d,
+            *right,
+            wrong=bad("None | a string | a number | a tensor | a class: mp.SimplePenalty"),
+        ),
         "x": free(d) if subject == "penalty" else free(d).unsure(),
         "tau": number(d, 0.5, 0.1),
         "ptr": ptr(d) if subject == "penalty" else never([]),
@@ -106,13 +125,22 @@ def energy_trace(d: Draw) -> None:
     d.call("model", f"mp.DIFFormer({c}, 4, 2, 2)")
     d.call("trace", "mp.EnergyTrace({args})", model=watched, energy=of)
     x = Arg(real(d, d.nodes, c, dtype="float32"))
-    d.call("ran", "(trace.__enter__(), model({x}, {edge_index}))[1]", x=x, edge_index=fixed(edge_list(d)))
+    d.call(
+        "ran",
+        "(trace.__enter__(), model({x}, {edge_index}))[1]",
+        x=x,
+        edge_index=fixed(edge_list(d)),
+    )
     d.call("out", "(trace.__exit__(None, None, None), trace.energies, trace.to_dict())")
 
 
 def some_terms(d: Draw) -> Arg:
-    wrong = bad("None | a number | a class in it: [mp.energies.MLPTerm] | a penalty in it: [mp.GaussianPenalty()]")
-    return options(d, "[mp.energies.PairTerm(mp.GaussianPenalty())]", "()", wrong=wrong, optional=True)
+    wrong = bad(
+        "None | a number | a class in it: [mp.energies.MLPTerm] | a penalty in it: [mp.GaussianPenalty()]"
+    )
+    return options(
+        d, "[mp.energies.PairTerm(mp.GaussianPenalty())]", "()", wrong=wrong, optional=True
+    )
 
 
 def joint_energy(d: Draw) -> None:
@@ -120,24 +148,40 @@ def joint_energy(d: Draw) -> None:
     metric = tensor(d, d.nodes, optional=True, positive=True)
     wrong = [w for w in number(d, zero=True).wrong if w.valid is False]
     right = "'simple'", "'gaussian'", "None", "mp.SigmoidPenalty()"
-    weights = dict.fromkeys(("lam", "mu", "beta"), lambda d: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=wrong))
+    weights = dict.fromkeys(
+        ("lam", "mu", "beta"), lambda d: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=wrong)
+    )
     construct(
-        d, "energy", "JointEnergy", leave="projection graph", terms=some_terms,
+        d,
+        "energy",
+        "JointEnergy",
+        leave="projection graph",
+        terms=some_terms,
         graph_term=coupling(d, symmetric=True, optional=True),
-        penalty=options(d, *right, wrong=NOT_A_PENALTY).without("None"), source=source,
-        metric=metric.without("a higher rank"), constraint=texts(*CONSTRAINTS), **weights,
-    )  # fmt: skip
-    d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False)
+        penalty=options(d, *right, wrong=NOT_A_PENALTY).without("None"),
+        source=source,
+        metric=metric.without("a higher rank"),
+        constraint=texts(*CONSTRAINTS),
+        **weights,
+    )
+    d.call(
+        "out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False
+    )
 
 
-def term(name: str, make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **options: Any) -> Strategy:
+def term(
+    name: str, make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **options: Any
+) -> Strategy:
     """A term, and the energy of which it is a part."""
 
     def strategy(d: Draw) -> None:
         construct(d, "term", name, **options, **make(d))
         x = real(d, d.nodes, d.channels)
         joint = Arg(
-            "[term]", bad("None | a number | a class in it: [mp.energies.MLPTerm] | a module in it: [nn.ReLU()]")
+            "[term]",
+            bad(
+                "None | a number | a class in it: [mp.energies.MLPTerm] | a module in it: [nn.ReLU()]"
+            ),
         )
         of = "mp.energies.JointEnergy(terms={terms}, graph={graph})"
         d.call("energy", of, terms=joint, graph=fixed(graph_source(d)))
@@ -147,7 +191,10 @@ def term(name: str, make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **opt
 
 
 def matrices(d: Draw, *names: str) -> dict[str, Arg]:
-    return {name: tensor(d, 1, d.channels, d.channels).unsure("another dtype", "on the meta device") for name in names}
+    return {
+        name: tensor(d, 1, d.channels, d.channels).unsure("another dtype", "on the meta device")
+        for name in names
+    }
 
 
 def source_and_metric(d: Draw) -> dict[str, Arg]:
@@ -159,11 +206,14 @@ def source_and_metric(d: Draw) -> dict[str, Arg]:
 
 
 def of_matrix(d: Draw) -> dict[str, Arg]:
-    n, of = d.nodes, f"torch.ones({d.nodes}, 1, 1)"
+    n = d.nodes
+    of = f"torch.ones({d.nodes}, 1, 1)"
     signed = f"mp.couplings.SparseCoupling(mp.Graph({n}, {edge_list(d)}), torch.randn({len(d.edges)}, 1))"
     wrong = NOT_A_COUPLING + bad(f"signed: mp.couplings.LowRankCoupling({of}, {of})")
     right = d.pick([coupling_source(d, symmetric=True), signed])
-    diagonals = tensor(d, 1, d.channels).unsure("another dtype", "on the meta device", "a higher rank")
+    diagonals = tensor(d, 1, d.channels).unsure(
+        "another dtype", "on the meta device", "a higher rank"
+    )
     matrix = diagonals if d.maybe(0.4) else matrices(d, "matrix")["matrix"].unsure("a lower rank")
     matrix = Arg("None") if d.maybe(0.2) else matrix.without("None")
     return {"coupling": Arg(right, wrong), "matrix": matrix}
@@ -172,17 +222,29 @@ def of_matrix(d: Draw) -> dict[str, Arg]:
 def of_attention(d: Draw) -> dict[str, Arg]:
     prior = f"mp.couplings.SparseCoupling(mp.Graph({d.nodes}, {edge_list(d)}), nonnegative=True)"
     wrong = [w for w in NOT_A_COUPLING if w.what != "None"]
-    return {"prior": Arg(prior if d.maybe(0.4) else None, wrong, True), **matrices(d, "query", "key")}
+    return {
+        "prior": Arg(prior if d.maybe(0.4) else None, wrong, True),
+        **matrices(d, "query", "key"),
+    }
 
 
 def of_mlp(d: Draw) -> dict[str, Arg]:
-    return {"matrix": tensor(d, 3, d.channels), "bias": tensor(d, 3), "weight": number(d, 1.0, zero=True)}
+    return {
+        "matrix": tensor(d, 3, d.channels),
+        "bias": tensor(d, 3),
+        "weight": number(d, 1.0, zero=True),
+    }
 
 
 def any_term(d: Draw) -> Arg:
-    right = [f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})", "mp.energies.PairTerm(mp.GaussianPenalty())"]
+    right = [
+        f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})",
+        "mp.energies.PairTerm(mp.GaussianPenalty())",
+    ]
     right.append(f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')")
-    return options(d, *right, wrong=bad("None | a number | a string | a module | a class: mp.energies.MLPTerm"))
+    return options(
+        d, *right, wrong=bad("None | a number | a string | a module | a class: mp.energies.MLPTerm")
+    )
 
 
 def _factor(d: Draw) -> Arg:
@@ -201,15 +263,23 @@ def own_term(d: Draw) -> None:
 
 
 TERMS: dict[str, Strategy] = {
-    "EnergyTerm": own_term, "SourceTerm": term("SourceTerm", source_and_metric),
-    "CouplingTerm": term("CouplingTerm", leave="centre", coupling=lambda d: coupling(d, symmetric=True)),
-    "PairTerm": term("PairTerm", leave="projection constraint",
-        penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY).without("a module")),
+    "EnergyTerm": own_term,
+    "SourceTerm": term("SourceTerm", source_and_metric),
+    "CouplingTerm": term(
+        "CouplingTerm", leave="centre", coupling=lambda d: coupling(d, symmetric=True)
+    ),
+    "PairTerm": term(
+        "PairTerm",
+        leave="projection constraint",
+        penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY).without(
+            "a module"
+        ),
+    ),
     "MatrixTerm": term("MatrixTerm", of_matrix, leave="norms symmetric"),
     "AttentionTerm": term("AttentionTerm", of_attention, leave="norms"),
     "MLPTerm": term("MLPTerm", of_mlp),
     "ScaledTerm": term("ScaledTerm", weight=_factor, term=any_term),
-}  # fmt: skip
+}
 
 
 def long_runs(d: Draw) -> Arg:
@@ -226,23 +296,40 @@ def record(source: str) -> Strategy:
 
 
 ENERGIES: dict[str, Strategy] = {
-    **TERMS, "JointEnergy": joint_energy, "Penalty": own_penalty,
-    **{name: penalty(name) for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty")},
+    **TERMS,
+    "JointEnergy": joint_energy,
+    "Penalty": own_penalty,
+    **{
+        name: penalty(name)
+        for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty")
+    },
     "GaussianPenalty": penalty("GaussianPenalty"),
-    "FunctionPenalty": penalty("FunctionPenalty", always="f", domain=domain, delta=never([]),
-        f=lambda d: options(d, *FALLING, wrong=NOT_FALLING + bad("None"))),
-    "MixturePenalty": penalty("MixturePenalty", **MIXTURE), "Energy": energy,
+    "FunctionPenalty": penalty(
+        "FunctionPenalty",
+        always="f",
+        domain=domain,
+        delta=never([]),
+        f=lambda d: options(d, *FALLING, wrong=NOT_FALLING + bad("None")),
+    ),
+    "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
+    "Energy": energy,
     "EnergyTrace": energy_trace,
-    "Certificate": record("mp.energies.Certificate(theorem='T1', holds=True, tau=0.5, reason='Here.').__str__()"),
-    "certify": certify, "certify_step": certify_step,
+    "Certificate": record(
+        "mp.energies.Certificate(theorem='T1', holds=True, tau=0.5, reason='Here.').__str__()"
+    ),
+    "certify": certify,
+    "certify_step": certify_step,
     "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
     "energy_bounds": calls("energy_bounds", coupling=any_symmetric),
-}  # fmt: skip
+}
 
 
 def full_graph_inference(d: Draw) -> None:
     d.sizes = None
-    right = [f"mp.{name}({d.channels}, 4, 3)" for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")]
+    right = [
+        f"mp.{name}({d.channels}, 4, 3)"
+        for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")
+    ]
     given = edges(d)
     given.pop("batch")
     features = state(d, dtype="float32").without("a sparse tensor")  # which models take
@@ -260,7 +347,9 @@ def released_state_dict(d: Draw) -> None:
         "{'fcs.0.weight': torch.ones(4, 3), 'fcs.0.bias': torch.ones(4), 'fcs.1.weight': torch.ones(2, 4), "
         "'fcs.1.bias': torch.ones(2)}"
     )
-    target = Arg("mp.DIFFormer(3, 4, 2, 1, layer_norm=False, transform=False, projection=None)", NOT_A_MODULE)
+    target = Arg(
+        "mp.DIFFormer(3, 4, 2, 1, layer_norm=False, transform=False, projection=None)", NOT_A_MODULE
+    )
     released = Arg(right, wrong + [Wrong(name, "tensors of another model") for name in other])
     d.call("out", "mp.models.released_state_dict({args})", model=target, released=released)
 
@@ -277,7 +366,9 @@ NOT_A_NUMBER_OF = bad("gives a string?: lambda x: 'x' | gives nothing?: lambda x
 
 
 def _refusing(arg: Arg, *which: str) -> Arg:
-    return replace(arg, wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong])
+    return replace(
+        arg, wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong]
+    )
 
 
 def fixed_point(d: Draw) -> None:
@@ -285,24 +376,37 @@ def fixed_point(d: Draw) -> None:
     x0 = tensor(d, size).unsure(*FREE, "a lower rank", "a higher rank")
     wrong = NOT_A_FUNCTION + NOT_A_STATE + (OTHER_STATES if size else [])
     construct(
-        d, "out", "fixed_point", leave="what", step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=wrong),
+        d,
+        "out",
+        "fixed_point",
+        leave="what",
+        step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=wrong),
         x0=_refusing(x0, "NaN", "infinite") if size else x0,
-        energy=lambda d: options(d, "lambda x: -x.sum()", wrong=NOT_A_FUNCTION + NOT_A_NUMBER_OF).without("None"),
+        energy=lambda d: options(
+            d, "lambda x: -x.sum()", wrong=NOT_A_FUNCTION + NOT_A_NUMBER_OF
+        ).without("None"),
         total=lambda d: options(d, "lambda x: x", wrong=NOT_A_FUNCTION).without("None"),
-        ptr=lambda d: options(d, "None", f"torch.tensor([0, {size}])", f"torch.tensor([0, {size // 2}, {size}])"),
-    )  # fmt: skip
+        ptr=lambda d: options(
+            d, "None", f"torch.tensor([0, {size}])", f"torch.tensor([0, {size // 2}, {size}])"
+        ),
+    )
 
 
 def sequences(d: Draw, channels: int, dtype: str = "float64") -> dict[str, Arg]:
-    size, length = d.pick([2, 1, 3, 0]), d.pick([5, 1, 7, 0])
-    x = Arg(real(d, size, length, channels, dtype=dtype), wrong_tensors(size, length, channels, dtype=dtype))
+    size = d.pick([2, 1, 3, 0])
+    length = d.pick([5, 1, 7, 0])
+    x = Arg(
+        real(d, size, length, channels, dtype=dtype),
+        wrong_tensors(size, length, channels, dtype=dtype),
+    )
     mask = masks(d, size, length)
     tokens = size * length > 0 and mask.right is None  # else there may be none
     return {"x": _refusing(x, "NaN", "infinite") if tokens else x, "mask": mask}
 
 
 def roughness(d: Draw) -> None:
-    size, length = d.pick([2, 1, 0]), d.pick([5, 1, 0])
+    size = d.pick([2, 1, 0])
+    length = d.pick([5, 1, 0])
     x = tensor(d, size, length, d.channels).unsure(*FREE)
     d.call("out", "mp.diagnostics.roughness({args})", x=x, mask=masks(d, size, length))
 
@@ -325,7 +429,10 @@ def _placed(d: Draw) -> dict[str, Arg]:
 
 
 def perturbation_bound(d: Draw) -> None:
-    site = Arg("model.after_embedding", bad("None | a string: 'site' | a module of another: nn.Linear(2, 2)"))
+    site = Arg(
+        "model.after_embedding",
+        bad("None | a string: 'site' | a module of another: nn.Linear(2, 2)"),
+    )
     smoothing = options(d, "mp.PDEDiffusion1d(4).double()", wrong=SMOOTHING, optional=True)
     target = "mp.diagnostics.perturbation_bound({model}, {site}, {x}, {args})"
     d.call("out", target, site=site, diffusion=smoothing, **_placed(d))
@@ -334,10 +441,22 @@ def perturbation_bound(d: Draw) -> None:
 def diagnose(d: Draw) -> None:
     wrong = bad("a string: 'after_embedding' | no module: ['nowhere'] | a number")
     sites = options(d, "['after_embedding']", wrong=wrong, optional=True)
-    smoothing = Arg("mp.PDEDiffusion1d(4).double()" if sites.right else None, SMOOTHING, not sites.right)
-    d.call("report", "mp.diagnose({model}, {x}, {args})", sites=sites, diffusion=smoothing, **_placed(d))
+    smoothing = Arg(
+        "mp.PDEDiffusion1d(4).double()" if sites.right else None, SMOOTHING, not sites.right
+    )
+    d.call(
+        "report",
+        "mp.diagnose({model}, {x}, {args})",
+        sites=sites,
+        diffusion=smoothing,
+        **_placed(d),
+    )
     wrong = bad("no column: 'nonsense' | None | a number")
-    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'estimate'", wrong=wrong, optional=True))
+    d.call(
+        "out",
+        "report.plot({args})",
+        quantity=options(d, "'commutator'", "'estimate'", wrong=wrong, optional=True),
+    )
 
 
 def random_features(d: Draw) -> Arg:
@@ -358,37 +477,64 @@ def observed(d: Draw) -> Arg:
 
 def stable(d: Draw) -> Arg:
     right = f"mp.couplings.UniformCoupling({d.nodes})", f"mp.couplings.IdentityCoupling({d.nodes})"
-    wrong = NOT_A_COUPLING + bad("one with normalised rows: mp.SimpleDiffusivity()(torch.ones(2, 2))")
+    wrong = NOT_A_COUPLING + bad(
+        "one with normalised rows: mp.SimpleDiffusivity()(torch.ones(2, 2))"
+    )
     return options(d, *right, wrong=wrong)
 
 
 FUNCTIONS: dict[str, Strategy] = {
-    "auxiliary_loss": calls("auxiliary_loss"), "cite": calls("cite"),
+    "auxiliary_loss": calls("auxiliary_loss"),
+    "cite": calls("cite"),
     "show_progress": calls("show_progress"),
-    "edge_loss": calls("edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed),
-    "fixed_point": fixed_point, "full_graph_inference": full_graph_inference,
-    "kernel_error": calls("kernel_error", diffusivity=random_features, x=state, num_features=feature_counts,
-        graph=graph),
-    "lipschitz": calls("lipschitz", f=lambda d: options(d, "torch.sin", "lambda x: 2 * x",
-        wrong=NOT_A_FUNCTION + NOT_A_STATE), x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank",
-        "a higher rank")),
-    "released_state_dict": released_state_dict, "roughness": roughness,
+    "edge_loss": calls(
+        "edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed
+    ),
+    "fixed_point": fixed_point,
+    "full_graph_inference": full_graph_inference,
+    "kernel_error": calls(
+        "kernel_error",
+        diffusivity=random_features,
+        x=state,
+        num_features=feature_counts,
+        graph=graph,
+    ),
+    "lipschitz": calls(
+        "lipschitz",
+        f=lambda d: options(d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE),
+        x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank", "a higher rank"),
+    ),
+    "released_state_dict": released_state_dict,
+    "roughness": roughness,
     "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free),
     "posterior_variance": calls("posterior_variance", coupling=stable, leak=numbers(0.5, 0.1)),
-    "commutator": commutator, "perturbation_bound": perturbation_bound, "diagnose": diagnose,
-    "diagnostics.plot_attention": calls("diagnostics.plot_attention", coupling=any_symmetric,
-        ax=never(bad("a string: 'ax' | a number")), head=lambda d: options(d, 0,
-        wrong=NOT_A_NUMBER + bad("negative | beyond"))),
+    "commutator": commutator,
+    "perturbation_bound": perturbation_bound,
+    "diagnose": diagnose,
+    "diagnostics.plot_attention": calls(
+        "diagnostics.plot_attention",
+        coupling=any_symmetric,
+        ax=never(bad("a string: 'ax' | a number")),
+        head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond")),
+    ),
     "diagnostics.SmoothingFloor": record("diagnostics.SmoothingFloor(1.0, 2.0, 0.0, 1.0).floor"),
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
-    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
-    "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
-}  # fmt: skip
+    "diagnostics.Perturbation": record(
+        "diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"
+    ),
+    "diagnostics.PlacementReport": record(
+        "diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"
+    ),
+}
 
 
 def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy:
     def strategy(d: Draw) -> None:
-        given = {"subject": Arg(right, wrong), **{key: arg(d) for key, arg in make.items()}, "seed": seed(d)}
+        given = {
+            "subject": Arg(right, wrong),
+            **{key: arg(d) for key, arg in make.items()},
+            "seed": seed(d),
+        }
         d.call("out", f"testing.{name}({{subject}}, {{args}})", **given)
 
     return strategy
@@ -396,19 +542,23 @@ def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy
 
 def _inert(wrong: list[Wrong]) -> list[Wrong]:
     """Without what can be called: a function may build what is checked, and what it raises is its own."""
-    return [w for w in wrong if w.what not in ("a class", "a function", "a module", "a diffusivity")]
+    return [
+        w for w in wrong if w.what not in ("a class", "a function", "a module", "a diffusivity")
+    ]
 
 
 def problem(name: str) -> Strategy:
     def strategy(d: Draw) -> None:
         construct(d, "problem", f"testing.{name}")
-        leak, tau = number(d, 0.1, optional=True, zero=True), number(d, 0.5, 1.0, zero=True)
+        leak = number(d, 0.1, optional=True, zero=True)
+        tau = number(d, 0.5, 1.0, zero=True)
         source = Arg("torch.ones_like(problem.state)", NOT_A_TENSOR + bad("None"))
         uses: list[tuple[str, dict[str, Arg]]] = [
-            ("coupling.degree()", {}), ("heat({args})", {"t": tau}),
+            ("coupling.degree()", {}),
+            ("heat({args})", {"t": tau}),
             ("implicit_step({args})", {"tau": tau, "leak": leak}),
             ("steady_state({args})", {"source": source, "leak": number(d, 0.5, zero=True)}),
-        ]  # fmt: skip
+        ]
         use, given = d.pick(uses)
         d.call("out", f"problem.{use}", **given)
 
@@ -432,26 +582,59 @@ LEVEL = texts("core", "strict")
 UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked("check_coupling", UNIFORM, _inert(NOT_A_COUPLING)),
-    "testing.check_diffusivity": checked("check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY),
-        level=LEVEL),
-    "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=LEVEL),
+    "testing.check_diffusivity": checked(
+        "check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY), level=LEVEL
+    ),
+    "testing.check_update": checked(
+        "check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=LEVEL
+    ),
     "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
-    "testing.check_energy_term": calls("testing.check_energy_term", term=any_term, z=three_dimensional,
-        graph=just_graph, starts=counts(2, 1), ascent=counts(3, 1)),
-    "testing.assert_energy_descent": checked("assert_energy_descent", "mp.ExplicitEuler(0.5)", NOT_A_MODULE,
-        instances=counts(1, 2), steps=counts(1, 2), num_nodes=counts(4, 6), channels=counts(2, 3),
-        energy=lambda d: never(NOT_A_FUNCTION).without("None")),
-    **{f"testing.{of}_problem": problem(f"{of}_problem") for of in ("path", "cycle", "complete", "grid", "random")},
-    "testing.problem_on_graph": calls("testing.problem_on_graph", "made.heat(0.5)",
-        name=Arg("'mine'", bad("a number?")), adjacency=adjacency),
-    "testing.Problem": record("testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"),
+    "testing.check_energy_term": calls(
+        "testing.check_energy_term",
+        term=any_term,
+        z=three_dimensional,
+        graph=just_graph,
+        starts=counts(2, 1),
+        ascent=counts(3, 1),
+    ),
+    "testing.assert_energy_descent": checked(
+        "assert_energy_descent",
+        "mp.ExplicitEuler(0.5)",
+        NOT_A_MODULE,
+        instances=counts(1, 2),
+        steps=counts(1, 2),
+        num_nodes=counts(4, 6),
+        channels=counts(2, 3),
+        energy=lambda d: never(NOT_A_FUNCTION).without("None"),
+    ),
+    **{
+        f"testing.{of}_problem": problem(f"{of}_problem")
+        for of in ("path", "cycle", "complete", "grid", "random")
+    },
+    "testing.problem_on_graph": calls(
+        "testing.problem_on_graph",
+        "made.heat(0.5)",
+        name=Arg("'mine'", bad("a number?")),
+        adjacency=adjacency,
+    ),
+    "testing.Problem": record(
+        "testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"
+    ),
     "testing.exact_problems": record("len(testing.exact_problems())"),
     "testing.cosine_mode": calls("testing.cosine_mode", k=counts(1, 2, zero=True)),
-    "testing.order_of_convergence": calls("testing.order_of_convergence", step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
+    "testing.order_of_convergence": calls(
+        "testing.order_of_convergence",
+        step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
         problem=Arg("testing.path_problem(4)", bad("None | a string: 'path' | a tensor")),
-        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")),
-        always="counts"),
-    "testing.tolerance": calls("testing.tolerance", operation=texts("product", "degree", "gradient"),
-        dtype=lambda d: dtype(d).without("a number", "complex")),
+        counts=lambda d: options(
+            d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")
+        ),
+        always="counts",
+    ),
+    "testing.tolerance": calls(
+        "testing.tolerance",
+        operation=texts("product", "degree", "gradient"),
+        dtype=lambda d: dtype(d).without("a number", "complex"),
+    ),
     "testing.Tolerance": record("testing.Tolerance(1e-3, 1e-3)"),
-}  # fmt: skip
+}

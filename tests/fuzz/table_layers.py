@@ -12,12 +12,16 @@ from .program import Draw, Strategy, Wrong
 from .signatures import calls, construct, counts, numbers, texts
 
 
-def called(d: Draw, *, needed: bool, source: bool = True, x: Arg | None = None, **more: Arg) -> None:
+def called(
+    d: Draw, *, needed: bool, source: bool = True, x: Arg | None = None, **more: Arg
+) -> None:
     rest = {"return_coupling": flag(d), **more}
     if source:
         wrong = tensor(d, d.nodes, d.channels, optional=True).wrong
         rest["source"] = never(wrong if d.nodes else [])
-    d.call("out", "layer({args})", x=state(d) if x is None else x, **edges(d, needed=needed), **rest)
+    d.call(
+        "out", "layer({args})", x=state(d) if x is None else x, **edges(d, needed=needed), **rest
+    )
 
 
 def layer(name: str, *, needed: bool = False, source: bool = True, **options: Any) -> Strategy:
@@ -44,33 +48,55 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
     constraint = d.pick([*CONSTRAINTS])
     near = constraint not in (None, "nonnegative")
     return {
-        "penalty": choice(d, *(["simple"] if near else []), "gaussian", "softmax", "quadratic", None, optional=near),
+        "penalty": choice(
+            d,
+            *(["simple"] if near else []),
+            "gaussian",
+            "softmax",
+            "quadratic",
+            None,
+            optional=near,
+        ),
         "constraint": choice(d, constraint, optional=constraint == "ball").without("None"),
         "heads": count(d, *([d.heads] if channels else [1, 2]), optional=True),
-        "projection": choice(d, "tied", None), "lam": number(d, 0.5, 1e-3, optional=True), "graph": flag(d),
-    }  # fmt: skip
+        "projection": choice(d, "tied", None),
+        "lam": number(d, 0.5, 1e-3, optional=True),
+        "graph": flag(d),
+    }
 
 
 def certified_conv(d: Draw) -> None:
-    construct(d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), **certified(d, channels=True))
+    construct(
+        d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), **certified(d, channels=True)
+    )
     called(d, needed=False)
 
 
-CONVEX, SPHERES = ("nonnegative", "ball", "nonnegative_ball", None), ("sphere", "nonnegative_sphere")
-PARTS = "RowAttention({c})", "TiedMLP({c}, 3)", "RowAttention({c}, neighbours=True)", "WeightedGraph({c}, gate=True)"
+CONVEX = ("nonnegative", "ball", "nonnegative_ball", None)
+SPHERES = ("sphere", "nonnegative_sphere")
+PARTS = (
+    "RowAttention({c})",
+    "TiedMLP({c}, 3)",
+    "RowAttention({c}, neighbours=True)",
+    "WeightedGraph({c}, gate=True)",
+)
 
 
 def related(d: Draw) -> tuple[Arg, Arg]:
     """``edge_dim``, and the ``edge_attr`` that a graph of so many relations needs."""
-    dim, rows = count(d, 2).without("None"), len(d.edges)
+    dim = count(d, 2).without("None")
+    rows = len(d.edges)
     if d.maybe(0.4):
         return dim, tensor(d, rows, 2).unsure("another dtype")
-    return never([w for w in dim.wrong if w.valid is False]), never(bad(f"without edge_dim: torch.ones({rows}, 2)"))
+    return never([w for w in dim.wrong if w.valid is False]), never(
+        bad(f"without edge_dim: torch.ones({rows}, 2)")
+    )
 
 
 def block(d: Draw, part: str | None = None, **own: Any) -> None:
     """A block of some terms, or of a ``part`` with random options."""
-    c, featured = d.channels, part in (None, "WeightedGraph")
+    c = d.channels
+    featured = part in (None, "WeightedGraph")
     dim, features = related(d) if featured else (Arg(None), never([]))
     if part is not None:
         own |= {"edge_dim": dim} if featured else {}
@@ -79,15 +105,22 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
     else:
         graph = f"mp.layers.WeightedGraph({c}, edge_dim={dim.right})"
         others = [] if d.maybe(0.4) else [f"mp.layers.{d.pick(PARTS).format(c=c)}"]
-        wrong = bad("None | a number | a string in it: ['graph'] | other channels: "
-            f"[mp.layers.TiedMLP({c + 1}, 3)]")  # fmt: skip
+        wrong = bad(
+            "None | a number | a string in it: ['graph'] | other channels: "
+            f"[mp.layers.TiedMLP({c + 1}, 3)]"
+        )
         constraint = choice(d, *CONVEX, *(SPHERES if others else []))
         num_layers = count(d, 1, 3, optional=True, none=True)
         construct(
-            d, "layer", "CertifiedBlock", cast(d), terms=Arg(f"[{', '.join([graph, *others])}]", wrong),
-            num_layers=num_layers if others else replace(num_layers, right="None"), constraint=constraint,
+            d,
+            "layer",
+            "CertifiedBlock",
+            cast(d),
+            terms=Arg(f"[{', '.join([graph, *others])}]", wrong),
+            num_layers=num_layers if others else replace(num_layers, right="None"),
+            constraint=constraint,
             beta=numbers(1.0, 0.1),
-        )  # fmt: skip
+        )
     given = edges(d, needed=False, objects=False)
     d.call(
         "out",
@@ -126,7 +159,9 @@ def gat(d: Draw) -> None:
     construct(d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
     if featured:
         given = with_edge_attr(d, optional=False)
-        given["edge_attr"] = given["edge_attr"].unsure("None")  # without features it reads the states alone
+        given["edge_attr"] = given["edge_attr"].unsure(
+            "None"
+        )  # without features it reads the states alone
         d.call("out", "layer({args})", **given, return_attention_weights=flag(d))
     else:
         called(d, needed=True)
@@ -134,7 +169,11 @@ def gat(d: Draw) -> None:
 
 def with_edge_attr(d: Draw, *, optional: bool = True) -> dict[str, Arg]:
     given = edges(d, needed=True, objects=False)
-    return {"x": state(d), **given, "edge_attr": tensor(d, len(d.edges), d.channels, optional=optional)}
+    return {
+        "x": state(d),
+        **given,
+        "edge_attr": tensor(d, len(d.edges), d.channels, optional=optional),
+    }
 
 
 def with_edges(name: str, **options: Any) -> Strategy:
@@ -153,42 +192,92 @@ def local(d: Draw) -> Arg:
 
 def attention(d: Draw) -> Arg:
     c = d.channels
-    wrong = bad(f"a string: 'sfi' | a number | other channels: mp.SFiConv({c}, {c + 1}, residual=False)")
+    wrong = bad(
+        f"a string: 'sfi' | a number | other channels: mp.SFiConv({c}, {c + 1}, residual=False)"
+    )
     return Arg(f"mp.SFiConv({c}, {c}, residual=False)", wrong, True)
 
 
 def appnp(d: Draw) -> None:
     forever = d.maybe(0.2)
     steps = count(d, 10, 1, optional=True, none=True)
-    spread = diffusivity(d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))").without("None")
+    spread = diffusivity(
+        d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))"
+    ).without("None")
     construct(
-        d, "layer", "APPNPConv", cast(d), K=replace(steps, right="None") if forever else steps,
+        d,
+        "layer",
+        "APPNPConv",
+        cast(d),
+        K=replace(steps, right="None") if forever else steps,
         alpha=numbers(0.1, *([] if forever else [0.0]), zero=not forever, below="1.0"),
-        diffusivity=replace(spread, optional=True, right=spread.right if forever or d.maybe(0.5) else None),
-    )  # fmt: skip
+        diffusivity=replace(
+            spread, optional=True, right=spread.right if forever or d.maybe(0.5) else None
+        ),
+    )
     called(d, needed=True)
 
 
 LAYERS: dict[str, Strategy] = {
-    "MLPConv": layer("MLPConv"), "GCNConv": layer("GCNConv", needed=True), "SGConv": layer("SGConv", needed=True),
-    "GATConv": gat, "CertifiedConv": certified_conv, "CertifiedBlock": block, "WeightedGraph": part("WeightedGraph"),
-    "RowAttention": part("RowAttention"), "TiedMLP": part("TiedMLP", hidden_channels=counts(3, 1)),
-    "DIFFormerConv": layer("DIFFormerConv", leave="update transform keep bias concat", more="dropout",
-        of=DiffusionConv, out_channels=same, normalize=texts("row", None)),
-    "NodeFormerConv": layer("NodeFormerConv", leave="projection",
-        more="num_features edge_regularization generator stabilizer", of=KernelizedSoftmaxDiffusivity,
-        normalize=rows_or_frobenius),
-    "SFiConv": layer("SFiConv", leave="hops", more="lam alpha lam_scale friction", of=SparseFlowDiffusivity,
-        out_channels=same, alpha=alpha, normalize=rows_or_frobenius),
-    "SGFormerConv": layer("SGFormerConv", leave="transform", out_channels=same, beta=numbers(0.5, 1.0)),
+    "MLPConv": layer("MLPConv"),
+    "GCNConv": layer("GCNConv", needed=True),
+    "SGConv": layer("SGConv", needed=True),
+    "GATConv": gat,
+    "CertifiedConv": certified_conv,
+    "CertifiedBlock": block,
+    "WeightedGraph": part("WeightedGraph"),
+    "RowAttention": part("RowAttention"),
+    "TiedMLP": part("TiedMLP", hidden_channels=counts(3, 1)),
+    "DIFFormerConv": layer(
+        "DIFFormerConv",
+        leave="update transform keep bias concat",
+        more="dropout",
+        of=DiffusionConv,
+        out_channels=same,
+        normalize=texts("row", None),
+    ),
+    "NodeFormerConv": layer(
+        "NodeFormerConv",
+        leave="projection",
+        more="num_features edge_regularization generator stabilizer",
+        of=KernelizedSoftmaxDiffusivity,
+        normalize=rows_or_frobenius,
+    ),
+    "SFiConv": layer(
+        "SFiConv",
+        leave="hops",
+        more="lam alpha lam_scale friction",
+        of=SparseFlowDiffusivity,
+        out_channels=same,
+        alpha=alpha,
+        normalize=rows_or_frobenius,
+    ),
+    "SGFormerConv": layer(
+        "SGFormerConv", leave="transform", out_channels=same, beta=numbers(0.5, 1.0)
+    ),
     "DiffusionConv": diffusion_conv,
-    "GINConv": layer("GINConv", needed=True, always="mlp", mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
-        eps=numbers(0.0, 0.2, negative=True)),
+    "GINConv": layer(
+        "GINConv",
+        needed=True,
+        always="mlp",
+        mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
+        eps=numbers(0.0, 0.2, negative=True),
+    ),
     "MultiHeadConv": layer("MultiHeadConv", needed=True, source=False, out_channels=same),
-    "APPNPConv": appnp, "GCNIIConv": gcnii,
+    "APPNPConv": appnp,
+    "GCNIIConv": gcnii,
     "GatedGCNConv": with_edges("GatedGCNConv", eps=numbers(1e-6, 0.1)),
     "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
-    "from_pyg": calls("from_pyg", module=lambda d: Arg(d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]),
-        NOT_A_MODULE), state=Arg("{'lin.weight': torch.ones(3, 2), 'bias': torch.ones(3)}",
-        bad("None | a number | a tensor | a number in it: {'lin.weight': 3} | a list: [('bias', torch.ones(3))]"))),
-}  # fmt: skip
+    "from_pyg": calls(
+        "from_pyg",
+        module=lambda d: Arg(
+            d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]), NOT_A_MODULE
+        ),
+        state=Arg(
+            "{'lin.weight': torch.ones(3, 2), 'bias': torch.ones(3)}",
+            bad(
+                "None | a number | a tensor | a number in it: {'lin.weight': 3} | a list: [('bias', torch.ones(3))]"
+            ),
+        ),
+    ),
+}

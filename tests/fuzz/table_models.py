@@ -29,7 +29,9 @@ def tasks(d: Draw) -> tuple[Arg, dict[str, Arg]]:
     """A task, and the pairs that a model for links scores and others refuse."""
     task = d.pick(["node", "node", "graph", "link"])
     unasked = never(bad("for no link: torch.zeros(2, 1, dtype=torch.long)"))
-    return Arg(repr(task), choice(d, "node").wrong), {"edge_label_index": pairs(d) if task == "link" else unasked}
+    return Arg(repr(task), choice(d, "node").wrong), {
+        "edge_label_index": pairs(d) if task == "link" else unasked
+    }
 
 
 def model(name: str, *, needed: bool = False, **options: Any) -> Strategy:
@@ -44,7 +46,15 @@ def model(name: str, *, needed: bool = False, **options: Any) -> Strategy:
 def gnn(d: Draw) -> None:
     conv = d.pick(["gcn", "mlp", "sgc", "gin", "gat", "appnp", "gcnii"])
     leave = "edge_dim" if conv in ("mlp", "gcn", "gin", "gat") else "edge_dim norm jk"
-    model("DiffusionGNN", needed=True, leave=leave, always="conv", conv=texts(conv), heads=heads, alpha=SHARE)(d)
+    model(
+        "DiffusionGNN",
+        needed=True,
+        leave=leave,
+        always="conv",
+        conv=texts(conv),
+        heads=heads,
+        alpha=SHARE,
+    )(d)
 
 
 heads = counts(1, 2)  # which divide 4 and 6
@@ -52,14 +62,18 @@ heads = counts(1, 2)  # which divide 4 and 6
 
 def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
     """``in_channels`` and features: floating-point numbers, or categories with a table for each column."""
-    wrong_sizes = count(d).without("a list").wrong + bad("empty | an empty table: [0] | letters: ['a']")
+    wrong_sizes = count(d).without("a list").wrong + bad(
+        "empty | an empty table: [0] | letters: ['a']"
+    )
     if not d.maybe(0.3):
         numbers = Arg(real(d, rows, channels), wrong_tensors(rows, channels, dtype=d.dtype))
         return Arg(str(channels), wrong_sizes).unsure("negative"), sparse_too(d, numbers)
     features = Arg(f"torch.randint(3, ({rows}, 2))", wrong_tensors(rows, 2))
     wrong = features.without("integers", "on the meta device", "a lower rank").wrong + bad(
         f"on the meta device: torch.zeros({rows}, 2, dtype=torch.long, device='meta')",
-        f"beyond the table: torch.full(({rows}, 2), 9) | negative: torch.full(({rows}, 2), -1)" if rows else "",
+        f"beyond the table: torch.full(({rows}, 2), 9) | negative: torch.full(({rows}, 2), -1)"
+        if rows
+        else "",
     )
     return Arg("[5, 3]", wrong_sizes).without("negative"), replace(features, wrong=wrong)
 
@@ -72,7 +86,9 @@ def encodings(d: Draw) -> Arg:
         f"complex: torch.ones({n}, 3, dtype=torch.complex64)",
     )
     vectors = f"torch.randn({n}, 3{kind(d)})"
-    return options(d, vectors, f"({vectors}, {vectors}, torch.ones({n}, 3, dtype=torch.bool))", wrong=wrong)
+    return options(
+        d, vectors, f"({vectors}, {vectors}, torch.ones({n}, 3, dtype=torch.bool))", wrong=wrong
+    )
 
 
 def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
@@ -97,7 +113,9 @@ def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
 
 
 def attention_options(d: Draw) -> Arg:
-    wrong = NOT_OPTIONS + bad("a negative leak: {'alpha': -1.0} | a leak of letters: {'alpha': 'a'}")
+    wrong = NOT_OPTIONS + bad(
+        "a negative leak: {'alpha': -1.0} | a leak of letters: {'alpha': 'a'}"
+    )
     return options(d, "{'alpha': 0.5}", "{'friction': 'constant'}", "None", wrong=wrong)
 
 
@@ -110,23 +128,40 @@ def from_dfi(d: Draw) -> None:
         stack("SFiFormer", **OF_GPS)(d)
         return
     wrong = NOT_A_MODULE + bad("another model: mp.GPS(4, 6, 3, 1, heads=2)")
-    given = {"lam": number(d, 1.0, 0.1, optional=True, zero=True), "attention": attention_options(d)}
-    d.call("layer", "mp.SFiFormer.from_dfi({args})", dfi=Arg("mp.DFiFormer(4, 6, 3, 1, heads=2)", wrong), **given)
+    given = {
+        "lam": number(d, 1.0, 0.1, optional=True, zero=True),
+        "attention": attention_options(d),
+    }
+    d.call(
+        "layer",
+        "mp.SFiFormer.from_dfi({args})",
+        dfi=Arg("mp.DFiFormer(4, 6, 3, 1, heads=2)", wrong),
+        **given,
+    )
     d.call("out", "layer(torch.ones(3, 4), torch.tensor([[0], [1]]))")
 
 
 def label_propagation(d: Draw) -> None:
-    n, forever, reads = d.nodes, d.maybe(0.2), d.maybe(0.3)
+    n = d.nodes
+    forever = d.maybe(0.2)
+    reads = d.maybe(0.3)
     steps = count(d, 3, 10, optional=True, none=True)
     undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
-    attention = "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
+    attention = (
+        "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
+    )
     observed = undirected if forever else "mp.AdjacencyDiffusivity('row')"
     spread = bad("a string: 'sym' | a number | a module")
     construct(
-        d, "layer", "LabelPropagation", num_layers=replace(steps, right="None") if forever else steps,
+        d,
+        "layer",
+        "LabelPropagation",
+        num_layers=replace(steps, right="None") if forever else steps,
         alpha=number(d, 0.9, *([] if forever else [1.0]), optional=True, below="1.5"),
-        diffusivity=options(d, attention if reads else observed, wrong=spread, optional=not (reads or forever)),
-    )  # fmt: skip
+        diffusivity=options(
+            d, attention if reads else observed, wrong=spread, optional=not (reads or forever)
+        ),
+    )
     wrong = not_integers(
         str(n),
         f"None | a list?: [0] * {n} | an array?: np.zeros({n}, dtype=np.int64) | of rank three: torch.zeros({n}, 2, 2)",
@@ -153,10 +188,13 @@ def label_propagation(d: Draw) -> None:
 
 
 def laplacian_encoder(d: Draw) -> None:
-    n, k = d.nodes, d.pick([3, 1, 0])
+    n = d.nodes
+    k = d.pick([3, 1, 0])
     construct(d, "layer", "LaplacianEncoder", cast(d))
     known = f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None
-    mask = Arg(known, wrong_tensors(n, k, none=True), True).without("bools", "NaN", "infinite", "huge", "another dtype")
+    mask = Arg(known, wrong_tensors(n, k, none=True), True).without(
+        "bools", "NaN", "infinite", "huge", "another dtype"
+    )
     given = {"eigenvectors": tensor(d, n, k).unsure("a longer last dimension"), "mask": mask}
     d.call("out", "layer({args})", eigenvalues=tensor(d, n, k, optional=True), **given)
 
@@ -171,50 +209,86 @@ def masks(d: Draw, size: int, length: int) -> Arg:
         f"on the meta device: torch.ones({n}, dtype=torch.bool, device='meta')",
         f"a sparse tensor: torch.ones({n}, dtype=torch.bool).to_sparse()",
     )
-    right = [f"torch.ones({n}, dtype=torch.bool)", f"torch.rand({n}) < 0.7", f"torch.zeros({n}, dtype=torch.bool)"]
+    right = [
+        f"torch.ones({n}, dtype=torch.bool)",
+        f"torch.rand({n}) < 0.7",
+        f"torch.zeros({n}, dtype=torch.bool)",
+    ]
     return options(d, *right, wrong=wrong, optional=True)
 
 
 def pde_diffusion(d: Draw) -> None:
     turned = d.maybe(0.2)
-    step = options(d, "mp.ExplicitEuler(0.5)", wrong=bad("a string: 'euler' | a number: 0.5"), optional=True)
+    step = options(
+        d, "mp.ExplicitEuler(0.5)", wrong=bad("a string: 'euler' | a number: 0.5"), optional=True
+    )
     first = fixed(not turned, *bad("a string: 'yes' | None"))
     stencil = "strides boundary alpha budget"
     construct(
-        d, "layer", "PDEDiffusion1d", cast(d), more=stencil, of=NeumannDiffusivity, update=step, batch_first=first
+        d,
+        "layer",
+        "PDEDiffusion1d",
+        cast(d),
+        more=stencil,
+        of=NeumannDiffusivity,
+        update=step,
+        batch_first=first,
     )
     if d.maybe(0.4):
         rows = state(d).unsure("a higher rank")  # of three dimensions it is a stack of sequences
         d.call("out", "layer({args})", x=rows, batch=edges(d)["batch"], return_coupling=flag(d))
         return
-    size, length = d.pick([2, 1, 0, 3]), d.pick([5, 1, 0, 9])
-    x = tensor(d, *((length, size) if turned else (size, length)), d.channels).without("a lower rank")
+    size = d.pick([2, 1, 0, 3])
+    length = d.pick([5, 1, 0, 9])
+    x = tensor(d, *((length, size) if turned else (size, length)), d.channels).without(
+        "a lower rank"
+    )
     name = "key_padding_mask" if d.maybe(0.3) else "mask"
     d.call("out", "layer({args})", x=x, **{name: masks(d, size, length)}, return_coupling=flag(d))
 
 
 def pde_transformer(d: Draw) -> None:
     tokens = d.maybe(0.5)
-    size, length = d.pick([2, 1, 0, 3]), d.pick([5, 1, 0, 9])
+    size = d.pick([2, 1, 0, 3])
+    length = d.pick([5, 1, 0, 9])
     task = d.pick(["classify", "classify", "retrieve"])
     placement = d.pick([None, "P1", "P2", "P3", "P4", "P5", "P6", "P7"])
-    sizes = bad(f"a string | None | a list{'?' if tokens else ''} | empty | zero")  # another vocabulary may do
+    sizes = bad(
+        f"a string | None | a list{'?' if tokens else ''} | empty | zero"
+    )  # another vocabulary may do
     smoothing = ["None"] if placement is None else ["None", "{'alpha': 0.2}"]
     construct(
-        d, "layer", "PDETransformer", cast(d), in_channels=Arg("[7]" if tokens else "3", sizes), always="heads",
-        hidden_channels=counts(4, 8), heads=BLOCKS["heads"], max_length=counts(12), causal=never(flag(d).wrong),
-        placement=Arg(repr(placement), choice(d, None).wrong), task=Arg(repr(task), choice(d, "classify").wrong),
+        d,
+        "layer",
+        "PDETransformer",
+        cast(d),
+        in_channels=Arg("[7]" if tokens else "3", sizes),
+        always="heads",
+        hidden_channels=counts(4, 8),
+        heads=BLOCKS["heads"],
+        max_length=counts(12),
+        causal=never(flag(d).wrong),
+        placement=Arg(repr(placement), choice(d, None).wrong),
+        task=Arg(repr(task), choice(d, "classify").wrong),
         diffusion=options(d, *smoothing, wrong=NOT_OPTIONS, optional=True),
-    )  # fmt: skip
+    )
 
     def sequences() -> Arg:
         if not tokens:
             return tensor(d, size, length, 3)
         words = Arg(f"torch.randint(7, ({size}, {length}))", wrong_tensors(size, length))
-        words = words.without("integers", "a longer last dimension", "a lower rank", "a higher rank")
+        words = words.without(
+            "integers", "a longer last dimension", "a lower rank", "a higher rank"
+        )
         # Padding may hold anything, so it depends on the mask whether a word is looked up.
-        beyond = f"beyond the vocabulary?: torch.full(({size}, {length}), 7)" if size * length else ""
-        return replace(words, wrong=words.wrong + bad(beyond, f"too long: torch.zeros({size}, 13, dtype=torch.long)"))
+        if size * length:
+            beyond = f"beyond the vocabulary?: torch.full(({size}, {length}), 7)"
+        else:
+            beyond = ""
+        return replace(
+            words,
+            wrong=words.wrong + bad(beyond, f"too long: torch.zeros({size}, 13, dtype=torch.long)"),
+        )
 
     call = {"x": sequences(), "mask": masks(d, size, length)}
     if task == "retrieve":
@@ -223,44 +297,86 @@ def pde_transformer(d: Draw) -> None:
 
 
 def certified_difformer(d: Draw) -> None:
-    construct(d, "layer", "CertifiedDIFFormer", cast(d), leave="inputs task", **certified(d, channels=False))
+    construct(
+        d,
+        "layer",
+        "CertifiedDIFFormer",
+        cast(d),
+        leave="inputs task",
+        **certified(d, channels=False),
+    )
     if d.maybe(0.5):
         called(d, needed=False, source=False, x=sparse_too(d, state(d)))
     else:
         asked = d.pick(["energy", "energies"])
-        d.call("out", f"layer.{asked}({{args}})", x=sparse_too(d, state(d)), **edges(d, needed=False))
+        d.call(
+            "out", f"layer.{asked}({{args}})", x=sparse_too(d, state(d)), **edges(d, needed=False)
+        )
 
 
 def certified_transformer(d: Draw) -> None:
     channels, x = categories(d, d.channels, d.nodes)
     (task, scored), (dim, features) = tasks(d), related(d)
-    attention, mlp = d.pick([None, "all", "neighbours"]), d.pick([0, 5])
+    attention = d.pick([None, "all", "neighbours"])
+    mlp = d.pick([0, 5])
     convex = not mlp and attention is None
     constraint = choice(d, *CONVEX, *([] if convex else SPHERES))
     num_layers = count(d, 2, 1, optional=True, none=True)
     construct(
-        d, "layer", "CertifiedTransformer", cast(d), in_channels=channels, num_blocks=counts(1, 2), heads=heads,
-        num_layers=replace(num_layers, right="None") if convex and d.maybe(0.5) else num_layers, edge_dim=dim,
-        constraint=constraint, task=task, mlp_channels=Arg(str(mlp), count(d, zero=True).wrong),
-        attention=Arg(repr(attention), choice(d, None).wrong), graph=texts("sum", "sym"),
-    )  # fmt: skip
+        d,
+        "layer",
+        "CertifiedTransformer",
+        cast(d),
+        in_channels=channels,
+        num_blocks=counts(1, 2),
+        heads=heads,
+        num_layers=replace(num_layers, right="None") if convex and d.maybe(0.5) else num_layers,
+        edge_dim=dim,
+        constraint=constraint,
+        task=task,
+        mlp_channels=Arg(str(mlp), count(d, zero=True).wrong),
+        attention=Arg(repr(attention), choice(d, None).wrong),
+        graph=texts("sum", "sym"),
+    )
     call = {"x": x, **edges(d, needed=False, objects=False), "edge_attr": features}
     if d.maybe(0.6):
         d.call("out", "layer({args})", **call, **scored, return_coupling=flag(d))
     else:
-        d.call("out", f"layer.{d.pick(['energies', 'certificate'])}({{args}})", **call, finite=False)
+        d.call(
+            "out", f"layer.{d.pick(['energies', 'certificate'])}({{args}})", **call, finite=False
+        )
 
 
 MODELS: dict[str, Strategy] = {
-    "CertifiedDIFFormer": certified_difformer, "CertifiedTransformer": certified_transformer,
-    "DIFFormer": model("DIFFormer", leave="update", more="heads kernel projection normalize graph self_loops leak",
-        of=DIFFormerConv, heads=heads, normalize=texts("row", None)),
+    "CertifiedDIFFormer": certified_difformer,
+    "CertifiedTransformer": certified_transformer,
+    "DIFFormer": model(
+        "DIFFormer",
+        leave="update",
+        more="heads kernel projection normalize graph self_loops leak",
+        of=DIFFormerConv,
+        heads=heads,
+        normalize=texts("row", None),
+    ),
     "NodeFormer": model("NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads),
-    "SGFormer": model("SGFormer", leave="trans_num_heads", more="heads beta normalize projection", of=SGFormerConv,
-        heads=heads, alpha=numbers(0.5, 0.8, zero=True, below="1.5"), beta=numbers(0.5, 1.0),
-        gnn=texts("gcn", "gat", "sgc", "mlp", "residual"), aggregate=texts("add")),  # "cat" needs edges
-    "DiffusionGNN": gnn, "GatedGCN": stack("GatedGCN"),
-    "GPS": stack("GPS", **BLOCKS), "DFiFormer": stack("DFiFormer", **OF_GPS), "SFiFormer": from_dfi,
-    "LabelPropagation": label_propagation, "LaplacianEncoder": laplacian_encoder, "PDEDiffusion1d": pde_diffusion,
+    "SGFormer": model(
+        "SGFormer",
+        leave="trans_num_heads",
+        more="heads beta normalize projection",
+        of=SGFormerConv,
+        heads=heads,
+        alpha=numbers(0.5, 0.8, zero=True, below="1.5"),
+        beta=numbers(0.5, 1.0),
+        gnn=texts("gcn", "gat", "sgc", "mlp", "residual"),
+        aggregate=texts("add"),
+    ),  # "cat" needs edges
+    "DiffusionGNN": gnn,
+    "GatedGCN": stack("GatedGCN"),
+    "GPS": stack("GPS", **BLOCKS),
+    "DFiFormer": stack("DFiFormer", **OF_GPS),
+    "SFiFormer": from_dfi,
+    "LabelPropagation": label_propagation,
+    "LaplacianEncoder": laplacian_encoder,
+    "PDEDiffusion1d": pde_diffusion,
     "PDETransformer": pde_transformer,
-}  # fmt: skip
+}

@@ -14,22 +14,39 @@ from diffusion_mp.updates.implicit import SolvedUpdate
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import address, arguments, calls, construct, device, dtype, numbers, parameters, texts
+from .signatures import (
+    address,
+    arguments,
+    calls,
+    construct,
+    device,
+    dtype,
+    numbers,
+    parameters,
+    texts,
+)
 from .table_layers import alpha, rows_or_frobenius
 
 
 def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
     wrong = [w for w in count(d, zero=True).wrong if w.valid is False]
-    more = bad(f"a NumPy integer?: np.int64({d.nodes})", "beyond memory?: 10**30" if beyond_memory else "")
+    more = bad(
+        f"a NumPy integer?: np.int64({d.nodes})", "beyond memory?: 10**30" if beyond_memory else ""
+    )
     return fixed(d.nodes, *wrong, *more)
 
 
 def graphs(d: Draw) -> None:
     maker = d.pick(["new", "new", "from_edge_index", "from_sparse", "from_data", "coerce"])
     given = edges(d, objects=False)
-    given["edge_index"] = given["edge_index"].unsure("on the meta device")  # whatever needs no values is computed there
+    given["edge_index"] = given["edge_index"].unsure(
+        "on the meta device"
+    )  # whatever needs no values is computed there
     if maker == "new":
-        given |= {"ptr": never(wrong_ptr(d) if d.sizes is None else []), "num_nodes": node_count(d, beyond_memory=True)}
+        given |= {
+            "ptr": never(wrong_ptr(d) if d.sizes is None else []),
+            "num_nodes": node_count(d, beyond_memory=True),
+        }
         full = f"torch.ones({d.nodes}, 2)" if d.maybe(0.2) else None
         given["full_degree"] = Arg(full, wrong_tensors(d.nodes, 2, none=True), True)
         d.call("graph", "mp.Graph({args})", **given)
@@ -39,7 +56,12 @@ def graphs(d: Draw) -> None:
     elif maker == "from_sparse":
         matrix = f"torch.sparse_coo_tensor({edge_list(d)}, torch.ones({len(d.edges)}), ({d.nodes}, {d.nodes}))"
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]
-        d.call("graph", "mp.Graph.from_sparse({args})", adjacency=Arg(matrix, wrong), batch=given["batch"])
+        d.call(
+            "graph",
+            "mp.Graph.from_sparse({args})",
+            adjacency=Arg(matrix, wrong),
+            batch=given["batch"],
+        )
     elif maker == "from_data":
         wrong = bad(
             "None | a string | empty: Data() | a list | edges of letters: Data(edge_index='abc', num_nodes=3)",
@@ -49,17 +71,31 @@ def graphs(d: Draw) -> None:
         d.call("graph", "mp.Graph.from_data({args})", data=fixed(source, *wrong))
     else:
         x = state(d, parameters=False)
-        refused = ("a list", "an array", "a string", "a number", "a dict", "a module", "None")  # only its rows count
+        refused = (
+            "a list",
+            "an array",
+            "a string",
+            "a number",
+            "a dict",
+            "a module",
+            "None",
+        )  # only its rows count
         x = replace(x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong])
         d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
     like = fixed(real(d, d.nodes), *bad("a list | a string | a number | a module | None"))
     of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
     uses: list[tuple[str, dict[str, Arg]]] = [
         ("graph.degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
-        ("graph.with_self_loops({args}).degree()", {"policy": choice(d, "keep", "add", "remove", "remaining")}),
+        (
+            "graph.with_self_loops({args}).degree()",
+            {"policy": choice(d, "keep", "add", "remove", "remaining")},
+        ),
         ("graph.within({args}).edges", {"hops": count(d, 1, 2, 3)}),
         ("graph.weights({args})", {"like": like}),
-        ("[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]", {}),
+        (
+            "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]",
+            {},
+        ),
         *((f"graph.{asked}().degree()", {}) for asked in ("to_undirected", "reverse", "prepare")),
     ]
     use, given = d.pick(uses)
@@ -70,8 +106,12 @@ NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
 
 
 def used(d: Draw, *, pooled: bool = False) -> None:
-    unbounded = [call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args]
-    finite = not (d.dtype == "float16" and any(unbounded))  # e^{q·k} may leave the range of half precision
+    unbounded = [
+        call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args
+    ]
+    finite = not (
+        d.dtype == "float16" and any(unbounded)
+    )  # e^{q·k} may leave the range of half precision
     matvec = "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))"
     head = options(d, 0, optional=True, wrong=NOT_A_NUMBER + bad("negative | beyond"))
     # float16 may be too narrow for what another dtype holds
@@ -84,10 +124,19 @@ def used(d: Draw, *, pooled: bool = False) -> None:
         ("coupling.to_dense()", {}),
         ("coupling.detach().to_dense()", {}),
         ("[coupling.T @ {v}, coupling.T.degree()]", {"v": lambda: _values(d)}),
-        ("coupling.dirichlet({x})", {"x": lambda: state(d, parameters=False).unsure("a higher rank")}),  # of [N, H, D]
-        ("coupling.to({args}).to_dense()", {"dtype": lambda: of, "device": lambda: replace(device(d), optional=True)}),
+        (
+            "coupling.dirichlet({x})",
+            {"x": lambda: state(d, parameters=False).unsure("a higher rank")},
+        ),  # of [N, H, D]
+        (
+            "coupling.to({args}).to_dense()",
+            {"dtype": lambda: of, "device": lambda: replace(device(d), optional=True)},
+        ),
         (matvec, {"head": lambda: head}),
-        ("{scale} * coupling", {"scale": lambda: options(d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE)}),
+        (
+            "{scale} * coupling",
+            {"scale": lambda: options(d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE)},
+        ),
         ("coupling + {other}", {"other": lambda: coupling(d)}),
         *pooled * [("coupling.read(coupling.pool({v}), {v})", {"v": lambda: _values(d)})],
     ]
@@ -95,24 +144,38 @@ def used(d: Draw, *, pooled: bool = False) -> None:
     given = {name: draw() for name, draw in make.items()}
     if target in ("{scale} * coupling", "coupling + {other}"):
         d.call("combined", target, finite=finite, **given)
-        target, given = "[combined.degree(), combined.to_dense()]", {}
+        target = "[combined.degree(), combined.to_dense()]"
+        given = {}
     d.call("out", target, finite=finite and "log_at" not in target, **given)
 
 
 def _values(d: Draw) -> Arg:
     of = "dtype=coupling.dtype"
-    right = [f"torch.randn({d.nodes}, coupling.heads, 2, {of})", f"torch.ones({d.nodes}, 1, 3, {of})"]
-    arg = Arg(d.pick(right), wrong_tensors(d.nodes, 1, 2, meta=None)).without("a longer last dimension")
+    right = [
+        f"torch.randn({d.nodes}, coupling.heads, 2, {of})",
+        f"torch.ones({d.nodes}, 1, 3, {of})",
+    ]
+    arg = Arg(d.pick(right), wrong_tensors(d.nodes, 1, 2, meta=None)).without(
+        "a longer last dimension"
+    )
     return arg.unsure("a lower rank")  # which a coupling of one head takes as a state
 
 
 def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
-    h, f = d.pick([1, 2]), d.pick([3, 1, 5])
+    h = d.pick([1, 2])
+    f = d.pick([3, 1, 5])
     return {name: tensor(d, d.nodes, h, f, positive=positive) for name in ("query", "key")}
 
 
 #: Promises and facts that a made coupling would have to keep, and a fuzzed matrix would not.
-UNKEPT = {"symmetric", "row_stochastic", "positive_semidefinite", "reversible", "metric", "positive"}
+UNKEPT = {
+    "symmetric",
+    "row_stochastic",
+    "positive_semidefinite",
+    "reversible",
+    "metric",
+    "positive",
+}
 
 
 def built(d: Draw, name: str, *, pooled: bool = False, **own: Make | Arg) -> None:
@@ -125,7 +188,9 @@ def built(d: Draw, name: str, *, pooled: bool = False, **own: Make | Arg) -> Non
     used(d, pooled=pooled)
 
 
-def by_features(name: str, *, positive: bool = False, pooled: bool = False, **more: Make) -> Strategy:
+def by_features(
+    name: str, *, positive: bool = False, pooled: bool = False, **more: Make
+) -> Strategy:
     def strategy(d: Draw) -> None:
         bounds = never(wrong_ptr(d)) if pooled and d.maybe(0.3) else ptr(d)
         own = features(d, positive=positive) | {"ptr": bounds}
@@ -135,18 +200,27 @@ def by_features(name: str, *, positive: bool = False, pooled: bool = False, **mo
 
 
 def log_low_rank(d: Draw) -> None:
-    heads, f = d.pick([1, 2]), d.pick([3, 1, 5])
+    heads = d.pick([1, 2])
+    f = d.pick([3, 1, 5])
     pair = {name: tensor(d, d.nodes, heads, f) for name in ("log_query", "log_key")}
-    weight = tensor(d, d.nodes, heads, 2, optional=True).unsure("a longer last dimension")  # which is of samples
+    weight = tensor(d, d.nodes, heads, 2, optional=True).unsure(
+        "a longer last dimension"
+    )  # which is of samples
     built(d, "LogLowRankCoupling", **pair, log_weight=weight)
 
 
 def sparse_flow(d: Draw) -> None:
-    h, f = d.pick([1, 2]), d.pick([3, 1])
-    parts = {name: tensor(d, d.nodes, h, f) for name in ("query", "key", "friction_query", "friction_key")}
+    h = d.pick([1, 2])
+    f = d.pick([3, 1])
+    parts = {
+        name: tensor(d, d.nodes, h, f)
+        for name in ("query", "key", "friction_query", "friction_key")
+    }
     if not d.maybe(0.5):
         parts |= dict.fromkeys(("friction_query", "friction_key"), Arg(None))
-    alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")  # which may be one per head
+    alone = number(d, 0.3, 0.0, 1.0, zero=True).without(
+        "a tensor of two"
+    )  # which may be one per head
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind(d)})"]), alone.wrong)
     leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
     built(d, "SparseFlowCoupling", **parts, ptr=ptr(d), lam=strength, alpha=leak)
@@ -168,24 +242,31 @@ def any_coupling(d: Draw) -> Arg:
 
 
 def per_node(d: Draw) -> Arg:
-    return tensor(d, d.nodes, 1, optional=True).without("a longer last dimension")  # which is of heads
+    return tensor(d, d.nodes, 1, optional=True).without(
+        "a longer last dimension"
+    )  # which is of heads
 
 
 def projected(d: Draw) -> None:
     projection = tensor(d, d.pick([1, 2]), 2, d.channels).without("a longer last dimension")
     given = coupling(d, symmetric=True, other_size=None)
-    d.call("coupling", "mp.couplings.ProjectedCoupling({args})", coupling=given, projection=projection)
+    d.call(
+        "coupling", "mp.couplings.ProjectedCoupling({args})", coupling=given, projection=projection
+    )
     v = tensor(d, d.nodes, 1, d.channels)
     d.call("out", "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]", v=v)
 
 
 def scale(d: Draw) -> Arg:
-    wrong = NOT_A_SCALE + bad("array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)")
+    wrong = NOT_A_SCALE + bad(
+        "array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)"
+    )
     return options(d, 0.5, -2, "torch.tensor(0.5)", "torch.ones(1)", wrong=wrong)
 
 
 def terms(d: Draw) -> Arg:
-    one, other = coupling_source(d), coupling_source(d)
+    one = coupling_source(d)
+    other = coupling_source(d)
     sizes = ", ".join(f"mp.couplings.UniformCoupling({d.nodes + more})" for more in (0, 1))
     wrong = bad(
         f"empty | None | a string | a number | numbers: [1, 2] | a tensor | a term that is none: [{one}, None]",
@@ -204,7 +285,14 @@ def abstract(name: str) -> Strategy:
             "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
         )
         d.call("Own", f"type('Own', ({address(name)},), {{{body}}})")
-        d.call("coupling", "Own({args})", num_nodes=node_count(d), heads=count(d, 1, 2), like=like, symmetric=flag(d))
+        d.call(
+            "coupling",
+            "Own({args})",
+            num_nodes=node_count(d),
+            heads=count(d, 1, 2),
+            like=like,
+            symmetric=flag(d),
+        )
         used(d)
 
     return strategy
@@ -212,28 +300,52 @@ def abstract(name: str) -> Strategy:
 
 _constant = numbers(0.0, 1.0, zero=True, negative=True)
 COUPLINGS: dict[str, Strategy] = {
-    "Graph": graphs, "Coupling": abstract("Coupling"), "PooledCoupling": abstract("PooledCoupling"),
+    "Graph": graphs,
+    "Coupling": abstract("Coupling"),
+    "PooledCoupling": abstract("PooledCoupling"),
     "IdentityCoupling": made("IdentityCoupling", num_nodes=partial(node_count, beyond_memory=True)),
     "UniformCoupling": made("UniformCoupling", num_nodes=node_count),
     "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
-    "LinearAttentionCoupling": by_features("LinearAttentionCoupling", positive=True, pooled=True, constant=_constant,
-        own=_constant),
+    "LinearAttentionCoupling": by_features(
+        "LinearAttentionCoupling", positive=True, pooled=True, constant=_constant, own=_constant
+    ),
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
-    "LogLowRankCoupling": log_low_rank, "SparseFlowCoupling": sparse_flow, "ProjectedCoupling": projected,
-    "DenseCoupling": made("DenseCoupling", ptr=lambda d: never(wrong_ptr(d)),
-        matrix=lambda d: tensor(d, d.nodes, d.nodes).without("a lower rank", "a higher rank", "a list")),
-    "DistanceCoupling": lambda d: built(d, "DistanceCoupling",
-        function=options(d, *FALLING, wrong=NOT_FALLING[:3]), **features(d)),
-    "SparseCoupling": made("SparseCoupling", graph=just_graph,
-        weight=lambda d: tensor(d, len(d.edges), optional=True).without("a higher rank")),
-    "NeumannCoupling": made("NeumannCoupling", num_nodes=node_count,
-        alpha=lambda d: tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension")),  # which is of heads
-    "PolynomialCoupling": made("PolynomialCoupling", coupling=any_coupling,
-        coefficients=lambda d: tensor(d, d.pick([1, 2, 3])).without("a longer last dimension", "a higher rank")),
-    "ReweightedCoupling": made("ReweightedCoupling", coupling=any_coupling, row=per_node, column=per_node),
+    "LogLowRankCoupling": log_low_rank,
+    "SparseFlowCoupling": sparse_flow,
+    "ProjectedCoupling": projected,
+    "DenseCoupling": made(
+        "DenseCoupling",
+        ptr=lambda d: never(wrong_ptr(d)),
+        matrix=lambda d: tensor(d, d.nodes, d.nodes).without(
+            "a lower rank", "a higher rank", "a list"
+        ),
+    ),
+    "DistanceCoupling": lambda d: built(
+        d, "DistanceCoupling", function=options(d, *FALLING, wrong=NOT_FALLING[:3]), **features(d)
+    ),
+    "SparseCoupling": made(
+        "SparseCoupling",
+        graph=just_graph,
+        weight=lambda d: tensor(d, len(d.edges), optional=True).without("a higher rank"),
+    ),
+    "NeumannCoupling": made(
+        "NeumannCoupling",
+        num_nodes=node_count,
+        alpha=lambda d: tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension"),
+    ),  # which is of heads
+    "PolynomialCoupling": made(
+        "PolynomialCoupling",
+        coupling=any_coupling,
+        coefficients=lambda d: tensor(d, d.pick([1, 2, 3])).without(
+            "a longer last dimension", "a higher rank"
+        ),
+    ),
+    "ReweightedCoupling": made(
+        "ReweightedCoupling", coupling=any_coupling, row=per_node, column=per_node
+    ),
     "ScaledCoupling": made("ScaledCoupling", scale=scale, coupling=any_coupling),
     "SumCoupling": made("SumCoupling", terms=terms),
-}  # fmt: skip
+}
 
 
 def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
@@ -245,14 +357,23 @@ def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
         told = channels is not None and not channels.optional
         if channels is not None and channels.optional and "projection" in own:
             projection = own["projection"].right
-            if projection not in (None, "None") or (name == "SGFormerDiffusivity" and projection is None):
+            if projection not in (None, "None") or (
+                name == "SGFormerDiffusivity" and projection is None
+            ):
                 own["channels"] = Arg(str(d.channels), channels.wrong)
         d.call("diffusivity", f"{address(name)}({{args}}){to_dtype(d)}", **own)
-        d.call("coupling", "diffusivity({args})", x=state(d, parameters=told), graph=graph(d, needed=needed))
+        d.call(
+            "coupling",
+            "diffusivity({args})",
+            x=state(d, parameters=told),
+            graph=graph(d, needed=needed),
+        )
         normalized = "row_stochastic" not in own or own["row_stochastic"].right != "False"
         # e^{(q·k − 1)/σ²} where nothing bounds q·k leaves the range of any dtype
         kept = ("normalize", "None"), ("measure", "'distance'")
-        steep = name == "GaussianDiffusivity" and [own[arg].right == value for arg, value in kept] == [True, False]
+        steep = name == "GaussianDiffusivity" and [
+            own[arg].right == value for arg, value in kept
+        ] == [True, False]
         _used_by(d, finite=normalized or not (steep or d.dtype == "float16"))
 
     return strategy
@@ -282,13 +403,21 @@ LOOSE = "projection row_stochastic"
 
 
 def penalties(d: Draw) -> Arg:
-    right = ["'sigmoid'", "'quadratic'", "'gaussian'", "mp.GaussianPenalty(2.0)", "mp.SigmoidPenalty()"]
+    right = [
+        "'sigmoid'",
+        "'quadratic'",
+        "'gaussian'",
+        "mp.GaussianPenalty(2.0)",
+        "mp.SigmoidPenalty()",
+    ]
     return options(d, *right, wrong=NOT_A_PENALTY + bad("a function: lambda z: z"))
 
 
 def own_penalties(d: Draw) -> Arg:
     wrong = penalties(d).without("another name").wrong + bad("a name: 'gaussian'")
-    return options(d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong)
+    return options(
+        d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong
+    )
 
 
 def one_of(*right: str) -> Make:
@@ -296,9 +425,14 @@ def one_of(*right: str) -> Make:
 
 
 def unnormalised(d: Draw) -> Arg:
-    whole = "mp.GaussianDiffusivity(row_stochastic=False)", "mp.SigmoidDiffusivity(row_stochastic=False)"
+    whole = (
+        "mp.GaussianDiffusivity(row_stochastic=False)",
+        "mp.SigmoidDiffusivity(row_stochastic=False)",
+    )
     inner = diffusivity(d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')")
-    return replace(inner, wrong=[*inner.wrong, *bad("rows divided by their sums: mp.GaussianDiffusivity()")])
+    return replace(
+        inner, wrong=[*inner.wrong, *bad("rows divided by their sums: mp.GaussianDiffusivity()")]
+    )
 
 
 def own_diffusivity(d: Draw) -> None:
@@ -308,7 +442,11 @@ def own_diffusivity(d: Draw) -> None:
     if asked == "alone":
         d.call("diffusivity", "Own()")
     elif asked == "scaled":
-        d.call("diffusivity", "Own() * {scale}", scale=options(d, 0.5, 2, "torch.tensor(0.5)", wrong=NOT_A_SCALE))
+        d.call(
+            "diffusivity",
+            "Own() * {scale}",
+            scale=options(d, 0.5, 2, "torch.tensor(0.5)", wrong=NOT_A_SCALE),
+        )
     else:
         other = Arg("mp.SimpleDiffusivity()", NOT_A_DIFFUSIVITY).without("a tensor")
         d.call("diffusivity", "Own() + {other}", other=other)
@@ -316,7 +454,9 @@ def own_diffusivity(d: Draw) -> None:
     _used_by(d)
 
 
-NOT_WIDTHS = bad("empty | zero: [0.0] | negative: [-1.0] | a string | a number | not a number: [math.nan]")
+NOT_WIDTHS = bad(
+    "empty | zero: [0.0] | negative: [-1.0] | a string | a number | not a number: [math.nan]"
+)
 MIXTURE: dict[str, Any] = {
     "always": "widths",  # of which there are as many as weights
     "widths": lambda d: options(d, "[0.3, 1.0]", "(2.0, 0.5)", wrong=NOT_WIDTHS),
@@ -328,36 +468,67 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     "Positive": calls("Positive", "(made.reset_parameters(), made())[1]"),
     "Diffusivity": own_diffusivity,
     **{
-        name: of_state(name, leave="constraint", more="heads head_channels", of=QueryKeyDiffusivity, **QUERY_KEY)
+        name: of_state(
+            name,
+            leave="constraint",
+            more="heads head_channels",
+            of=QueryKeyDiffusivity,
+            **QUERY_KEY,
+        )
         for name in ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity")
     },
-    "GaussianDiffusivity": of_state("GaussianDiffusivity", more=f"{LOOSE} measure", of=AllPairDiffusivity, **QUERY_KEY),
-    "MixtureDiffusivity": of_state("MixtureDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, **MIXTURE),
-    "PenaltyDiffusivity": of_state("PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY,
-        penalty=own_penalties),
+    "GaussianDiffusivity": of_state(
+        "GaussianDiffusivity", more=f"{LOOSE} measure", of=AllPairDiffusivity, **QUERY_KEY
+    ),
+    "MixtureDiffusivity": of_state(
+        "MixtureDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, **MIXTURE
+    ),
+    "PenaltyDiffusivity": of_state(
+        "PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, penalty=own_penalties
+    ),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True, leave="zero_degree"),
     "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
     "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
-    "EdgeSparseFlowDiffusivity": of_state("EdgeSparseFlowDiffusivity", needed=True, more="lam friction",
-        of=SparseFlowDiffusivity, **QUERY_KEY, alpha=alpha),
-    "SparseFlowDiffusivity": of_state("SparseFlowDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY,
-        alpha=alpha),
-    "KernelizedSoftmaxDiffusivity": of_state("KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity,
-        **QUERY_KEY),
-    "SGFormerDiffusivity": of_state("SGFormerDiffusivity", more="projection", of=QueryKeyDiffusivity,
-        **QUERY_KEY | {"normalize": texts("row", "frobenius")}),
+    "EdgeSparseFlowDiffusivity": of_state(
+        "EdgeSparseFlowDiffusivity",
+        needed=True,
+        more="lam friction",
+        of=SparseFlowDiffusivity,
+        **QUERY_KEY,
+        alpha=alpha,
+    ),
+    "SparseFlowDiffusivity": of_state(
+        "SparseFlowDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY, alpha=alpha
+    ),
+    "KernelizedSoftmaxDiffusivity": of_state(
+        "KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY
+    ),
+    "SGFormerDiffusivity": of_state(
+        "SGFormerDiffusivity",
+        more="projection",
+        of=QueryKeyDiffusivity,
+        **QUERY_KEY | {"normalize": texts("row", "frobenius")},
+    ),
     "NeumannDiffusivity": of_state("NeumannDiffusivity"),
-    "RelationalBias": of_state("RelationalBias", needed=True, more="self_loops direction", of=AdjacencyDiffusivity),
+    "RelationalBias": of_state(
+        "RelationalBias", needed=True, more="self_loops direction", of=AdjacencyDiffusivity
+    ),
     "SymmetricDiffusivity": of_state("SymmetricDiffusivity", needed=True, diffusivity=unnormalised),
-    "AdjacencyEnhancedDiffusivity": of_state("AdjacencyEnhancedDiffusivity", needed=True,
-        attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()")),
-    "GraphAugmentedDiffusivity": of_state("GraphAugmentedDiffusivity", needed=True,
+    "AdjacencyEnhancedDiffusivity": of_state(
+        "AdjacencyEnhancedDiffusivity",
+        needed=True,
+        attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()"),
+    ),
+    "GraphAugmentedDiffusivity": of_state(
+        "GraphAugmentedDiffusivity",
+        needed=True,
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
         graph_term=one_of("mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
-        mix=texts("sum", "mean")),
-}  # fmt: skip
+        mix=texts("sum", "mean"),
+    ),
+}
 
 
 def step(name: str, *, symmetric: bool = False, source: bool = True, **options: Any) -> Strategy:
@@ -376,7 +547,9 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **options: 
         if source:
             given["source"] = Arg(real(d, *wide) if weighs else None, other.wrong, not weighs)
         # Ten steps with a coupling that is not stable leave the range of half precision.
-        d.call("out", "update({args})", finite=name != "MomentumStep" or d.dtype != "float16", **given)
+        d.call(
+            "out", "update({args})", finite=name != "MomentumStep" or d.dtype != "float16", **given
+        )
 
     return strategy
 
@@ -387,7 +560,12 @@ def own_update(d: Draw) -> None:
     d.call("update", "Own()")
     wide = d.nodes, 1, d.channels
     x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
-    d.call("out", "update({args})", x=x.without("a lower rank", "a longer last dimension"), coupling=coupling(d))
+    d.call(
+        "out",
+        "update({args})",
+        x=x.without("a lower rank", "a longer last dimension"),
+        coupling=coupling(d),
+    )
 
 
 def _weight(d: Draw) -> Arg:
@@ -400,13 +578,21 @@ UPDATES: dict[str, Strategy] = {
     "StateUpdate": own_update,
     "ExplicitEuler": step("ExplicitEuler"),
     "MomentumStep": step("MomentumStep", momentum=numbers(0.5, 0.0, zero=True, below="1.0")),
-    "ImplicitEuler": step("ImplicitEuler", **SOLVED), "CrankNicolson": step("CrankNicolson", **SOLVED),
+    "ImplicitEuler": step("ImplicitEuler", **SOLVED),
+    "CrankNicolson": step("CrankNicolson", **SOLVED),
     "HeatKernel": step("HeatKernel", symmetric=True, source=False, leave="form"),
     "Equilibrium": step("Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)),
-    "CertifiedStep": step("CertifiedStep", symmetric=True, beta=_weight,
-        constraint=texts(*CONSTRAINTS)),
-    "Backtracking": step("Backtracking", symmetric=True, source=False,
-        penalty=lambda d: options(d, "mp.QuadraticPenalty()",
-        wrong=bad("None | a number | a list | a name: 'nonsense'")), form=texts("conservative"),
-        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'"))),
-}  # fmt: skip
+    "CertifiedStep": step(
+        "CertifiedStep", symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)
+    ),
+    "Backtracking": step(
+        "Backtracking",
+        symmetric=True,
+        source=False,
+        penalty=lambda d: options(
+            d, "mp.QuadraticPenalty()", wrong=bad("None | a number | a list | a name: 'nonsense'")
+        ),
+        form=texts("conservative"),
+        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'")),
+    ),
+}

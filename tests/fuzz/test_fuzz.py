@@ -31,20 +31,35 @@ def test_twenty_thousand_random_calls(seed: int) -> None:
 
 
 #: Words and numbers that are wrong, which take seconds; lists, tensors and modules in their place take minutes.
-PLAIN = {"another string", "a fraction", "zero", "negative", "NaN", "infinite", "one", "two", "beyond its bound"}
+PLAIN = {
+    "another string",
+    "a fraction",
+    "zero",
+    "negative",
+    "NaN",
+    "infinite",
+    "one",
+    "two",
+    "beyond its bound",
+}
 
 
 @pytest.mark.parametrize("plain", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_every_wrong_argument_is_refused_in_a_sentence_that_names_it(plain: bool) -> None:
-    faults, said = [], ("must", "no tolerance", "FileNotFoundError") if plain else ("",)
+    faults = []
+    said = ("must", "no tolerance", "FileNotFoundError") if plain else ("",)
     with closing(Worker()) as worker:
         for name, strategy in STRATEGIES.items():
             program = replace(plain_program(name, strategy), errors=tuple(ERRORS.get(name, ())))
             places = [(k, key) for k, call in enumerate(program.calls) for key in call.args]
-            wrong = [(place, w) for place in places for w in program.calls[place[0]].args[place[1]].wrong]
+            wrong = [
+                (place, w) for place in places for w in program.calls[place[0]].args[place[1]].wrong
+            ]
             for place, w in wrong:
                 if w.valid is False and (w.what in PLAIN) == plain:
                     found = worker.judge(put_wrong(program, place, w).as_request())
-                    if found["verdict"] != "refused" or not any(word in found["text"] for word in said):
+                    if found["verdict"] != "refused" or not any(
+                        word in found["text"] for word in said
+                    ):
                         faults.append((name, place[1], w.what, found))
     assert not faults, "\n".join(map(str, faults))

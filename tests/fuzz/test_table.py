@@ -3,7 +3,17 @@
 from types import ModuleType
 
 import diffusion_mp
-from diffusion_mp import couplings, data, diagnostics, distributed, estimators, export, layers, models, testing
+from diffusion_mp import (
+    couplings,
+    data,
+    diagnostics,
+    distributed,
+    estimators,
+    export,
+    layers,
+    models,
+    testing,
+)
 from diffusion_mp_experiments import graphs, sequences, train
 
 from .program import plain_program
@@ -11,7 +21,17 @@ from .signatures import LIBRARY
 from .table import EXEMPT, STRATEGIES, WEIGHTS, drawn
 
 PACKAGES = {"": diffusion_mp}
-for package in (data, diagnostics, distributed, estimators, export, testing, graphs, sequences, train):
+for package in (
+    data,
+    diagnostics,
+    distributed,
+    estimators,
+    export,
+    testing,
+    graphs,
+    sequences,
+    train,
+):
     PACKAGES[f"{package.__name__.rpartition('.')[2]}."] = package
 
 
@@ -22,9 +42,16 @@ def public(prefix: str, package: ModuleType) -> set[str]:
 
 
 def test_every_public_name_has_a_strategy() -> None:
-    names = {name for name in couplings.__all__ if name.endswith("Coupling")} | {*layers.__all__, *models.__all__}
-    missing = names.union(*(public(*item) for item in PACKAGES.items())) - set(STRATEGIES) - set(EXEMPT)
-    assert not missing, f"write a strategy for each of these, or a reason in EXEMPT: {sorted(missing)}"
+    names = {name for name in couplings.__all__ if name.endswith("Coupling")} | {
+        *layers.__all__,
+        *models.__all__,
+    }
+    missing = (
+        names.union(*(public(*item) for item in PACKAGES.items())) - set(STRATEGIES) - set(EXEMPT)
+    )
+    assert not missing, (
+        f"write a strategy for each of these, or a reason in EXEMPT: {sorted(missing)}"
+    )
 
 
 def test_no_strategy_without_a_public_name() -> None:
@@ -51,5 +78,8 @@ def test_a_plain_program_has_nothing_wrong() -> None:
 
 def test_about_half_of_the_programs_have_something_wrong() -> None:
     programs = [drawn(0, index) for index in range(2_000)]
-    wrong = sum(any(step["valid"] is False for step in program.as_request()["steps"]) for program in programs)
+    wrong = sum(
+        any(step["valid"] is False for step in program.as_request()["steps"])
+        for program in programs
+    )
     assert 0.3 < wrong / len(programs) < 0.6

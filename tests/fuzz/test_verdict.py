@@ -36,34 +36,76 @@ def program(*lines: str, valid: bool | None = True, finite: bool = True) -> dict
 # what it is → (the program, its verdict, the kind of what is bad)
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "right": (program("out = torch.ones(3) + 1"), "right", ""),
-    "a wrong argument, refused": (program(own("raise ValueError('x must be three')"), "out = f(4)", valid=False),
-        "refused", ""),
-    "an unknown argument, refused": (program(own("raise TypeError('x must be three')"), "out = f(4)", valid=None),
-        "refused", ""),
+    "a wrong argument, refused": (
+        program(own("raise ValueError('x must be three')"), "out = f(4)", valid=False),
+        "refused",
+        "",
+    ),
+    "an unknown argument, refused": (
+        program(own("raise TypeError('x must be three')"), "out = f(4)", valid=None),
+        "refused",
+        "",
+    ),
     "an unknown argument, taken": (program("out = 4", valid=None), "right", ""),
-    "what the library's errors say": (program(own("raise mp.SingularSystemError('x has no answer')"), "out = f(4)",
-        valid=False), "refused", ""),
-    "a right argument, refused": (program(own("raise ValueError('x must be three')"), "out = f(4)"), "bad",
-        "valid call refused"),
+    "what the library's errors say": (
+        program(own("raise mp.SingularSystemError('x has no answer')"), "out = f(4)", valid=False),
+        "refused",
+        "",
+    ),
+    "a right argument, refused": (
+        program(own("raise ValueError('x must be three')"), "out = f(4)"),
+        "bad",
+        "valid call refused",
+    ),
     "a wrong argument, taken": (program("out = 4", valid=False), "bad", "accepted"),
-    "a sentence about nothing": (program(own("raise ValueError('that is wrong')"), "out = f(4)", valid=False), "bad",
-        "no argument named"),
-    "an undocumented error": (program(own("raise KeyError('x')"), "out = f(4)", valid=False), "bad", "KeyError"),
-    "an assertion": (program(own("assert x == 3, 'x'"), "out = f(4)", valid=False), "bad", "AssertionError"),
-    "an error of Python's own": (program(own("return len(x)"), "out = f(4)", valid=False), "bad", "TypeError"),
-    "an error of torch's own": (program("out = torch.ones(2, 3) @ torch.ones(2, 3)", valid=False), "bad",
-        "RuntimeError"),
-    "an attribute that is not there": (program("out = (4).dim()", valid=False), "bad", "AttributeError"),
+    "a sentence about nothing": (
+        program(own("raise ValueError('that is wrong')"), "out = f(4)", valid=False),
+        "bad",
+        "no argument named",
+    ),
+    "an undocumented error": (
+        program(own("raise KeyError('x')"), "out = f(4)", valid=False),
+        "bad",
+        "KeyError",
+    ),
+    "an assertion": (
+        program(own("assert x == 3, 'x'"), "out = f(4)", valid=False),
+        "bad",
+        "AssertionError",
+    ),
+    "an error of Python's own": (
+        program(own("return len(x)"), "out = f(4)", valid=False),
+        "bad",
+        "TypeError",
+    ),
+    "an error of torch's own": (
+        program("out = torch.ones(2, 3) @ torch.ones(2, 3)", valid=False),
+        "bad",
+        "RuntimeError",
+    ),
+    "an attribute that is not there": (
+        program("out = (4).dim()", valid=False),
+        "bad",
+        "AttributeError",
+    ),
     "NaN": (program("out = torch.tensor([1.0, math.nan])"), "bad", "not finite"),
     "NaN in a dictionary": (program("out = {'a': [1.0, (math.inf,)]}"), "bad", "not finite"),
-    "NaN that was announced": (program("out = torch.tensor([math.nan])", finite=False), "right", ""),
+    "NaN that was announced": (
+        program("out = torch.tensor([math.nan])", finite=False),
+        "right",
+        "",
+    ),
     "a meta tensor": (program("out = torch.ones(3, device='meta')"), "bad", "not finite"),
     "an end of the process": (program("out = __import__('os').abort()"), "bad", "crash"),
     "a quiet end of the process": (program("out = __import__('os')._exit(0)"), "bad", "crash"),
     "fifty gigabytes": (program("out = torch.zeros(50 << 30, dtype=torch.uint8)"), "bad", "memory"),
     "fifty gigabytes of Python's": (program("out = len(bytearray(50 << 30))"), "bad", "memory"),
-    "one gigabyte": (program("out = torch.ones(1 << 30, dtype=torch.uint8).sum()"), "bad", "memory"),
-}  # fmt: skip
+    "one gigabyte": (
+        program("out = torch.ones(1 << 30, dtype=torch.uint8).sum()"),
+        "bad",
+        "memory",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -75,8 +117,12 @@ def test_the_verdict(worker: Worker, case: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["out = __import__('time').sleep(60)", "while True: pass"])
-def test_what_never_ends_is_given_up(worker: Worker, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    with monkeypatch.context() as patch:  # the next program waits for a new worker, which may take longer
+def test_what_never_ends_is_given_up(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    with (
+        monkeypatch.context() as patch
+    ):  # the next program waits for a new worker, which may take longer
         patch.setattr(worker, "timeout", 1.0)
         answer = worker.judge(program(line))
     assert (answer["verdict"], answer["kind"]) == ("bad", "time-out")
@@ -91,9 +137,15 @@ def test_the_place_is_a_line_of_the_library(worker: Worker) -> None:
 
 def test_a_bad_program_becomes_short(worker: Worker) -> None:
     """What is optional and not needed goes, what is wrong stays."""
-    options = {name: Arg(source, optional=True) for name, source in {"a": "1", "b": "[2]", "c": "3"}.items()}
+    options = {
+        name: Arg(source, optional=True)
+        for name, source in {"a": "1", "b": "[2]", "c": "3"}.items()
+    }
     wrong = {"x": Arg("'abc'", valid=False, what="a string")}
-    calls = (Call("f", "lambda x, a=0, b=0, c=0: torch.ones(x)", {}), Call("out", "f({args})", wrong | options))
+    calls = (
+        Call("f", "lambda x, a=0, b=0, c=0: torch.ones(x)", {}),
+        Call("out", "f({args})", wrong | options),
+    )
     long = Program("f", calls, ((1, "x"),))
     verdict = worker.judge(long.as_request())
     short, again = shorten(long, verdict, worker)
@@ -102,18 +154,38 @@ def test_a_bad_program_becomes_short(worker: Worker) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_search_groups_by_kind_and_prints_what_can_be_run(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_groups_by_kind_and_prints_what_can_be_run(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "MLPConv"
-    bad = {"verdict": "bad", "kind": "ValueError", "text": "", "where": "errors.py:check_counts", "step": 0}
+    bad = {
+        "verdict": "bad",
+        "kind": "ValueError",
+        "text": "",
+        "where": "errors.py:check_counts",
+        "step": 0,
+    }
 
-    def all_bad(self: Worker, seed: int, first: int, last: int, name: str) -> Iterator[dict[str, Any]]:
-        return ({"index": k, **bad} for k in range(first, last) if drawn(seed, k, name).wrong == ((0, "bias"),))
+    def all_bad(
+        self: Worker, seed: int, first: int, last: int, name: str
+    ) -> Iterator[dict[str, Any]]:
+        return (
+            {"index": k, **bad}
+            for k in range(first, last)
+            if drawn(seed, k, name).wrong == ((0, "bias"),)
+        )
 
     monkeypatch.setattr(Worker, "judge_drawn", all_bad)
     result = search(0, 400, name)
     assert result.verdicts["bad"] > 1
-    assert {found.kind for found in result.kinds} == {Kind(name, "bias", "ValueError", "errors.py:check_counts")}
+    assert {found.kind for found in result.kinds} == {
+        Kind(name, "bias", "ValueError", "errors.py:check_counts")
+    }
     text = result.kinds[0].reproducer()
-    assert worker.judge(program(f"out = exec({text!r}, {{}})"))["verdict"] in ("refused", "right", "bad")
+    assert worker.judge(program(f"out = exec({text!r}, {{}})"))["verdict"] in (
+        "refused",
+        "right",
+        "bad",
+    )
     assert "import diffusion_mp as mp" in text
     assert name in STRATEGIES

@@ -24,7 +24,9 @@ from diffusion_mp.kernels.sparse_flow import triton as sparse_flow
 
 #: What a driver has to say for a kernel to be compiled.
 H100 = SimpleNamespace(
-    get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0, get_current_stream=lambda _: 0
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda _: 0,
 )
 compiled = JITFunction.run
 
@@ -40,7 +42,8 @@ def main(dtype: torch.dtype, width: int) -> None:
     JITFunction.run = compile_only
     n = 3000
     q, k, v = (torch.zeros(n, 2, width, dtype=dtype) for _ in range(3))
-    row, ptr = torch.zeros(n, 2), torch.tensor([0, 1000, n])
+    row = torch.zeros(n, 2)
+    ptr = torch.tensor([0, 1000, n])
     for terms in (Terms(ptr, 1.0, 0.5, True), Terms(None, 1.0)):
         out = linear.forward(q, k, v, terms._replace(own=0.0))
         linear.backward(v, q, k, v, out, terms)

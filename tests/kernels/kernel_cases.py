@@ -13,7 +13,12 @@ from torch.nn.functional import one_hot
 from diffusion_mp.kernels import pairwise
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.neumann import neighbours
-from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
+from diffusion_mp.kernels.pairwise import (
+    SCORES,
+    pairwise_attention,
+    pairwise_logsumexp,
+    pairwise_product,
+)
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials, sparse_flow_product
 from diffusion_mp.testing import tolerance
 from helpers import agree
@@ -25,23 +30,38 @@ DEVICE = torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
 
 #: Nodes of the graphs of a batch, in which some are stacked.
 SIZES: dict[str, list[int]] = {
-    "ragged": [3, 1, 1, 40, 3, 0, 17, 3, 70], "empty at both ends": [0, 0, 5, 0, 5, 12, 0], "one size": [4, 4, 4],
-    "one graph": [0, 7, 0], "molecules": [10 + (7 * i) % 19 for i in range(60)], "large ones": [150, 2, 300, 5, 149],
-}  # fmt: skip
+    "ragged": [3, 1, 1, 40, 3, 0, 17, 3, 70],
+    "empty at both ends": [0, 0, 5, 0, 5, 12, 0],
+    "one size": [4, 4, 4],
+    "one graph": [0, 7, 0],
+    "molecules": [10 + (7 * i) % 19 for i in range(60)],
+    "large ones": [150, 2, 300, 5, 149],
+}
 
 #: Nodes of one graph or of the graphs of a batch.
 BATCHES: dict[str, int | list[int]] = {
-    "one node": 1, "one graph": 63, "odd": 257, "ragged": SIZES["ragged"],
-    "empty at both ends": SIZES["empty at both ends"], "no node": 0,
-}  # fmt: skip
+    "one node": 1,
+    "one graph": 63,
+    "odd": 257,
+    "ragged": SIZES["ragged"],
+    "empty at both ends": SIZES["empty at both ends"],
+    "no node": 0,
+}
 
 #: Nodes, heads, features, channels. The interpreter is slow, so large is thin.
 CASES: dict[str, tuple[int | list[int], int, int, int]] = {
-    "no node": (0, 1, 3, 3), "one node": (1, 2, 8, 8), "odd": (63, 2, 7, 33), "wide": (130, 1, 100, 70),
-    "500": (500, 1, 16, 16), "1000": (1000, 1, 4, 3), "4097": (4097, 1, 2, 2), "ragged": (BATCHES["ragged"], 1, 5, 3),
-    "empty at both ends": (BATCHES["empty at both ends"], 1, 5, 3), "one feature": (63, 2, 1, 33),
+    "no node": (0, 1, 3, 3),
+    "one node": (1, 2, 8, 8),
+    "odd": (63, 2, 7, 33),
+    "wide": (130, 1, 100, 70),
+    "500": (500, 1, 16, 16),
+    "1000": (1000, 1, 4, 3),
+    "4097": (4097, 1, 2, 2),
+    "ragged": (BATCHES["ragged"], 1, 5, 3),
+    "empty at both ends": (BATCHES["empty at both ends"], 1, 5, 3),
+    "one feature": (63, 2, 1, 33),
     "one channel": (63, 2, 64, 1),
-}  # fmt: skip
+}
 
 #: Of linear attention.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -59,7 +79,9 @@ def by_shifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     lse = pairwise_logsumexp(q, k, **options)
-    return lse.masked_fill(lse == -torch.inf, 0.0).to(v.dtype) + 0 * v.sum()  # −∞ for a node that is alone
+    return (
+        lse.masked_fill(lse == -torch.inf, 0.0).to(v.dtype) + 0 * v.sum()
+    )  # −∞ for a node that is alone
 
 
 def rows_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -68,31 +90,44 @@ def rows_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return out + lse.unsqueeze(2).to(v.dtype)
 
 
-def of_one_state(run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def of_one_state(
+    run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any
+) -> Tensor:
     """Queries that are keys, of which large graphs compute half of the scores."""
     return run(q, q, v / max(1, q.size(0)) ** 0.5, **options) + 0 * k.sum().to(v.dtype)
 
 
 def mutual_product(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Symmetric scores of queries that are not keys, q_i·k_j + k_i·q_j, and equal shifts."""
-    shift = v[:, :, 0].to(torch.promote_types(v.dtype, torch.float32)) / 8 - math.log(max(1, q.size(0))) / 2
+    shift = (
+        v[:, :, 0].to(torch.promote_types(v.dtype, torch.float32)) / 8
+        - math.log(max(1, q.size(0))) / 2
+    )
     both = torch.cat([q, k], 2) / 2**0.5, torch.cat([k, q], 2) / 2**0.5
     return pairwise_product(*both, v, shift, shift, mutual=True, **options)
 
 
 PAIRWISE: dict[str, Callable[..., Tensor]] = {
-    "attention": pairwise_attention, "rows": rows_of, "product": by_shifts,
-    "product-no-loops": partial(by_shifts, loops=False), "logsumexp": lse_of,
+    "attention": pairwise_attention,
+    "rows": rows_of,
+    "product": by_shifts,
+    "product-no-loops": partial(by_shifts, loops=False),
+    "logsumexp": lse_of,
     "logsumexp-no-loops": partial(lse_of, loops=False),
-    "rows-of-one-state": partial(of_one_state, rows_of), "mutual-product": mutual_product,
+    "rows-of-one-state": partial(of_one_state, rows_of),
+    "mutual-product": mutual_product,
     "product-of-one-state-no-loops": partial(of_one_state, pairwise_product, loops=False),
-}  # fmt: skip
+}
 
 #: Functions of q, k, v, ptr and backend.
 ATTENTION: dict[str, Callable[..., Tensor]] = {
     **{name: partial(linear_attention, **options) for name, options in OPTIONS.items()},
     "linear product": linear_product,
-    **{f"{score}-{name}": partial(run, score=score) for score in SCORES for name, run in PAIRWISE.items()},
+    **{
+        f"{score}-{name}": partial(run, score=score)
+        for score in SCORES
+        for name, run in PAIRWISE.items()
+    },
 }
 
 
@@ -100,13 +135,18 @@ def attention_inputs(case: str, generator: torch.Generator) -> tuple[list[Tensor
     """q, k and v, whose inner products are of order one, and ptr."""
     sizes, heads, features, channels = CASES[case]
     ptr, n = boundaries(sizes)
-    q, k, v = (torch.randn(n, heads, width, generator=generator) for width in (features, features, channels))
+    q, k, v = (
+        torch.randn(n, heads, width, generator=generator)
+        for width in (features, features, channels)
+    )
     return [t.to(DEVICE) for t in (q / features**0.5, k, v)], ptr
 
 
 def boundaries(sizes: int | list[int]) -> tuple[Tensor | None, int]:
     """``ptr``, which stays on the CPU, and the number of nodes."""
-    return (None, sizes) if isinstance(sizes, int) else (torch.tensor([0, *sizes]).cumsum(0), sum(sizes))
+    if isinstance(sizes, int):
+        return (None, sizes)
+    return (torch.tensor([0, *sizes]).cumsum(0), sum(sizes))
 
 
 def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE) -> Tensor:
@@ -114,9 +154,16 @@ def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE) 
 
 
 def everything(
-    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, v: Tensor,
-    ptr: Tensor | None = None, backend: str = "auto",
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    fq: Tensor,
+    fk: Tensor,
+    lam: Tensor,
+    leak: Tensor,
+    v: Tensor,
+    ptr: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
     """Product, transposed product and log-potentials of sparse flow."""
     rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr, backend=backend)
     there, back = (
@@ -126,33 +173,45 @@ def everything(
     return torch.cat([there, back, rows.log_mu.to(v.dtype).unsqueeze(2)], dim=2)
 
 
-def assert_same(fast: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor]) -> None:
+def assert_same(
+    fast: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor]
+) -> None:
     """Values and the gradient of every input agree in double precision."""
     bounds = [tolerance(of, DOUBLE) for of in ("product", "gradient")]
     agree(fast(*inputs), reference(*inputs), inputs, *bounds)
 
 
 def assert_equals_reference(
-    run: Callable[..., Tensor], inputs: list[Tensor], generator: torch.Generator, dtype: torch.dtype = torch.float32,
-    *, backend: str = "triton",
-) -> None:  # fmt: skip
+    run: Callable[..., Tensor],
+    inputs: list[Tensor],
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+    *,
+    backend: str = "triton",
+) -> None:
     """``run(*inputs, backend=...)`` on inputs of ``dtype``: values, and the gradient of every input."""
     ours = [t.detach().to(dtype).requires_grad_() for t in inputs]
     truth = [t.detach().double().requires_grad_() for t in ours]
-    got, expected = run(*ours, backend=backend), run(*truth, backend="reference")
+    got = run(*ours, backend=backend)
+    expected = run(*truth, backend="reference")
     assert got.dtype == dtype
     assert_close(got, expected, "product", dtype)
     weight = torch.randn(got.shape, generator=generator).to(got)
-    mine, theirs = torch.autograd.grad(got, ours, weight), torch.autograd.grad(expected, truth, weight.double())
+    mine = torch.autograd.grad(got, ours, weight)
+    theirs = torch.autograd.grad(expected, truth, weight.double())
     assert all(grad.dtype == dtype for grad in mine)
     assert_close(mine, theirs, "gradient", dtype)
 
 
 def assert_close(got: Any, expected: Any, operation: str, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(got, expected, check_dtype=False, **tolerance(operation, dtype)._asdict())
+    torch.testing.assert_close(
+        got, expected, check_dtype=False, **tolerance(operation, dtype)._asdict()
+    )
 
 
-def stencils(num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, like: Tensor) -> Tensor:
+def stencils(
+    num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, like: Tensor
+) -> Tensor:
     """Return A_h of every stride h, with A_h x = x_left + x_right; row sums are 2, and Δ_h = A_h − 2I."""
     left, right = neighbours(num_nodes, strides, boundary, ptr, like.device)
     if num_nodes == 0:

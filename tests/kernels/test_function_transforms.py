@@ -34,19 +34,26 @@ from helpers import built
 from operation_cases import BATCHES, OPERATIONS, arguments
 
 DIFFERENTIABLE = [
-    name for name, operation in OPERATIONS.items() if operation._derivatives is not None and "backward" not in name
+    name
+    for name, operation in OPERATIONS.items()
+    if operation._derivatives is not None and "backward" not in name
 ]
 CASES = [(name, place) for name in DIFFERENTIABLE for place in range(len(arguments(None)[name]))]
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
-pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")  # an operation without a batching rule
+pytestmark = pytest.mark.filterwarnings(
+    "error:There is a performance drop"
+)  # an operation without a batching rule
 
 
 class Called:
     """An operation as a function of the arguments that have a derivative, with its results in one vector."""
 
-    def __init__(self, operation: Operation[Any], given: tuple[Any, ...], backend: str = "auto") -> None:
-        self.operation, self.backend = operation, backend
+    def __init__(
+        self, operation: Operation[Any], given: tuple[Any, ...], backend: str = "auto"
+    ) -> None:
+        self.operation = operation
+        self.backend = backend
         self.flat, _, _ = operation._signature.bind(given, narrow=False)
         places = {place for places, *_ in operation._derivatives or [] for place in places}
         self.places = [place for place in sorted(places) if self.flat[place] is not None]
@@ -97,7 +104,8 @@ def pushed(gradients: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor:
 def test_first_derivatives(name: str, place: int, batch: str) -> None:
     """``grad``, ``vjp``, ``jvp``, ``linearize``, ``jacrev`` and ``jacfwd`` are those of the fast pair."""
     run = of(name, place, batch)
-    inputs, every = run.inputs, tuple(range(len(run.places)))
+    inputs = run.inputs
+    every = tuple(range(len(run.places)))
     fast = of(name, place, batch, "cpu")
     expected = gradients(fast, inputs)
     scalar = partial(loss, run)
@@ -121,7 +129,8 @@ def test_first_derivatives(name: str, place: int, batch: str) -> None:
 def test_many_at_once(name: str, place: int, batch: str) -> None:
     """``vmap`` and ``vmap(grad)`` over all arguments together, and over one of them alone."""
     run = of(name, place, batch)
-    inputs, every = run.inputs, tuple(range(len(run.places)))
+    inputs = run.inputs
+    every = tuple(range(len(run.places)))
     fast = of(name, place, batch, "cpu")
     both = [torch.stack([x, 0.9 * x]) for x in inputs]
     expected = torch.stack([fast(*(x[k] for x in both)) for k in (0, 1)])
@@ -131,23 +140,33 @@ def test_many_at_once(name: str, place: int, batch: str) -> None:
     torch.testing.assert_close(vmap(grad(partial(loss, run), every))(*both), stacked, **CLOSE)
     for alone in every:
         dims = tuple(0 if place == alone else None for place in every)
-        mixed = [stack if place == alone else x for place, (x, stack) in enumerate(zip(inputs, both, strict=True))]
+        mixed = [
+            stack if place == alone else x
+            for place, (x, stack) in enumerate(zip(inputs, both, strict=True))
+        ]
         pairs = [[x[k] if place == alone else x for place, x in enumerate(mixed)] for k in (0, 1)]
-        torch.testing.assert_close(vmap(run, dims)(*mixed), torch.stack([fast(*pair) for pair in pairs]), **CLOSE)
+        torch.testing.assert_close(
+            vmap(run, dims)(*mixed), torch.stack([fast(*pair) for pair in pairs]), **CLOSE
+        )
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("name", "place"), CASES)
 def test_second_derivatives(name: str, place: int, batch: str) -> None:
     """``hessian``, and a second backward pass, are differences of the gradient of the fast pair."""
-    run, fast = of(name, place, batch), of(name, place, batch, "cpu")
+    run = of(name, place, batch)
+    fast = of(name, place, batch, "cpu")
     if name == "sparse_flow_potentials":
         # Other terms are in units that count as constants; test_kernels.py differentiates the flow of all of them.
         run.results = fast.results = [RowPotentials._fields.index("log_mu")]
-    inputs, every = run.inputs, tuple(range(len(run.places)))
+    inputs = run.inputs
+    every = tuple(range(len(run.places)))
     directions = [x.flip(0) for x in inputs]
     step = 1e-6
-    ends = [gradients(fast, [x + sign * step * t for x, t in zip(inputs, directions, strict=True)]) for sign in (1, -1)]
+    ends = [
+        gradients(fast, [x + sign * step * t for x, t in zip(inputs, directions, strict=True)])
+        for sign in (1, -1)
+    ]
     expected = tuple((ahead - behind) / (2 * step) for ahead, behind in zip(*ends, strict=True))
 
     rows = hessian(partial(loss, run), every)(*inputs)
@@ -158,7 +177,10 @@ def test_second_derivatives(name: str, place: int, batch: str) -> None:
     leaves = [x.requires_grad_() for x in inputs]
     first = torch.autograd.grad(loss(fast, *leaves), leaves, create_graph=True)
     inner = pushed(first, directions)
-    second = torch.autograd.grad(inner, leaves, materialize_grads=True) if inner.requires_grad else expected
+    if inner.requires_grad:
+        second = torch.autograd.grad(inner, leaves, materialize_grads=True)
+    else:
+        second = expected
     torch.testing.assert_close(second, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -180,7 +202,9 @@ def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
         many = torch.randn(3, *out.shape, generator=generator, dtype=out.dtype)
         found = torch.autograd.grad(out, leaves, many, is_grads_batched=True, retain_graph=True)
         expected = [torch.autograd.grad(out, leaves, each, retain_graph=True) for each in many]
-        torch.testing.assert_close(found, tuple(map(torch.stack, zip(*expected, strict=True))), **CLOSE)
+        torch.testing.assert_close(
+            found, tuple(map(torch.stack, zip(*expected, strict=True))), **CLOSE
+        )
 
 
 @pytest.mark.parametrize("edges", [40, 1, 0])
@@ -205,7 +229,10 @@ def test_second_derivatives_of_a_layer_with_noise(samples: int) -> None:
     """Of NodeFormer, which draws the same noise only if its buffers are those of before."""
     layer = built(lambda: NodeFormerConv(4, 4, heads=2, num_samples=samples)).double()
     state = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-    x, t = (torch.randn(9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    x, t = (
+        torch.randn(9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s))
+        for s in (0, 1)
+    )
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 0, 4, 4, 6, 7, 5]])
 
     def first(x: Tensor, *, again: bool = False) -> Tensor:
@@ -221,11 +248,16 @@ def test_second_derivatives_of_a_layer_with_noise(samples: int) -> None:
 
 
 @pytest.mark.parametrize("boundary", ["symmetric", "periodic"])
-@pytest.mark.parametrize("update", [HeatKernel(2.0), ImplicitEuler(2.0), CrankNicolson(1.0)], ids=type)
+@pytest.mark.parametrize(
+    "update", [HeatKernel(2.0), ImplicitEuler(2.0), CrankNicolson(1.0)], ids=type
+)
 def test_functions_of_a_sequence_keep_the_tangent(update: StateUpdate, boundary: str) -> None:
     """They are linear in the state, so that the tangent is the function of the tangent."""
     layer = built(lambda: PDEDiffusion1d(4, update=update, boundary=boundary, norm=False)).double()
-    x, t = (torch.randn(9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    x, t = (
+        torch.randn(9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s))
+        for s in (0, 1)
+    )
     for batch in (None, torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 3])):
         run = partial(layer, batch=batch)
         expected = run(t)
@@ -238,7 +270,9 @@ def test_functions_of_a_sequence_keep_the_tangent(update: StateUpdate, boundary:
 
 def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> None:
     """Dual numbers go neither to torch's fused kernel nor through checkpoints of tiles, which have no tangent."""
-    q, k, v, t, g = (torch.randn(1100, 1, 3, dtype=torch.double, generator=generator) for _ in range(5))
+    q, k, v, t, g = (
+        torch.randn(1100, 1, 3, dtype=torch.double, generator=generator) for _ in range(5)
+    )
     runs = (
         lambda q: pairwise_attention(q, k, v),
         lambda q: DistanceCoupling(lambda squares: 1 / (1 + squares), q, k).matmul(v),
@@ -258,7 +292,8 @@ def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> 
 @pytest.mark.unwatched
 def test_a_compiled_transform(generator: torch.Generator) -> None:
     """``torch.compile`` sees the transform, and takes the formula."""
-    x, edges = torch.randn(6, 4, generator=generator), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
+    x = torch.randn(6, 4, generator=generator)
+    edges = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
     for layer in (built(lambda: GCNConv(4, 4)), built(lambda: SFiConv(4, 4))):
 
         def gradients(states: Tensor, layer: Any = layer) -> Tensor:
@@ -272,9 +307,12 @@ def test_a_compiled_transform(generator: torch.Generator) -> None:
 def test_weights_of_edges_for_every_element(generator: torch.Generator) -> None:
     """Values of a batch are not checked, for there is no single one; those of one graph are, also in ``grad``."""
     layer = built(lambda: GCNConv(4, 4)).double()
-    x, edges = torch.randn(6, 4, dtype=torch.double), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
+    x = torch.randn(6, 4, dtype=torch.double)
+    edges = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
     weights_of_edges = torch.rand(3, 5, dtype=torch.double, generator=generator) + 0.5
     found = vmap(lambda weight: layer(x, edges, weight))(weights_of_edges)
-    torch.testing.assert_close(found, torch.stack([layer(x, edges, weight) for weight in weights_of_edges]))
+    torch.testing.assert_close(
+        found, torch.stack([layer(x, edges, weight) for weight in weights_of_edges])
+    )
     with pytest.raises(ValueError, match=r"edge_index must lie in \[0, 5\]"):
         grad(lambda x: layer(x, edges + 3).sum())(x)

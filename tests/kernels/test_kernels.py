@@ -26,22 +26,37 @@ from diffusion_mp.graph import Graph, cache
 from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels import segments
 from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_product
-from diffusion_mp.kernels.log_linear_attention import log_linear_entries, log_linear_logsumexp, log_linear_product
+from diffusion_mp.kernels.log_linear_attention import (
+    log_linear_entries,
+    log_linear_logsumexp,
+    log_linear_product,
+)
 from diffusion_mp.kernels.neumann import neumann_function, neumann_product
-from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
+from diffusion_mp.kernels.pairwise import (
+    SCORES,
+    pairwise_attention,
+    pairwise_logsumexp,
+    pairwise_product,
+)
 from diffusion_mp.kernels.segments import chunks, stacks
 from diffusion_mp.kernels.spmm import spmm
 from operation_cases import BATCHES, OPERATIONS, arguments
 
 ON_GPU = [
-    "linear_attention", "pairwise_attention", "pairwise_product", "sparse_flow_potentials", "sparse_flow_product",
-    "neumann_product", "neumann_inner",
-]  # fmt: skip
+    "linear_attention",
+    "pairwise_attention",
+    "pairwise_product",
+    "sparse_flow_potentials",
+    "sparse_flow_product",
+    "neumann_product",
+    "neumann_inner",
+]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(
-    ("name", "backend"), [*((name, "auto") for name in OPERATIONS), *((name, "triton") for name in ON_GPU)]
+    ("name", "backend"),
+    [*((name, "auto") for name in OPERATIONS), *((name, "triton") for name in ON_GPU)],
 )
 def test_registered_operations_pass_opcheck(name: str, backend: str, batch: str) -> None:
     """In single precision, with gradients of everything that has one."""
@@ -50,21 +65,27 @@ def test_registered_operations_pass_opcheck(name: str, backend: str, batch: str)
     leaves = {place for places, *_ in derivatives for place in places}
     for given in arguments(BATCHES[batch])[name][:3]:
         flat = [
-            x.float().requires_grad_(place in leaves) if isinstance(x, Tensor) and x.is_floating_point() else x
+            x.float().requires_grad_(place in leaves)
+            if isinstance(x, Tensor) and x.is_floating_point()
+            else x
             for place, x in enumerate(operation._signature.bind(given, narrow=False)[0])
         ]
         torch.library.opcheck(operation.written_out()[0], (*flat, backend))
 
 
 def test_the_boundaries_of_a_batch_pass_opcheck() -> None:
-    torch.library.opcheck(torch.ops.diffusion_mp.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))
+    torch.library.opcheck(
+        torch.ops.diffusion_mp.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     """A sum of 5 000 ones is exact in float32; in half precision it would stop at 2 048, in bfloat16 at 256."""
     n = 5000
-    one, small, zero = torch.ones(n, 1, 1, dtype=dtype), torch.zeros(n, 1, 1, dtype=dtype), torch.zeros(n, 1)
+    one = torch.ones(n, 1, 1, dtype=dtype)
+    small = torch.zeros(n, 1, 1, dtype=dtype)
+    zero = torch.zeros(n, 1)
     expected = torch.full((n, 1, 1), float(n)).to(dtype)
     assert torch.equal(linear_product(one, one, one), expected)
     torch.testing.assert_close(pairwise_product(small, small, one, zero, zero), expected)
@@ -83,7 +104,8 @@ def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     assert grad.dtype == dtype
     torch.testing.assert_close(grad, one)
 
-    log_features, shift = torch.zeros(n, 1, 5, dtype=dtype), torch.zeros(n, 1, 2, dtype=dtype)
+    log_features = torch.zeros(n, 1, 5, dtype=dtype)
+    shift = torch.zeros(n, 1, 2, dtype=dtype)
     lse = log_linear_logsumexp(log_features, log_features, shift)
     torch.testing.assert_close(lse, torch.full((n, 1, 2), math.log(5 * n)))
     assert torch.equal(log_linear_product(log_features, log_features, one, -lse, shift), 2 * one)
@@ -95,15 +117,19 @@ def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     assert ends[0].item() == ends[-1].item() == expected[0].item()
     assert not ends[1:-1].any()
     strides = tuple(range(1, 400))
-    assert torch.equal(neumann_product(one[:400], torch.full((399, 1), 1 / 798), strides), one[:400])
+    assert torch.equal(
+        neumann_product(one[:400], torch.full((399, 1), 1 / 798), strides), one[:400]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_does_not_reach_inside(dtype: torch.dtype, generator: torch.Generator) -> None:
     q, k, v = (torch.randn(40, 1, 4, generator=generator) for _ in range(3))
-    low, alpha = v.to(dtype), torch.full((3, 1), 1 / 6)
+    low = v.to(dtype)
+    alpha = torch.full((3, 1), 1 / 6)
     with torch.autocast("cpu", torch.bfloat16):
-        attended, mixed = linear_attention(q, k, v), linear_attention(q.bfloat16(), k, v)
+        attended = linear_attention(q, k, v)
+        mixed = linear_attention(q.bfloat16(), k, v)
         moved = neumann_product(low, alpha, (1, 2, 3))
         smooth = neumann_function(lambda rate: 1 / (1 + rate), low, alpha, (1, 2, 3))
     assert torch.equal(attended, linear_attention(q, k, v))
@@ -125,7 +151,9 @@ ONCE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("run", ONCE.values(), ids=ONCE)
-def test_kernels_have_second_derivatives(run: Callable[..., Tensor], generator: torch.Generator) -> None:
+def test_kernels_have_second_derivatives(
+    run: Callable[..., Tensor], generator: torch.Generator
+) -> None:
     """By their formulas; a backward pass that keeps its graph runs the kernel until one is asked for."""
     inputs = [randn(4, 2, 3, generator=generator) for _ in range(3)]
     assert torch.autograd.gradgradcheck(run, inputs)
@@ -140,13 +168,19 @@ FEW = [*OPTIONS, "linear product", "sigmoid-attention"]
 def test_few_numbers_are_computed_by_plain_torch(n, heads, name, dtype, generator, monkeypatch):
     """Without a backend; named, the kernel runs. Rows of any size, also zero, and queries that are keys."""
     run = ATTENTION[name]
-    q, k, v = (0.5 * torch.randn(n, heads, width, generator=generator, dtype=dtype) for width in (6, 6, 4))
+    q, k, v = (
+        0.5 * torch.randn(n, heads, width, generator=generator, dtype=dtype) for width in (6, 6, 4)
+    )
     for factor in (1.0, 0.0, 1e-25, 1e15) if name in ("difformer", "sgformer") else (1.0,):
         k[: n // 3] *= factor
         assert_equals_reference(run, [q, k, v], generator, dtype, backend="auto")
-    assert_equals_reference(lambda x, **options: run(x, x, x, **options), [q], generator, dtype, backend="auto")
+    assert_equals_reference(
+        lambda x, **options: run(x, x, x, **options), [q], generator, dtype, backend="auto"
+    )
     leaf = q.clone().requires_grad_()
-    kernel = {name: type(run(leaf, k, v, backend=name).grad_fn).__name__ for name in ("auto", "cpu")}
+    kernel = {
+        name: type(run(leaf, k, v, backend=name).grad_fn).__name__ for name in ("auto", "cpu")
+    }
     assert kernel["auto"] != kernel["cpu"]
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", "cpu")
     assert type(run(leaf, k, v).grad_fn).__name__ == kernel["cpu"]
@@ -157,8 +191,11 @@ def test_few_numbers_are_computed_by_plain_torch(n, heads, name, dtype, generato
 def test_few_sigmoids_of_any_size(shift, dtype, generator):
     """No row vanishes, however negative its scores are."""
     q, k, v = (torch.randn(9, 1, width, generator=generator, dtype=dtype) for width in (3, 3, 2))
-    q, k = torch.cat([q, torch.full_like(q[..., :1], shift)], 2), torch.cat([k, torch.ones_like(k[..., :1])], 2)
-    assert_equals_reference(partial(pairwise_attention, score="sigmoid"), [q, k, v], generator, dtype, backend="auto")
+    q = torch.cat([q, torch.full_like(q[..., :1], shift)], 2)
+    k = torch.cat([k, torch.ones_like(k[..., :1])], 2)
+    assert_equals_reference(
+        partial(pairwise_attention, score="sigmoid"), [q, k, v], generator, dtype, backend="auto"
+    )
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -170,7 +207,8 @@ def test_few_numbers_have_derivatives_of_any_order(name, generator):
 def without_loops(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
     """Every node weighs e^900 for itself, which neither sums nor gradients may see."""
     own = 30 * torch.eye(len(q), dtype=q.dtype).unsqueeze(1).expand(-1, q.size(1), -1)
-    far, near = torch.cat([q, own], 2), torch.cat([k, own], 2)
+    far = torch.cat([q, own], 2)
+    near = torch.cat([k, own], 2)
     return pairwise_product(far, near, v, 0.1 * q.sum(2), 0.1 * k.sum(2), ptr, loops=False)
 
 
@@ -178,8 +216,13 @@ KINDS: dict[str, Callable[..., Tensor]] = {
     **{name: partial(linear_attention, **options) for name, options in OPTIONS.items()},
     "product": linear_product,
     "log-linear": lambda q, k, v, ptr: log_linear_product(q, k, v, None, v[..., :2], ptr),
-    "log-linear shifts": lambda q, k, v, ptr: log_linear_product(q, k, v, q[..., :2] - 9, v[..., :2], ptr),
-    **{score: lambda q, k, v, ptr, score=score: pairwise_attention(q, k, v, ptr, score=score) for score in SCORES},
+    "log-linear shifts": lambda q, k, v, ptr: log_linear_product(
+        q, k, v, q[..., :2] - 9, v[..., :2], ptr
+    ),
+    **{
+        score: lambda q, k, v, ptr, score=score: pairwise_attention(q, k, v, ptr, score=score)
+        for score in SCORES
+    },
     "without loops": without_loops,
 }
 
@@ -201,7 +244,9 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(kind, sizes, heads, genera
         found = [single, *torch.autograd.grad(single, alone, weight[first:last])]
         for batched, its in zip([out, *grads], found, strict=True):
             scale = float(its.detach().abs().max()) if its.numel() else 0.0
-            torch.testing.assert_close(batched[first:last], its, rtol=1e-12, atol=1e-12 * max(1.0, scale))
+            torch.testing.assert_close(
+                batched[first:last], its, rtol=1e-12, atol=1e-12 * max(1.0, scale)
+            )
     largest = int(ptr.diff().argmax())
     rows = slice(int(ptr[largest]), int(ptr[largest + 1]))
     spoiled = [x.detach().clone() for x in inputs]
@@ -209,7 +254,9 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(kind, sizes, heads, genera
         x[rows] = torch.nan
         x.requires_grad_()
     found = kind(*spoiled, ptr)
-    for mine, clean in zip([found, *torch.autograd.grad(found, spoiled, weight)], [out, *grads], strict=True):
+    for mine, clean in zip(
+        [found, *torch.autograd.grad(found, spoiled, weight)], [out, *grads], strict=True
+    ):
         assert mine[rows].isnan().any()
         for others in (slice(0, rows.start), slice(rows.stop, None)):
             torch.testing.assert_close(mine[others], clean[others], rtol=1e-9, atol=1e-9)
@@ -219,10 +266,18 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(kind, sizes, heads, genera
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_every_row_is_stacked_once_and_comes_back(sizes: list[int], heads: int, rows: int) -> None:
-    ptr, (n, width) = torch.tensor([0, *sizes]).cumsum(0), (sum(sizes), 5)
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    n = sum(sizes)
+    width = 5
     x = torch.arange(1.0, n * heads * width + 1).view(n, heads, width)
-    graph = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).view(-1, 1, 1).expand(-1, heads, 1)
-    out, seen = torch.full_like(x, torch.nan), torch.zeros(())
+    graph = (
+        torch.arange(len(sizes))
+        .repeat_interleave(torch.tensor(sizes))
+        .view(-1, 1, 1)
+        .expand(-1, heads, 1)
+    )
+    out = torch.full_like(x, torch.nan)
+    seen = torch.zeros(())
     for mask, (result,), (block, number) in stacks(ptr, rows, [out], [x, graph.float()]):
         assert (number == number[:, :1]).all()  # also in padding
         nodes = torch.ones_like(number) if mask is None else mask
@@ -245,9 +300,12 @@ def test_rows_that_are_added_are_few() -> None:
 def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Tensor] = []
     find = segments._chunks
-    monkeypatch.setattr(segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows))
+    monkeypatch.setattr(
+        segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows)
+    )
     gc.collect()  # what other tests have left
-    before, ptr = len(cache._OF_BATCHES), torch.tensor([0, *[3, 9, 5]]).cumsum(0)
+    before = len(cache._OF_BATCHES)
+    ptr = torch.tensor([0, *[3, 9, 5]]).cumsum(0)
     q = torch.rand(17, 2, 4, requires_grad=True)  # positive, so that no row sum cancels
     for dtype in (torch.float64, torch.float32):  # its masks by dtype
         linear_product(*3 * [q.detach().to(dtype)], ptr)

@@ -9,23 +9,38 @@ from kernel_cases import ATTENTION, OPTIONS, SIZES, assert_equals_reference, bou
 from torch import Tensor
 
 from diffusion_mp import SigmoidDiffusivity, SimpleDiffusivity, SoftmaxDiffusivity
-from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_pool, linear_read
+from diffusion_mp.kernels.linear_attention import (
+    Terms,
+    blocked,
+    linear_attention,
+    linear_pool,
+    linear_read,
+)
 
-DIFFORMER, SGFORMER = OPTIONS["difformer"], OPTIONS["sgformer"]
+DIFFORMER = OPTIONS["difformer"]
+SGFORMER = OPTIONS["sgformer"]
 
 
-def drawn(*shapes: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+def drawn(
+    *shapes: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+    ]
 
 
 def compare(inputs, generator, dtype=torch.float64, **options: Any):
-    assert_equals_reference(partial(linear_attention, **options), inputs, generator, dtype, backend="cpu")
+    assert_equals_reference(
+        partial(linear_attention, **options), inputs, generator, dtype, backend="cpu"
+    )
 
 
 @pytest.mark.usefixtures("poisoned", "two_threads")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("n", [1023, 1024, 1025, 2049])
-def test_sums_that_two_threads_share(n: int, options: dict[str, Any], generator: torch.Generator) -> None:
+def test_sums_that_two_threads_share(
+    n: int, options: dict[str, Any], generator: torch.Generator
+) -> None:
     """In two halves where there are as many nodes in both: an odd number is not split."""
     inputs = drawn((n, 1, 7), (n, 1, 7), (n, 1, 5), generator=generator)
     for dtype in (torch.float64, torch.float32):
@@ -46,7 +61,11 @@ def test_strided_and_expanded_tensors(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("unit", [False, True])
 def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(unit: bool) -> None:
     """q_0 has no product with any key but the opposite ones, of which there are as many."""
-    q = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 3.0]], dtype=torch.float64).unsqueeze(1).requires_grad_()
+    q = (
+        torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 3.0]], dtype=torch.float64)
+        .unsqueeze(1)
+        .requires_grad_()
+    )
     k = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], dtype=torch.float64).unsqueeze(1)
     v = torch.ones(3, 1, 2, dtype=torch.float64)
     for backend in ("cpu", "reference"):
@@ -71,14 +90,28 @@ def test_second_derivatives(name: str, sizes: int | list[int], generator: torch.
 @pytest.mark.usefixtures("poisoned", "two_threads")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("sizes", "heads"), [
-    (1, 1), (63, 1), (300, 1), (2050, 1), (300, 2), (SIZES["ragged"], 1), (SIZES["large ones"], 1), ([0, 7, 0], 2),
-    (0, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "heads"),
+    [
+        (1, 1),
+        (63, 1),
+        (300, 1),
+        (2050, 1),
+        (300, 2),
+        (SIZES["ragged"], 1),
+        (SIZES["large ones"], 1),
+        ([0, 7, 0], 2),
+        (0, 1),
+    ],
+)
 def test_one_tensor_in_all_roles(
-    sizes: int | list[int], heads: int, options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator,
+    sizes: int | list[int],
+    heads: int,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Its gradient is the sum of those of queries, keys and values, at once and in blocks."""
     ptr, n = boundaries(sizes)
     (x,) = drawn((n, heads, 6), generator=generator, dtype=dtype)
@@ -95,7 +128,8 @@ def test_one_tensor_in_all_roles(
 def test_one_tensor_with_rows_of_any_size(size: float, generator: torch.Generator) -> None:
     (x,) = drawn((40, 1, 6), generator=generator, dtype=torch.float32)
     x[3] *= size
-    leaf, truth = x.clone().requires_grad_(), x.double().requires_grad_()
+    leaf = x.clone().requires_grad_()
+    truth = x.double().requires_grad_()
     out = linear_attention(leaf, leaf, leaf, **DIFFORMER)
     expected = linear_attention(truth, truth, truth, **DIFFORMER, backend="reference")
     weight = torch.randn(out.shape, generator=generator)
@@ -130,7 +164,9 @@ class Scaled(SigmoidDiffusivity):
 
 
 @pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, Scaled])
-def test_a_view_of_the_state_stands_for_it_while_it_is_one(kind: Any, generator: torch.Generator) -> None:
+def test_a_view_of_the_state_stands_for_it_while_it_is_one(
+    kind: Any, generator: torch.Generator
+) -> None:
     """Not if it was taken without gradient, if ``x.data`` is another tensor since, or if a subclass changes it."""
     x, y = drawn((9, 4), (9, 4), generator=generator)
     coupling = kind(normalize=None)(x)
@@ -148,7 +184,9 @@ def test_a_view_of_the_state_stands_for_it_while_it_is_one(kind: Any, generator:
 
 @pytest.mark.parametrize("size", [9, 3000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_of_opposite_numbers_sum_to_zero_exactly(size, dtype, generator: torch.Generator) -> None:
+def test_scores_of_opposite_numbers_sum_to_zero_exactly(
+    size, dtype, generator: torch.Generator
+) -> None:
     """With one feature 1 + cos is 0, so that the row is zero however it is computed, alone or in a batch."""
     q, v = drawn((size, 1, 1), (size, 1, 2), generator=generator, dtype=dtype)
     for ptr in (None, torch.tensor([0, 4, size])):
@@ -169,7 +207,9 @@ def test_third_derivatives(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_pooling_and_reading(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_pooling_and_reading(
+    options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator
+) -> None:
     """From two parts of the senders, with the same gradients."""
     terms = Terms(**options)
 
@@ -182,7 +222,9 @@ def test_pooling_and_reading(options: dict[str, Any], dtype: torch.dtype, genera
     assert_equals_reference(halves, drawn(*[(50, 2, 6)] * 3, generator=generator), generator, dtype)
 
 
-def test_nothing_is_kept_between_the_blocks(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_between_the_blocks(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of one node, of some, and all nodes at once."""
     inputs = drawn(*[(100, 2, 6)] * 3, generator=generator)
     for block in (1, 400, 1 << 18):

@@ -11,15 +11,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from diffusion_mp.kernels import log_linear_attention
-from diffusion_mp.kernels.log_linear_attention import Receivers, Senders, blocked, log_linear_entries
+from diffusion_mp.kernels.log_linear_attention import (
+    Receivers,
+    Senders,
+    blocked,
+    log_linear_entries,
+)
 
 from diffusion_mp.kernels.log_linear_attention import log_linear_logsumexp, log_linear_product  # isort: skip
 from diffusion_mp.testing import tolerance
 
-FEATURES, CHANNELS, SAMPLES = 5, 3, 4
+FEATURES = 5
+CHANNELS = 3
+SAMPLES = 4
 
 
-def draw(n: int, generator: torch.Generator, *, heads: int = 2, samples: int = SAMPLES, dtype=DOUBLE) -> list[Tensor]:
+def draw(
+    n: int, generator: torch.Generator, *, heads: int = 2, samples: int = SAMPLES, dtype=DOUBLE
+) -> list[Tensor]:
     """log_q, log_k, v, row_shift, col_shift."""
     widths = (FEATURES, FEATURES, CHANNELS, samples, samples)
     return [randn(n, heads, width, generator=generator, dtype=dtype) for width in widths]
@@ -33,9 +42,13 @@ def test_the_reference_is_what_is_written_out(given, generator):
     log_sum = scores.logsumexp(1)
     shifts = row_shift if given else -log_sum - math.log(SAMPLES)
     out = torch.einsum("ijhs,jhd->ihd", (scores + shifts[:, None]).exp(), v)
-    got = log_linear_product(log_q, log_k, v, row_shift if given else None, col_shift, backend="reference")
+    got = log_linear_product(
+        log_q, log_k, v, row_shift if given else None, col_shift, backend="reference"
+    )
     torch.testing.assert_close(got, out, **tolerance("product", DOUBLE)._asdict())
-    torch.testing.assert_close(log_linear_logsumexp(log_q, log_k, col_shift, backend="reference"), log_sum)
+    torch.testing.assert_close(
+        log_linear_logsumexp(log_q, log_k, col_shift, backend="reference"), log_sum
+    )
 
 
 @pytest.mark.parametrize("samples", [1, SAMPLES])
@@ -97,23 +110,36 @@ def run(function, inputs: list[Tensor], weight: Tensor, dtype: torch.dtype) -> l
 def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK", 333)  # eight nodes
     log_q, log_k, v, col_shift = far_apart(scale, generator)
-    row_shift = -torch.round(8 * log_linear_logsumexp(log_q, log_k, col_shift, backend="reference")) / 8
-    inputs, weight = [log_q, log_k, v, row_shift, col_shift], torch.randn(v.shape, generator=generator, dtype=DOUBLE)
-    got, expected = (run(log_linear_product, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE))
-    assert expected[0].abs().max() > 1  # rows weigh about one: nothing is compared with an underflow
+    row_shift = (
+        -torch.round(8 * log_linear_logsumexp(log_q, log_k, col_shift, backend="reference")) / 8
+    )
+    inputs = [log_q, log_k, v, row_shift, col_shift]
+    weight = torch.randn(v.shape, generator=generator, dtype=DOUBLE)
+    got, expected = (
+        run(log_linear_product, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE)
+    )
+    assert (
+        expected[0].abs().max() > 1
+    )  # rows weigh about one: nothing is compared with an underflow
     torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
-    inputs, weight = [log_q, log_k, col_shift], torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
-    got, expected = (run(log_linear_logsumexp, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE))
+    inputs = [log_q, log_k, col_shift]
+    weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
+    got, expected = (
+        run(log_linear_logsumexp, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE)
+    )
     torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
     # float32 rounds L by 2⁻²⁴ of itself, twice; the weights exp(· − L) inherit that as a relative error.
     rounding = 2**-23 * expected[0].abs().max().item() + tolerance("product", torch.float32).rtol
-    torch.testing.assert_close(got[1:], expected[1:], rtol=rounding, atol=rounding * weight.abs().max().item())
+    torch.testing.assert_close(
+        got[1:], expected[1:], rtol=rounding, atol=rounding * weight.abs().max().item()
+    )
 
 
 def test_which_bound_is_taken(generator):
     """All samples share a bound where one exp per feature and one per sample suffice, and only there."""
     taken = {
-        scale: len(blocked._bounds(Senders(*(x.transpose(0, 1) for x in (log_k, col_shift, v))))) == 1
+        scale: len(blocked._bounds(Senders(*(x.transpose(0, 1) for x in (log_k, col_shift, v)))))
+        == 1
         for scale in SCALES
         for _, log_k, v, col_shift in [far_apart(scale, generator)]
     }
@@ -135,7 +161,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.entries = max([self.entries, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+        self.entries = max(
+            [self.entries, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))]
+        )
         return out
 
 
@@ -147,7 +175,8 @@ def test_no_tensor_is_larger_than_a_block_or_an_input(size, generator, monkeypat
     log_q, log_k, v, row_shift, col_shift = (t.detach() for t in draw(n, generator))
     with Largest() as largest:
         for shifts in (None, row_shift):
-            receivers, senders = Receivers(log_q, shifts), Senders(log_k, col_shift, v)
+            receivers = Receivers(log_q, shifts)
+            senders = Senders(log_k, col_shift, v)
             grad = blocked.attention(receivers, senders, ptr)
             blocked.attention_backward(grad, receivers, senders, ptr)
     assert largest.entries <= max(log_q.numel(), blocked.BLOCK)

@@ -15,10 +15,21 @@ from diffusion_mp.kernels.neumann.stencil import Stencil
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
 # Lengths of one sequence or of the sequences of a batch.
 BATCHES = {
-    "one": 11, "one row": 1, "two rows": 2, "no row": 0, "equal lengths": [6, 6, 6],
-    "equal, some empty": [0, 6, 0, 6, 0], "ragged": [3, 1, 7, 0, 3, 2, 12], "all empty": [0, 0],
-}  # fmt: skip
-STRIDES = {"one": (1,), "three": (1, 2, 4), "longer than the sequence": (3, 11, 12, 24, 37), "a stride twice": (2, 2)}
+    "one": 11,
+    "one row": 1,
+    "two rows": 2,
+    "no row": 0,
+    "equal lengths": [6, 6, 6],
+    "equal, some empty": [0, 6, 0, 6, 0],
+    "ragged": [3, 1, 7, 0, 3, 2, 12],
+    "all empty": [0, 0],
+}
+STRIDES = {
+    "one": (1,),
+    "three": (1, 2, 4),
+    "longer than the sequence": (3, 11, 12, 24, 37),
+    "a stride twice": (2, 2),
+}
 
 
 @pytest.fixture(params=BATCHES.values(), ids=BATCHES)
@@ -55,7 +66,9 @@ def written_out(n: int, stride: int, boundary: str) -> Tensor:
 def test_the_reference_is_the_definition(boundary: str, batch: tuple[Tensor | None, int]) -> None:
     (ptr, n), strides = batch, (1, 2, 3, 5, 12, 30)
     lengths = [n] if ptr is None else ptr.diff().tolist()
-    for matrix, stride in zip(stencils(n, strides, boundary, ptr, torch.zeros(0, dtype=DOUBLE)), strides, strict=True):
+    for matrix, stride in zip(
+        stencils(n, strides, boundary, ptr, torch.zeros(0, dtype=DOUBLE)), strides, strict=True
+    ):
         blocks = [written_out(size, stride, boundary) for size in lengths]
         assert torch.equal(matrix, torch.block_diag(*blocks))
         v = torch.arange(2.0 * n, dtype=DOUBLE).view(n, 2)
@@ -66,18 +79,21 @@ def test_the_reference_is_the_definition(boundary: str, batch: tuple[Tensor | No
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_products_equal_their_reference_and_the_matrices(batch, boundary, strides, transpose, generator):
+def test_products_equal_their_reference_and_the_matrices(
+    batch, boundary, strides, transpose, generator
+):
     ptr, n = batch
-    v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator)
-    matrices, weight = (
-        stencils(n, strides, boundary, ptr, v.detach()),
-        torch.randn(n, 2, 3, generator=generator).double(),
-    )
+    v = randn(n, 2, 3, generator=generator)
+    alpha = randn(len(strides), 2, generator=generator)
+    matrices = stencils(n, strides, boundary, ptr, v.detach())
+    weight = torch.randn(n, 2, 3, generator=generator).double()
 
     def by_matrices(v: Tensor, alpha: Tensor) -> Tensor:
         return torch.einsum("kij,kh,jhd->ihd", matrices.mT if transpose else matrices, alpha, v)
 
-    product = partial(neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose)
+    product = partial(
+        neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose
+    )
     for backend in ("cpu", "reference"):
         assert_same(partial(product, backend=backend), by_matrices, [v, alpha])
         inner = _inner(weight, v, Stencil(list(strides), boundary, ptr), backend=backend)
@@ -89,18 +105,24 @@ def test_products_equal_their_reference_and_the_matrices(batch, boundary, stride
 @pytest.mark.parametrize("transpose", [False, True])
 def test_products_differentiate_twice(boundary, lengths, transpose, generator):
     ptr = torch.tensor([0, *lengths]).cumsum(0)
-    n, strides = int(ptr[-1]), (1, 3)
-    v, alpha = randn(n, 2, 2, generator=generator), randn(2, 2, generator=generator)
-    product = partial(neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose)
+    n = int(ptr[-1])
+    strides = (1, 3)
+    v = randn(n, 2, 2, generator=generator)
+    alpha = randn(2, 2, generator=generator)
+    product = partial(
+        neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose
+    )
     assert gradcheck(product, (v, alpha), fast_mode=True)
     assert gradgradcheck(product, (v, alpha), fast_mode=True)
-    g, stencil_of = randn(n, 2, 2, generator=generator), Stencil([1, 3], boundary, ptr)
+    g = randn(n, 2, 2, generator=generator)
+    stencil_of = Stencil([1, 3], boundary, ptr)
     assert gradcheck(lambda g, v: _inner(g, v, stencil_of), (g, v), fast_mode=True)
     assert gradgradcheck(lambda g, v: _inner(g, v, stencil_of), (g, v), fast_mode=True)
 
 
 def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> None:
-    v, alpha = randn(12, 3, 2, generator=generator).detach(), randn(2, 3, generator=generator).detach()
+    v = randn(12, 3, 2, generator=generator).detach()
+    alpha = randn(2, 3, generator=generator).detach()
     before = v.clone(), alpha.clone()
     turned = v.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     for boundary in BOUNDARIES:
@@ -117,7 +139,9 @@ def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
     matrices = stencils(length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE))
     laplacians = matrices - 2 * torch.eye(length, dtype=DOUBLE)
     mode = torch.arange(length, dtype=DOUBLE)
-    cosines = torch.cos(math.pi * torch.outer(torch.arange(length, dtype=DOUBLE) + 0.5, mode) / length)
+    cosines = torch.cos(
+        math.pi * torch.outer(torch.arange(length, dtype=DOUBLE) + 0.5, mode) / length
+    )
     for laplacian, stride in zip(laplacians, strides, strict=True):
         expected = -4 * torch.sin(math.pi * mode * stride / (2 * length)).square()
         assert (torch.linalg.eigvalsh(laplacian) - expected.sort().values).abs().max() < 1e-12
@@ -128,18 +152,25 @@ def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
             assert torch.equal(laplacian @ other, other @ laplacian)  # small integers: exact
     dense = torch.eye(length, dtype=DOUBLE).unsqueeze(1)
     for laplacian, stride in zip(laplacians, strides, strict=True):
-        got = neumann_function(torch.neg, dense, torch.ones(1, 1, dtype=DOUBLE), (stride,)).squeeze(1)
+        got = neumann_function(torch.neg, dense, torch.ones(1, 1, dtype=DOUBLE), (stride,)).squeeze(
+            1
+        )
         assert (got - laplacian).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize(
-    "function", [lambda x: torch.exp(-x), lambda x: 1 / (1 + x), torch.sin], ids=["exp", "inverse", "sin"]
+    "function",
+    [lambda x: torch.exp(-x), lambda x: 1 / (1 + x), torch.sin],
+    ids=["exp", "inverse", "sin"],
 )
-def test_functions_of_the_laplacian_equal_those_of_its_matrix(batch, periodic, strides, function, generator):
+def test_functions_of_the_laplacian_equal_those_of_its_matrix(
+    batch, periodic, strides, function, generator
+):
     ptr, n = batch
-    v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator).detach().abs()
+    v = randn(n, 2, 3, generator=generator)
+    alpha = randn(len(strides), 2, generator=generator).detach().abs()
     matrices = stencils(n, strides, "periodic" if periodic else "symmetric", ptr, v.detach())
     laplacian = torch.einsum("kij,kh->hij", 2 * torch.eye(n, dtype=DOUBLE) - matrices, alpha)
     values, vectors = torch.linalg.eigh(laplacian)
@@ -152,17 +183,25 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(batch, periodic, s
 @pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
 def test_functions_differentiate_twice_in_values_and_weights(periodic, lengths, generator):
     ptr = torch.tensor([0, *lengths]).cumsum(0)
-    v, alpha = randn(int(ptr[-1]), 2, 2, generator=generator), torch.rand(2, 2, generator=generator, dtype=DOUBLE)
-    smooth = partial(neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic)
+    v = randn(int(ptr[-1]), 2, 2, generator=generator)
+    alpha = torch.rand(2, 2, generator=generator, dtype=DOUBLE)
+    smooth = partial(
+        neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic
+    )
     assert gradcheck(smooth, (v, alpha.requires_grad_()))
     assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)
 @pytest.mark.parametrize("periodic", [False, True])
-def test_nothing_is_transformed_without_rows_or_channels(shape: tuple[int, int, int], periodic: bool) -> None:
-    v, alpha = torch.zeros(shape, requires_grad=True), torch.ones(1, shape[1], requires_grad=True)
-    out = neumann_function(torch.exp, v, alpha, (1,), periodic=periodic) + neumann_product(v, alpha, (1,))
+def test_nothing_is_transformed_without_rows_or_channels(
+    shape: tuple[int, int, int], periodic: bool
+) -> None:
+    v = torch.zeros(shape, requires_grad=True)
+    alpha = torch.ones(1, shape[1], requires_grad=True)
+    out = neumann_function(torch.exp, v, alpha, (1,), periodic=periodic) + neumann_product(
+        v, alpha, (1,)
+    )
     assert out.shape == shape
     assert torch.equal(torch.autograd.grad(out.sum(), alpha)[0], torch.zeros_like(alpha))
 
@@ -173,10 +212,13 @@ def test_a_boundary_of_another_name_is_refused(backend: str) -> None:
         neumann_product(torch.ones(4, 1, 1), torch.ones(1, 1), (1,), "reflect", backend=backend)
 
 
-def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(generator: torch.Generator) -> None:
+def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(
+    generator: torch.Generator,
+) -> None:
     """The neighbours of a length or a batch are cached."""
     for ptr in (None, torch.tensor([0, 4, 9, 13])):
-        v, alpha = randn(13, 2, 3, generator=generator), randn(1, 2, generator=generator)
+        v = randn(13, 2, 3, generator=generator)
+        alpha = randn(1, 2, generator=generator)
         with torch.inference_mode():
             first = neumann_product(v, alpha, (3,), "causal", ptr)
         out = neumann_product(v, alpha, (3,), "causal", ptr)

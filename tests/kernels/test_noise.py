@@ -46,7 +46,8 @@ def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
 
 def test_the_seed_decides_and_nothing_is_dropped_without_training_or_rate():
     torch.manual_seed(3)
-    first, second = dropout(torch.ones(50), 0.5), dropout(torch.ones(50), 0.5)
+    first = dropout(torch.ones(50), 0.5)
+    second = dropout(torch.ones(50), 0.5)
     torch.manual_seed(3)
     assert torch.equal(dropout(torch.ones(50), 0.5), first)
     assert not torch.equal(first, second)
@@ -73,17 +74,21 @@ def test_torchs_own_runs_where_torch_transforms():
     assert 0.4 < float((compiled(x) == 0).float().mean()) < 0.6
 
 
-STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
+STATE = torch.tensor([7, 3])
+LIKE = torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)])
+@pytest.mark.parametrize(
+    ("first", "last"), [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)]
+)
 def test_a_part_of_the_nodes_has_its_part_of_the_noise(first: int, last: int) -> None:
     full = gumbel(STATE, LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE[first:last], 4, first), full[first:last])
 
 
 def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
-    full, later = gumbel(STATE, LIKE, 4), gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
+    full = gumbel(STATE, LIKE, 4)
+    later = gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE, 4), full)
     assert torch.cat([full, later]).unique().numel() == 2 * full.numel()
     # The CPU's generator takes 32 bits of seed + step + STRIDE · run; 10⁵ runs are so many steps apart.
@@ -96,7 +101,9 @@ def test_the_distribution() -> None:
     noise = gumbel(STATE, LIKE, 4).flatten()
     error = 4 / math.sqrt(noise.numel())
     assert abs(noise.mean() - 0.5772156649) < error * math.pi / math.sqrt(6)
-    assert abs(noise.var() - math.pi**2 / 6) < error * math.sqrt(4.4) * math.pi**2 / 6  # excess kurtosis 12/5
+    assert (
+        abs(noise.var() - math.pi**2 / 6) < error * math.sqrt(4.4) * math.pi**2 / 6
+    )  # excess kurtosis 12/5
     assert abs((noise < 0).double().mean() - math.exp(-1)) < error * 0.5
 
 

@@ -9,7 +9,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.operation import VARIABLE, Implementation, Narrow, Wide, choose, empty_like
+from diffusion_mp.kernels.operation import (
+    VARIABLE,
+    Implementation,
+    Narrow,
+    Wide,
+    choose,
+    empty_like,
+)
 
 from diffusion_mp.kernels.operation import operation, requested  # isort: skip
 
@@ -30,7 +37,9 @@ def prefix_sum(x: Wide, transpose: bool) -> Tensor:
     return empty_like(x)
 
 
-prefix_sum.derivatives({"x": lambda grad, transpose, backend: prefix_sum(grad, not transpose, backend=backend)})
+prefix_sum.derivatives(
+    {"x": lambda grad, transpose, backend: prefix_sum(grad, not transpose, backend=backend)}
+)
 
 
 class Scales(NamedTuple):
@@ -70,14 +79,20 @@ def by_right(grad_out: Tensor, x: Tensor, scales: Scales) -> Tensor:
     return grad_out * x * scales.left
 
 
-scale.derivatives({
-    "x scales.left": lambda grad_out, x, scales, backend: backward(grad_out, x, *scales[:2], backend=backend),
-    "scales.right": by_right,
-})  # fmt: skip
+scale.derivatives(
+    {
+        "x scales.left": lambda grad_out, x, scales, backend: backward(
+            grad_out, x, *scales[:2], backend=backend
+        ),
+        "scales.right": by_right,
+    }
+)
 
 
 def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))
+    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
@@ -93,10 +108,14 @@ def test_what_torch_is_told() -> None:
     x = randn(5, 2, 3).requires_grad_()
     torch.library.opcheck(torch.ops.tests.prefix_sum.default, (x, True, "auto"))
     torch.library.opcheck(torch.ops.tests.scaled.default, (x, x, x, 1.0, "auto"))
-    compiled = torch.compile(lambda x: prefix_sum(x, False).square().sum(), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x: prefix_sum(x, False).square().sum(), fullgraph=True, backend="aot_eager"
+    )
     expected = prefix_sum(x, False).square().sum()
     torch.testing.assert_close(compiled(x), expected)
-    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(expected, x))
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(x), x), torch.autograd.grad(expected, x)
+    )
     torch.func.grad(lambda x: prefix_sum(x, False, backend="reference").sum())(x.detach())
 
 
@@ -104,14 +123,17 @@ def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
     """Both ways have the same formulas, so that the same derivatives come of them."""
 
     class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
     class Mine(Tensor):
         pass
 
-    x, seen = randn(5, 2, 3).requires_grad_(), []
+    x = randn(5, 2, 3).requires_grad_()
+    seen = []
     short = prefix_sum(x, False)
     assert type(short.grad_fn).__name__ == "_FastPairBackward"
     with Seen():
@@ -134,7 +156,9 @@ def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
 
 def test_sentences() -> None:
     x = randn(2, 1, 1)
-    with pytest.raises(BackendError, match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'"):
+    with pytest.raises(
+        BackendError, match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'"
+    ):
         prefix_sum(x, False, backend="triton")
     with pytest.raises(TypeError, match=r"names of their own; got \{'out'\} twice"):
 
@@ -142,7 +166,9 @@ def test_sentences() -> None:
         def _named(out: Tensor) -> Tensor:
             return out
 
-    with pytest.raises(TypeError, match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}"):
+    with pytest.raises(
+        TypeError, match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}"
+    ):
 
         @operation("tests::wrong", formula=fast)
         def wrong(v: Tensor, x: complex) -> Tensor:
@@ -162,10 +188,13 @@ def test_the_derivative_of_the_formula_is_the_default() -> None:
     def fast_sums(x: Wide, node: Tensor, power: float) -> tuple[Tensor, Tensor, Tensor]:
         return empty_like(x), empty_like(x), empty_like(node)
 
-    x, node = randn(5, 2).abs().requires_grad_(), torch.tensor([3, 1, 1, 0, 4])
+    x = randn(5, 2).abs().requires_grad_()
+    node = torch.tensor([3, 1, 1, 0, 4])
     for place in (0, 1):
         assert torch.autograd.gradcheck(lambda x, place=place: fast_sums(x, node, 2.5)[place], x)
-        assert torch.autograd.gradgradcheck(lambda x, place=place: fast_sums(x, node, 2.5)[place], x)
+        assert torch.autograd.gradgradcheck(
+            lambda x, place=place: fast_sums(x, node, 2.5)[place], x
+        )
     assert torch.autograd.gradgradcheck(lambda x: fast_sums(x, node, 2.5)[:2], x)
     half = x.detach().bfloat16().requires_grad_()
     assert torch.autograd.grad(fast_sums(half, node, 2.0)[0].sum(), half)[0].dtype == torch.bfloat16
@@ -189,7 +218,9 @@ def test_precision() -> None:
 
 def test_named_tuples_and_only_the_gradients_that_are_needed() -> None:
     asked.clear()
-    x, left, right = randn(3).requires_grad_(), randn(3), randn(3)
+    x = randn(3).requires_grad_()
+    left = randn(3)
+    right = randn(3)
     result = scale(x, Scales(left, right, 1.0))
     assert isinstance(result, Parts)
     assert not result.count.requires_grad
@@ -209,14 +240,18 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("backend", "n", "expected"), [("auto", 2, "triton"), ("auto", 3, "cpu"), ("cpu", 2, "cpu")])
+@pytest.mark.parametrize(
+    ("backend", "n", "expected"), [("auto", 2, "triton"), ("auto", 3, "cpu"), ("cpu", 2, "cpu")]
+)
 def test_the_first_that_does_not_decline(backend, n, expected):
     assert choose("an operation", backend, TABLE, n)(n) == expected
 
 
 def test_a_named_backend_is_taken_or_says_why_not():
     assert choose("an operation", "triton", TABLE, 2)(2) == "triton"
-    with pytest.raises(BackendError, match=r"'triton' declines an operation: n is odd\. Take another, or 'auto'"):
+    with pytest.raises(
+        BackendError, match=r"'triton' declines an operation: n is odd\. Take another, or 'auto'"
+    ):
         choose("an operation", "triton", TABLE, 3)
 
 
@@ -251,7 +286,8 @@ def test_unknown_names(monkeypatch):
         monkeypatch.setenv(VARIABLE, value)
         for asking in ("linear_attention", "pairwise"):
             with pytest.raises(
-                ValueError, match=rf"{VARIABLE} names the {name}, which .* got {value!r}\. .*operations are .*spmm"
+                ValueError,
+                match=rf"{VARIABLE} names the {name}, which .* got {value!r}\. .*operations are .*spmm",
             ):
                 requested(asking, "auto")
         with pytest.raises(ValueError, match=VARIABLE):

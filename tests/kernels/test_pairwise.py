@@ -6,10 +6,25 @@ from itertools import product
 
 import pytest
 import torch
-from kernel_cases import ATTENTION, CASES, DEVICE, DOUBLE, assert_equals_reference, attention_inputs, randn
+from kernel_cases import (
+    ATTENTION,
+    CASES,
+    DEVICE,
+    DOUBLE,
+    assert_equals_reference,
+    attention_inputs,
+    randn,
+)
 
 from diffusion_mp.kernels.linear_attention import blocked
-from diffusion_mp.kernels.pairwise import SCORES, fused, pairwise_attention, pairwise_logsumexp, pairwise_product, tiled
+from diffusion_mp.kernels.pairwise import (
+    SCORES,
+    fused,
+    pairwise_attention,
+    pairwise_logsumexp,
+    pairwise_product,
+    tiled,
+)
 from diffusion_mp.testing import tolerance
 
 # Sums whose terms cancel.
@@ -17,32 +32,46 @@ ILL_CONDITIONED = {"linear product", "one feature", "one channel"}
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("name", "case", "dtype"), [
-    (name, case, dtype)
-    for dtype in (DOUBLE, torch.float32, torch.bfloat16, torch.float16)
-    for name, case in product(ATTENTION, CASES)
-    if case != "4097" and (dtype == DOUBLE or not {name, case} & ILL_CONDITIONED)
-])  # fmt: skip
-def test_attention_equals_its_reference_in_values_and_gradients(name, case, dtype, generator, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "case", "dtype"),
+    [
+        (name, case, dtype)
+        for dtype in (DOUBLE, torch.float32, torch.bfloat16, torch.float16)
+        for name, case in product(ATTENTION, CASES)
+        if case != "4097" and (dtype == DOUBLE or not {name, case} & ILL_CONDITIONED)
+    ],
+)
+def test_attention_equals_its_reference_in_values_and_gradients(
+    name, case, dtype, generator, monkeypatch
+) -> None:
     """With blocks of 64 nodes and tiles of 64 × 64 entries, so that graphs are cut, and small ones stacked."""
     monkeypatch.setattr(blocked, "BLOCK", 1024)
     monkeypatch.setattr(tiled, "TILE", 4096)
     monkeypatch.setattr(tiled, "SMALL", 30)
     inputs, ptr = attention_inputs(case, generator)
-    assert_equals_reference(partial(ATTENTION[name], ptr=ptr), inputs, generator, dtype, backend="cpu")
+    assert_equals_reference(
+        partial(ATTENTION[name], ptr=ptr), inputs, generator, dtype, backend="cpu"
+    )
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("widths", [(5, 5), (5, 3), (66, 64), (1, 9), (2, 12)])
-def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(widths, heads, dtype, generator, monkeypatch):
+def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(
+    widths, heads, dtype, generator, monkeypatch
+):
     """And everything else goes by tiles; both are what the reference is."""
     features, channels = widths
     calls = []
     run = fused.attention
-    monkeypatch.setattr(fused, "attention", lambda *inputs, gradients: calls.append(1) or run(*inputs, gradients))
-    inputs = [torch.randn(33, heads, width, generator=generator) for width in (features, features, channels)]
+    monkeypatch.setattr(
+        fused, "attention", lambda *inputs, gradients: calls.append(1) or run(*inputs, gradients)
+    )
+    inputs = [
+        torch.randn(33, heads, width, generator=generator)
+        for width in (features, features, channels)
+    ]
     inputs[0] = inputs[0] / features**0.5
     assert_equals_reference(pairwise_attention, inputs, generator, dtype, backend="cpu")
     assert bool(calls) == (channels - features <= fused.PADDING)
@@ -82,30 +111,45 @@ def test_rows_may_lie_anywhere(place, width, score, generator):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize(("tile", "backend"), [(64, "cpu"), (1 << 18, "cpu"), (1 << 18, "auto"), (64, "triton")])
-def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, backend, generator, monkeypatch):
+@pytest.mark.parametrize(
+    ("tile", "backend"), [(64, "cpu"), (1 << 18, "cpu"), (1 << 18, "auto"), (64, "triton")]
+)
+def test_rows_far_from_the_origin_neither_overflow_nor_vanish(
+    score, tile, backend, generator, monkeypatch
+):
     """e^256, e^−256 and σ(−256) are no float32: rows that have scores about −256 alone, and rows that have both.
 
     The scores themselves are integers, so that they are exact in float32 as well.
     """
     monkeypatch.setattr(tiled, "TILE", tile)
     q = torch.tensor([[-256.0, 0.0], [0.0, 256.0]]).repeat(20, 1).unsqueeze(1)
-    k = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).repeat_interleave(5, dim=0).repeat(4, 1).unsqueeze(1)
+    k = (
+        torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+        .repeat_interleave(5, dim=0)
+        .repeat(4, 1)
+        .unsqueeze(1)
+    )
     k = k + torch.randint(-3, 4, (40, 1, 2), generator=generator) / 256
     v = torch.randn(40, 1, 3, generator=generator)
     inputs = [x.to(DEVICE if backend == "triton" else "cpu") for x in (q, k, v)]
-    assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator, backend=backend)
+    assert_equals_reference(
+        partial(pairwise_attention, score=score), inputs, generator, backend=backend
+    )
 
 
 @pytest.mark.parametrize("score", SCORES)
 def test_a_state_far_from_the_origin_that_attends_to_itself(score, generator):
     """σ(−256²) is zero, but no row vanishes, since that of a vector with itself is not."""
-    x = 256 * torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [-1.0, 0.0]]).unsqueeze(1)
+    x = 256 * torch.tensor(
+        [[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [-1.0, 0.0]]
+    ).unsqueeze(1)
 
     def attention(x, v, backend):
         return pairwise_attention(x, x, v, score=score, backend=backend)
 
-    assert_equals_reference(attention, [x, torch.randn(5, 1, 3, generator=generator)], generator, backend="auto")
+    assert_equals_reference(
+        attention, [x, torch.randn(5, 1, 3, generator=generator)], generator, backend="auto"
+    )
 
 
 def test_memory_that_a_thread_keeps_can_be_written_to_in_every_mode(generator):
@@ -115,7 +159,9 @@ def test_memory_that_a_thread_keeps_can_be_written_to_in_every_mode(generator):
     def attention(number: int, backend: str) -> torch.Tensor:
         with torch.inference_mode(number < 4):
             queries = (q * number).requires_grad_(number >= 4)
-            return pairwise_attention(queries, k, v, score="sigmoid", backend=backend).detach().clone()
+            return (
+                pairwise_attention(queries, k, v, score="sigmoid", backend=backend).detach().clone()
+            )
 
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(partial(attention, backend="cpu"), range(40)))
@@ -128,7 +174,8 @@ def test_without_loops_nothing_cancels_however_heavy_a_node_is_for_itself(genera
 
     Alone in its graph, the last node has no pair at all.
     """
-    n, ptr = 40, torch.tensor([0, 39, 40])
+    n = 40
+    ptr = torch.tensor([0, 39, 40])
     k = torch.eye(n, dtype=DOUBLE).unsqueeze(1)
     q = -(50 + 10 * torch.rand(n, 1, n, generator=generator, dtype=DOUBLE)) * (1 - k)
     v = torch.randn(n, 1, 3, generator=generator, dtype=DOUBLE)
@@ -146,7 +193,8 @@ def test_without_loops_nothing_cancels_however_heavy_a_node_is_for_itself(genera
 
 def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
     """At s = 20 one minus σ(s) is zero in float32, and its slope is 2e-9."""
-    q, k = torch.full((5, 1, 1), 20.0), torch.ones(5, 1, 1)
+    q = torch.full((5, 1, 1), 20.0)
+    k = torch.ones(5, 1, 1)
     v = torch.randn(5, 1, 2, generator=generator)
     grads = []
     for dtype, backend in ((torch.float32, "auto"), (torch.float32, "cpu"), (DOUBLE, "reference")):
@@ -154,7 +202,9 @@ def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
         out = pairwise_attention(q.to(dtype), key, v.to(dtype), score="sigmoid", backend=backend)
         grads.append(torch.autograd.grad(1e8 * out[:, :, 0].sum(), key)[0])
     for grad in grads[:2]:
-        torch.testing.assert_close(grad.to(DOUBLE), grads[2], **tolerance("gradient", torch.float32)._asdict())
+        torch.testing.assert_close(
+            grad.to(DOUBLE), grads[2], **tolerance("gradient", torch.float32)._asdict()
+        )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="is about torch's kernels for GPUs")
@@ -162,7 +212,8 @@ def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
 @pytest.mark.parametrize("widths", [(64, 64), (5, 3), (20, 20), (66, 64)])
 def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
     q, k, v = (
-        torch.randn(133, 2, width, generator=generator).to("cuda", dtype) for width in (*widths[:1] * 2, widths[1])
+        torch.randn(133, 2, width, generator=generator).to("cuda", dtype)
+        for width in (*widths[:1] * 2, widths[1])
     )
     inputs = [(q / widths[0] ** 0.5).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
     assert fused.fits(*inputs, None, "exp")
@@ -172,6 +223,10 @@ def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
     got = [out, *torch.autograd.grad(out, inputs, grad, create_graph=True)]
     wide = [x.detach().double().requires_grad_() for x in inputs]
     expected = pairwise_attention(*wide, backend="reference")
-    for found, wanted in zip(got, [expected, *torch.autograd.grad(expected, wide, grad.double())], strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+    for found, wanted in zip(
+        got, [expected, *torch.autograd.grad(expected, wide, grad.double())], strict=True
+    ):
+        torch.testing.assert_close(
+            found.double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max())
+        )
     assert all(x.isfinite().all() for x in torch.autograd.grad(got[1].square().sum(), inputs))

@@ -13,12 +13,20 @@ from kernel_cases import DOUBLE, assert_same, everything, randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffusion_mp.kernels.sparse_flow import Features, solve_rows, sparse_flow_potentials, support, tiled
+from diffusion_mp.kernels.sparse_flow import (
+    Features,
+    solve_rows,
+    sparse_flow_potentials,
+    support,
+    tiled,
+)
 from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there
+sys.path.append(
+    str(Path(__file__).parents[2] / "benchmarks")
+)  # where Python looks when it runs a script there
 proximal = importlib.import_module("proximal").proximal
 
 LAMBDAS = [10.0**power for power in range(-3, 4)]
@@ -52,7 +60,9 @@ def newton_steps(log_c: Tensor, theta: Tensor, alpha: float) -> int:
 
 
 def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
-    return newton_rows(s, u, lam, alpha) if method == "newton" else solve_rows(*problem(s, u, lam), alpha)
+    if method == "newton":
+        return newton_rows(s, u, lam, alpha)
+    return solve_rows(*problem(s, u, lam), alpha)
 
 
 METHODS = ["sort", "newton"]
@@ -80,14 +90,18 @@ def test_the_optimality_conditions_hold(n: int, method: str) -> None:
 
 def test_rows_with_one_partner_and_with_none() -> None:
     closed = -math.inf
-    log_c = torch.tensor([[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE).requires_grad_()
+    log_c = torch.tensor(
+        [[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE
+    ).requires_grad_()
     theta = torch.full((2, 3), 0.2, dtype=DOUBLE).requires_grad_()
     z, mu = solve_rows(log_c, theta, math.inf)
     torch.testing.assert_close(z.detach(), torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=DOUBLE))
     assert mu[1].item() == 0
     z, mu = solve_rows(log_c, theta, 0.5)
     c = math.exp(0.3)
-    torch.testing.assert_close(mu.detach(), torch.tensor([(1 + c * 0.2) / (c + 2), 0.5], dtype=DOUBLE))
+    torch.testing.assert_close(
+        mu.detach(), torch.tensor([(1 + c * 0.2) / (c + 2), 0.5], dtype=DOUBLE)
+    )
     for grad in torch.autograd.grad((z * z).sum() + mu.sum(), [log_c, theta]):
         assert grad.isfinite().all()
     z, mu = solve_rows(torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5)
@@ -115,7 +129,10 @@ def test_the_published_step_diverges_where_the_corrected_one_approaches() -> Non
     exact, _ = solve_rows(-r.log(), theta, alpha)
     wild, _ = proximal(r, theta, alpha, step_size="published", steps=500)
     assert not bool((wild.abs() < 1e6).all())
-    far, near = ((proximal(r, theta, alpha, step_size="corrected", steps=k)[0] - exact).norm() for k in (500, 5000))
+    far, near = (
+        (proximal(r, theta, alpha, step_size="corrected", steps=k)[0] - exact).norm()
+        for k in (500, 5000)
+    )
     assert near < 0.7 * far < 1
 
 
@@ -125,7 +142,9 @@ def test_newton_needs_few_steps_on_published_settings_and_long_rows() -> None:
     passes = newton_steps(-r.log(), theta, alpha)
     assert passes <= 7
     for step_size in ("corrected", "barzilai_borwein"):
-        _, steps = proximal(r, theta, alpha, step_size=step_size, tolerance=1e-6, target=exact, steps=100 * passes)
+        _, steps = proximal(
+            r, theta, alpha, step_size=step_size, tolerance=1e-6, target=exact, steps=100 * passes
+        )
         assert steps == 100 * passes, step_size
     assert all(newton_steps(*problem(*scores(20, 1000), lam / 1000), 0.1) <= 15 for lam in LAMBDAS)
     # Of thresholds over many decades every step from the right takes off few: there were 14 to 20.
@@ -136,7 +155,11 @@ def test_newton_needs_few_steps_on_published_settings_and_long_rows() -> None:
     assert found.steps <= 11
     slow = newton(*(x[:, :500] for x in inputs[:2]), inputs[2])  # too short for a sample
     assert slow.steps > found.steps
-    rest = (inputs[0] * (found.root - inputs[1]).clamp_min(0)).sum(-1, keepdim=True) + inputs[2] * found.root - 1
+    rest = (
+        (inputs[0] * (found.root - inputs[1]).clamp_min(0)).sum(-1, keepdim=True)
+        + inputs[2] * found.root
+        - 1
+    )
     assert rest.abs().max() < 1e-12
 
 
@@ -146,7 +169,10 @@ class Exponents(TorchDispatchMode):
     least = 0.0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function in (torch.ops.aten.exp_.default, torch.ops.aten.exp.default) and args[0].size(-1) == 40:
+        if (
+            function in (torch.ops.aten.exp_.default, torch.ops.aten.exp.default)
+            and args[0].size(-1) == 40
+        ):
             self.least = min(self.least, float(args[0].min()))
         return function(*args, **kwargs or {})
 
@@ -167,42 +193,63 @@ def test_no_exponential_of_a_tile_underflows(generator) -> None:
 def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
     """z [H, N, N] and μ [N, H] by the sort, graph by graph."""
     bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
-    blocks, potentials = [], []
+    blocks = []
+    potentials = []
     for first, last in pairwise(bounds):
         part = slice(first, last)
         s, u = (torch.einsum("ihf,jhf->hij", x[part], y[part]) for x, y in ((q, k), (fq, fk)))
-        z, mu = solve_rows(*problem(s, u, lam[part].t().unsqueeze(2)), 1 / leak[part].t().unsqueeze(2))
+        z, mu = solve_rows(
+            *problem(s, u, lam[part].t().unsqueeze(2)), 1 / leak[part].t().unsqueeze(2)
+        )
         blocks.append(z)
         potentials.append(mu.t())
-    return torch.stack([torch.block_diag(*(z[h] for z in blocks)) for h in range(q.size(1))]), torch.cat(potentials)
+    return torch.stack(
+        [torch.block_diag(*(z[h] for z in blocks)) for h in range(q.size(1))]
+    ), torch.cat(potentials)
 
 
 def everything_by_sort(q, k, fq, fk, lam, leak, v, ptr) -> Tensor:
     z, mu = dense(q, k, fq, fk, lam, leak, ptr)
-    there, back = torch.einsum("hij,jhd->ihd", z, v), torch.einsum("hij,ihd->jhd", z, v)
+    there = torch.einsum("hij,jhd->ihd", z, v)
+    back = torch.einsum("hij,ihd->jhd", z, v)
     return torch.cat([there, back, mu.log().unsqueeze(2)], dim=2)
 
 
-def inputs(n: int, generator: torch.Generator, *, friction: int = 4, dtype: torch.dtype = DOUBLE) -> list[Tensor]:
-    features = [randn(n, 2, channels, generator=generator) for channels in (3, 3, friction, friction)]
+def inputs(
+    n: int, generator: torch.Generator, *, friction: int = 4, dtype: torch.dtype = DOUBLE
+) -> list[Tensor]:
+    features = [
+        randn(n, 2, channels, generator=generator) for channels in (3, 3, friction, friction)
+    ]
     features[0] = 0.5 * features[0]  # rows whose conductances span many decades are ill-conditioned
     lam = (randn(n, 2, generator=generator).exp() / max(1, n)).detach()
     leak = randn(n, 2, generator=generator).exp().detach()
-    return [t.detach().to(dtype).requires_grad_() for t in (*features, lam, leak, randn(n, 2, 3, generator=generator))]
+    return [
+        t.detach().to(dtype).requires_grad_()
+        for t in (*features, lam, leak, randn(n, 2, 3, generator=generator))
+    ]
 
 
-@pytest.mark.parametrize(("backend", "tile", "friction"), [
-    *(("cpu", tile, friction) for tile in (4096, 1 << 18) for friction in (0, 4)), ("reference", 4096, 4)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "tile", "friction"),
+    [
+        *(("cpu", tile, friction) for tile in (4096, 1 << 18) for friction in (0, 4)),
+        ("reference", 4096, 4),
+    ],
+)
 def test_every_path_equals_the_sort(batch, backend, tile, friction, generator, monkeypatch) -> None:
     monkeypatch.setattr(tiled, "TILE", tile)
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
     run = partial(everything, ptr=ptr, backend=backend)
     assert_same(run, partial(everything_by_sort, ptr=ptr), arguments)
-    fast, plain = (sparse_flow_potentials(*arguments[:6], ptr, backend=name) for name in (backend, "reference"))
+    fast, plain = (
+        sparse_flow_potentials(*arguments[:6], ptr, backend=name) for name in (backend, "reference")
+    )
     for name, got, expected in zip(fast._fields, fast, plain, strict=True):
-        torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name)
+        torch.testing.assert_close(
+            got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name
+        )
 
 
 def test_the_support_are_the_pairs_that_flow_in_some_head(batch, generator) -> None:
@@ -211,13 +258,16 @@ def test_the_support_are_the_pairs_that_flow_in_some_head(batch, generator) -> N
     rows = sparse_flow_potentials(q, k, fq, fk, 3 * lam, leak, ptr)
     flow, _ = dense(q, k, fq, fk, 3 * lam, leak, ptr)
     target, source = (flow > 0).any(0).nonzero().unbind(1)
-    assert torch.equal(support(Features(q, k, fq, fk), rows.terms, ptr), torch.stack([source, target]))
+    assert torch.equal(
+        support(Features(q, k, fq, fk), rows.terms, ptr), torch.stack([source, target])
+    )
 
 
 def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
     """One-sided, since there is no negative friction; without friction the flow is softmax."""
     q, k, fq, fk, lam, leak, v = (t.detach() for t in inputs(6, generator))
-    zero, leak = torch.zeros_like(lam).requires_grad_(), torch.zeros_like(leak)
+    zero = torch.zeros_like(lam).requires_grad_()
+    leak = torch.zeros_like(leak)
     weight = torch.randn(6, 2, 7, generator=generator, dtype=DOUBLE)
 
     def loss(lam: Tensor) -> Tensor:

@@ -25,9 +25,12 @@ def inputs(dtype: torch.dtype = DOUBLE) -> list[Tensor]:
     return [t.to(dtype) for t in (s, u, prior, lam, leak)]
 
 
-def by_rows(s: Tensor, u: Tensor, prior: Tensor, lam: Tensor, leak: Tensor, target: Tensor) -> EdgeFlow:
+def by_rows(
+    s: Tensor, u: Tensor, prior: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+) -> EdgeFlow:
     """Every node and head by itself."""
-    flow, potential = torch.zeros_like(s), torch.zeros_like(lam)
+    flow = torch.zeros_like(s)
+    potential = torch.zeros_like(lam)
     for node in range(lam.size(0)):
         here = (target == node) & (prior[:, 0] > 0)
         log_prior = prior[here, 0].log()
@@ -44,18 +47,28 @@ def by_rows(s: Tensor, u: Tensor, prior: Tensor, lam: Tensor, leak: Tensor, targ
 @pytest.mark.parametrize("conserved", [False, True])
 def test_edges_solve_the_row_problem(scale: float, conserved: bool) -> None:
     s, u, prior, lam, leak = inputs()
-    lam, leak = scale * lam, (0 if conserved else 1) * leak
+    lam = scale * lam
+    leak = (0 if conserved else 1) * leak
     leaves = [t.requires_grad_() for t in (s, u, prior)] + ([lam.requires_grad_()] if scale else [])
-    got, expected = (solve(s, u, prior, lam, leak, TARGET) for solve in (sparse_flow_edges, by_rows))
+    got, expected = (
+        solve(s, u, prior, lam, leak, TARGET) for solve in (sparse_flow_edges, by_rows)
+    )
     grads = []
     for name, ours, theirs in zip(EdgeFlow._fields, got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, **tolerance("product", DOUBLE)._asdict(), msg=name)
         weight = torch.linspace(-1, 2, ours.numel(), dtype=DOUBLE).reshape(ours.shape)
-        grads.append([torch.autograd.grad((weight * x).sum(), leaves, retain_graph=True) for x in (ours, theirs)])
+        grads.append(
+            [
+                torch.autograd.grad((weight * x).sum(), leaves, retain_graph=True)
+                for x in (ours, theirs)
+            ]
+        )
     for ours, theirs in grads:
         for mine, other in zip(ours, theirs, strict=True):
             open_ = prior[:, 0] > 0 if mine.size(0) == prior.size(0) else slice(None)
-            torch.testing.assert_close(mine[open_], other[open_], **tolerance("gradient", DOUBLE)._asdict())
+            torch.testing.assert_close(
+                mine[open_], other[open_], **tolerance("gradient", DOUBLE)._asdict()
+            )
             assert mine.isfinite().all()
 
 
@@ -67,7 +80,9 @@ def test_nodes_without_senders_have_zero_rows() -> None:
     flow, potential = sparse_flow_edges(s, u, prior, lam, 0 * leak, TARGET)
     assert potential[[3, 5]].eq(0).all()
     total = torch.zeros(NODES, 2, dtype=DOUBLE).index_add(0, TARGET, flow)
-    torch.testing.assert_close(total, torch.tensor([1.0, 1, 1, 0, 1, 0], dtype=DOUBLE)[:, None].expand(-1, 2))
+    torch.testing.assert_close(
+        total, torch.tensor([1.0, 1, 1, 0, 1, 0], dtype=DOUBLE)[:, None].expand(-1, 2)
+    )
     none = sparse_flow_edges(s[:0], u[:0], prior[:0], lam, leak, TARGET[:0])
     assert none.flow.shape == (0, 2)
 
@@ -75,9 +90,13 @@ def test_nodes_without_senders_have_zero_rows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_low_precision(dtype: torch.dtype) -> None:
     low = inputs(dtype)
-    for ours, theirs in zip(*(sparse_flow_edges(*x, TARGET) for x in (low, [t.double() for t in low])), strict=True):
+    for ours, theirs in zip(
+        *(sparse_flow_edges(*x, TARGET) for x in (low, [t.double() for t in low])), strict=True
+    ):
         assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours.double(), theirs, **tolerance("product", torch.float32)._asdict())
+        torch.testing.assert_close(
+            ours.double(), theirs, **tolerance("product", torch.float32)._asdict()
+        )
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
@@ -92,4 +111,6 @@ def test_walks_reach_what_powers_of_the_adjacency_reach(hops: int) -> None:
     assert bool(reached[near.edges[1], near.edges[0]].all())
     assert near.edge_weight is None
     arguments = (torch.stack([SOURCE, TARGET]), weight, NODES, hops)
-    torch.library.opcheck(torch.ops.diffusion_mp.walk_pairs.default, arguments, test_utils=("test_schema",))
+    torch.library.opcheck(
+        torch.ops.diffusion_mp.walk_pairs.default, arguments, test_utils=("test_schema",)
+    )

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.sparse_flow import solve_rows, sparse_flow_edges, sparse_flow_potentials, sparse_flow_product
+from diffusion_mp.kernels.sparse_flow import (
+    solve_rows,
+    sparse_flow_edges,
+    sparse_flow_potentials,
+    sparse_flow_product,
+)
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64
@@ -18,15 +23,21 @@ DIGITS = 150
 SPREADS = [1.0, 3.0, 8.0, 12.0, 20.0, 100.0]
 
 
-def exact_row(s: list[Decimal], u: list[Decimal], lam: Decimal, leak: Decimal) -> tuple[list[Decimal], Decimal]:
+def exact_row(
+    s: list[Decimal], u: list[Decimal], lam: Decimal, leak: Decimal
+) -> tuple[list[Decimal], Decimal]:
     """z and μ of one row: θ in order, Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α until it reaches one."""
-    resistance, friction = sum((-x).exp() for x in s), sum(x.exp() for x in u)
-    c, theta = [x.exp() * resistance for x in s], [lam * x.exp() / friction for x in u]
-    conducted, dammed = leak, Decimal(0)
+    resistance = sum((-x).exp() for x in s)
+    friction = sum(x.exp() for x in u)
+    c = [x.exp() * resistance for x in s]
+    theta = [lam * x.exp() / friction for x in u]
+    conducted = leak
+    dammed = Decimal(0)
     for j in sorted(range(len(s)), key=theta.__getitem__):
         if conducted * theta[j] - dammed >= 1:
             break
-        conducted, dammed = conducted + c[j], dammed + c[j] * theta[j]
+        conducted = conducted + c[j]
+        dammed = dammed + c[j] * theta[j]
     mu = (1 + dammed) / conducted
     return [max(x * (mu - t), Decimal(0)) for x, t in zip(c, theta, strict=True)], mu
 
@@ -45,7 +56,9 @@ def exact(s: Tensor, u: Tensor, lam: float, leak: float) -> tuple[Tensor, float]
 def draw(n: int, spread: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Scores of resistances and frictions, [n, n]."""
     generator = torch.Generator().manual_seed(int(spread))
-    return tuple((spread * torch.randn(n, n, generator=generator, dtype=DOUBLE)).to(dtype) for _ in range(2))
+    return tuple(
+        (spread * torch.randn(n, n, generator=generator, dtype=DOUBLE)).to(dtype) for _ in range(2)
+    )
 
 
 def all_pairs(backend: str):
@@ -55,29 +68,38 @@ def all_pairs(backend: str):
         one = torch.eye(len(s), dtype=s.dtype).unsqueeze(1)
         features = (s.unsqueeze(1), one, u.unsqueeze(1), one)
         rows = sparse_flow_potentials(*features, lam, leak, backend=backend)
-        return sparse_flow_product(*features, one, rows.terms, backend=backend).squeeze(1), rows.log_mu.squeeze(1)
+        return sparse_flow_product(*features, one, rows.terms, backend=backend).squeeze(
+            1
+        ), rows.log_mu.squeeze(1)
 
     return run
 
 
 def edges(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
     """On the complete graph."""
-    n, target = len(s), torch.arange(len(s)).repeat_interleave(len(s))
-    flow = sparse_flow_edges(s.reshape(-1, 1), u.reshape(-1, 1), s.new_ones(n * n, 1), lam, leak, target)
+    n = len(s)
+    target = torch.arange(len(s)).repeat_interleave(len(s))
+    flow = sparse_flow_edges(
+        s.reshape(-1, 1), u.reshape(-1, 1), s.new_ones(n * n, 1), lam, leak, target
+    )
     return flow.flow.view(n, n), flow.potential.log().squeeze(1)
 
 
 def by_sort(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
-    log_c, theta = s + (-s).logsumexp(1, keepdim=True), lam * u.softmax(1)
+    log_c = s + (-s).logsumexp(1, keepdim=True)
+    theta = lam * u.softmax(1)
     z, mu = solve_rows(log_c, theta, 1 / leak)
     return z, mu.log()
 
 
 BOTH = torch.float32, DOUBLE
 SOLVERS = {
-    "tiled": (all_pairs("cpu"), BOTH), "reference": (all_pairs("reference"), BOTH), "edges": (edges, BOTH),
-    "sort": (by_sort, (DOUBLE,)), "triton": (all_pairs("triton"), (torch.float32,)),
-}  # fmt: skip
+    "tiled": (all_pairs("cpu"), BOTH),
+    "reference": (all_pairs("reference"), BOTH),
+    "edges": (edges, BOTH),
+    "sort": (by_sort, (DOUBLE,)),
+    "triton": (all_pairs("triton"), (torch.float32,)),
+}
 NAMES = ["tiled", "edges", "reference", "triton"]
 CASES = [(name, dtype) for name, (_, dtypes) in SOLVERS.items() for dtype in dtypes]
 
@@ -93,7 +115,9 @@ def test_rows_are_right_at_every_spread(name: str, dtype: torch.dtype, spread: f
     z, log_mu = SOLVERS[name][0](s, u, lam, 1 / alpha)
     eps = torch.finfo(dtype).eps
     rounding = 20 * (1 + spread) * eps
-    assert (z.sum(1) + log_mu.exp() / alpha[:, 0] - 1).abs().max() < (rounding if name == "reference" else 20 * eps)
+    assert (z.sum(1) + log_mu.exp() / alpha[:, 0] - 1).abs().max() < (
+        rounding if name == "reference" else 20 * eps
+    )
     for row in range(2):
         expected, potential = exact(s[row], u[row], float(lam[0]), float(1 / alpha[row]))
         assert (z[row].double() - expected).abs().max() < rounding
@@ -105,9 +129,11 @@ def test_rows_are_right_at_every_spread(name: str, dtype: torch.dtype, spread: f
 @pytest.mark.parametrize("spread", [3.0, 8.0, 20.0])
 def test_gradients_are_right_at_every_spread(name: str, spread: float) -> None:
     """Of random sums of a row's entries and its log μ, against differences of exact rows with steps of 10⁻⁴⁰."""
-    n, step = 8, Decimal("1e-40")
+    n = 8
+    step = Decimal("1e-40")
     s, u = draw(n, spread, DOUBLE)
-    lam, leak = torch.full((n, 1), 1 / n, dtype=DOUBLE), torch.full((n, 1), 2.0, dtype=DOUBLE)
+    lam = torch.full((n, 1), 1 / n, dtype=DOUBLE)
+    leak = torch.full((n, 1), 2.0, dtype=DOUBLE)
     leaves = [x.requires_grad_() for x in (s, u, lam, leak)]
     z, log_mu = SOLVERS[name][0](*leaves)
     weight = torch.randn(n + 1, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
@@ -149,7 +175,10 @@ CLOSED: dict[str, tuple[list[float], list[float], float]] = {
     "equal frictions": ([97.0, 38.0, -61.0, 97.5, 12.0], [0.0] * 5, 0.05),
     # A best conductor that its friction closes: by one unit of rounding, or by so much that the others conduct nothing
     # in comparison; and one that rounding alone closes.
-    **{f"friction {u:g}": ([90.0, 0.0, -3.0], [u, 0.0, 0.0], 1 / 3) for u in (0.0, 1e-6, 1.0, 200.0)},
+    **{
+        f"friction {u:g}": ([90.0, 0.0, -3.0], [u, 0.0, 0.0], 1 / 3)
+        for u in (0.0, 1e-6, 1.0, 200.0)
+    },
     "a tiny friction": ([20.0, -20.0, 19.0], [1.75, 0.5, -0.25], 1.88e-17),
     "rounding alone": ([-6.4, 3.2, 12.4, -5.5], [0.02, 0.79, 0.79, 1.05], 4.9777765),
 }
@@ -157,9 +186,13 @@ CLOSED: dict[str, tuple[list[float], list[float], float]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("s", "u", "lam"), CLOSED.values(), ids=CLOSED)
-def test_the_best_conductor_flows_or_is_closed(name: str, s: list[float], u: list[float], lam: float) -> None:
+def test_the_best_conductor_flows_or_is_closed(
+    name: str, s: list[float], u: list[float], lam: float
+) -> None:
     n = len(s)
-    s, u, lam = torch.tensor([s] * n), torch.tensor([u] * n), torch.full((n, 1), lam)
+    s = torch.tensor([s] * n)
+    u = torch.tensor([u] * n)
+    lam = torch.full((n, 1), lam)
     expected, _ = exact(s[0], u[0], float(lam[0]), 0.0)
     z, _ = SOLVERS[name][0](s, u, lam, torch.zeros(n, 1))
     torch.testing.assert_close(z.double(), expected.expand(n, -1), rtol=1e-4, atol=1e-5)
@@ -168,7 +201,10 @@ def test_the_best_conductor_flows_or_is_closed(name: str, s: list[float], u: lis
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("s", "u"),
-    [((-6.8e9, 3.6e9, -6.8e9), (-2.7e9, 1.0e9, -2.7e9)), ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11))],
+    [
+        ((-6.8e9, 3.6e9, -6.8e9), (-2.7e9, 1.0e9, -2.7e9)),
+        ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11)),
+    ],
 )
 def test_a_threshold_that_the_rounding_of_the_scores_hides(name: str, s: Any, u: Any) -> None:
     """The best conductor has all the friction, and the two others flow below a potential of 1/4."""
@@ -184,7 +220,9 @@ def test_a_threshold_that_the_rounding_of_the_scores_hides(name: str, s: Any, u:
 def test_a_node_to_which_nothing_flows_has_finite_gradients(name: str, score: float) -> None:
     """Alone in its graph its friction is 1, more than α; where it is less all flows."""
     for lam, flow in ((1.0, 0.0), (0.01, 0.9)):
-        leaves = [torch.full((1, 1), value, requires_grad=True) for value in (score, -score, lam, 10.0)]
+        leaves = [
+            torch.full((1, 1), value, requires_grad=True) for value in (score, -score, lam, 10.0)
+        ]
         z, log_mu = SOLVERS[name][0](*leaves)
         expected = (1 - lam * 10) / 11 if flow else 0.0
         torch.testing.assert_close(z, torch.full((1, 1), expected))

@@ -9,14 +9,18 @@ from helpers import refuses
 EDGES = torch.tensor([[0, 1], [1, 2]])
 
 
-def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(generator: torch.Generator) -> None:
+def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(
+    generator: torch.Generator,
+) -> None:
     one_way = torch.randint(30, (2, 60), generator=generator)
     edge_index = torch.cat([one_way, one_way.flip(0)], dim=1)
     x, weight = torch.randn(2, 30, 4, generator=generator, dtype=torch.float64)
     x.requires_grad_()
     limit = APPNPConv(4, K=None, alpha=0.05)
     out, coupling = limit(x, edge_index, return_coupling=True)
-    torch.testing.assert_close(out, APPNPConv(4, K=800, alpha=0.05)(x, edge_index), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        out, APPNPConv(4, K=800, alpha=0.05)(x, edge_index), rtol=1e-9, atol=1e-10
+    )
     inverse = torch.linalg.inv(torch.eye(30, dtype=x.dtype) - 0.95 * coupling.to_dense()[0])
     torch.testing.assert_close(out, 0.05 * inverse @ x, rtol=1e-9, atol=1e-10)
     (grad,) = torch.autograd.grad((weight * out).sum(), x)
@@ -25,7 +29,9 @@ def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(generator
 
 def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
     x, hidden = torch.randn(2, 12, 3, generator=generator, dtype=torch.float64)
-    kernel = GaussianDiffusivity(bandwidth=0.7, normalize=None, measure="distance", row_stochastic=False)
+    kernel = GaussianDiffusivity(
+        bandwidth=0.7, normalize=None, measure="distance", row_stochastic=False
+    )
     attention = SymmetricDiffusivity(kernel, diagonal=False)
     readout = APPNPConv(3, K=None, alpha=0.1, diffusivity=attention, reads="features")
     weights = torch.exp(-torch.cdist(x, x).square() / (2 * 0.7**2)).fill_diagonal_(0)
@@ -38,5 +44,9 @@ def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
 test_what_has_no_limit_is_refused_with_the_way_out = refuses(
     (lambda: APPNPConv(3, K=None, alpha=0.0), ValueError, "alpha must be finite and > 0; got 0"),
     (lambda: APPNPConv(3, K=None, alpha=1.0), ValueError, r"alpha must lie in \[0, 1\)"),
-    (lambda: APPNPConv(3, K=None)(torch.rand(3, 3), EDGES), CouplingMismatchError, "undirected graph"),
+    (
+        lambda: APPNPConv(3, K=None)(torch.rand(3, 3), EDGES),
+        CouplingMismatchError,
+        "undirected graph",
+    ),
 )

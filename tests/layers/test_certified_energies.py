@@ -14,7 +14,8 @@ from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from helpers import built, randn, refuses
 
-N, C = 13, 6
+N = 13
+C = 6
 EDGES = torch.randint(N, (2, 40), generator=torch.Generator().manual_seed(0))
 BATCH = torch.arange(3).repeat_interleave(torch.tensor([5, 1, 7]))
 KINDS = randn(40, 2, seed=5)
@@ -49,7 +50,11 @@ def convs() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("num_layers", [1, 3, None])
 @pytest.mark.parametrize("options", convs(), ids=str)
 def test_of_a_layer(options: dict[str, Any], num_layers: int | None) -> None:
-    conv = built(lambda: CertifiedConv(C, num_layers=num_layers, lam=0.5, **options)).double().requires_grad_(False)
+    conv = (
+        built(lambda: CertifiedConv(C, num_layers=num_layers, lam=0.5, **options))
+        .double()
+        .requires_grad_(False)
+    )
     for ragged, scale in ((False, 0.5), (True, 3.0)):
         x, edges, _, batch, _ = inputs(ragged, scale)
         graph = Graph.coerce(x, edges, None, batch)
@@ -76,7 +81,9 @@ TERMS = {
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("name", TERMS)
 def test_of_a_block(name: str, constraint: str | None, num_layers: int | None) -> None:
-    block = built(lambda: CertifiedBlock(C, TERMS[name](), num_layers, constraint=constraint)).double()
+    block = built(
+        lambda: CertifiedBlock(C, TERMS[name](), num_layers, constraint=constraint)
+    ).double()
     block.requires_grad_(False)
     for ragged in (False, True):
         x, edges, _, batch, kinds = inputs(ragged, 2.0)
@@ -94,7 +101,9 @@ def energies_of_the_run(model: nn.Module, *args: Any, **given: Any) -> Tensor:
 
     def record(block: CertifiedBlock, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
         x, graph = args[:2]
-        others = {name: kwargs[name] for name in ("edge_attr", "beside") if kwargs.get(name) is not None}
+        others = {
+            name: kwargs[name] for name in ("edge_attr", "beside") if kwargs.get(name) is not None
+        }
         source = kwargs.get("source", x)
         values.append(block.energy(source, graph, **others)(block.by_head(out)))
 
@@ -110,11 +119,19 @@ def energies_of_the_run(model: nn.Module, *args: Any, **given: Any) -> Tensor:
 MODELS = {
     "difformer": lambda k: CertifiedDIFFormer(C, 8, 3, k),
     "centred": lambda k: CertifiedDIFFormer(C, 8, 3, k, centre=True, constraint="sphere", heads=2),
-    "inputs": lambda k: CertifiedDIFFormer(C, 8, 3, k, penalty=None, inputs=dm.UniformDiffusivity()),
-    "tied": lambda k: CertifiedDIFFormer(C, 8, 3, k, penalty="gaussian", projection="tied", constraint="nonnegative"),
+    "inputs": lambda k: CertifiedDIFFormer(
+        C, 8, 3, k, penalty=None, inputs=dm.UniformDiffusivity()
+    ),
+    "tied": lambda k: CertifiedDIFFormer(
+        C, 8, 3, k, penalty="gaussian", projection="tied", constraint="nonnegative"
+    ),
     "transformer": lambda k: CertifiedTransformer(C, 8, 3, 2, k),
-    "relations": lambda k: CertifiedTransformer(C, 8, 3, 2, k, edge_dim=2, mlp_channels=4, constraint="ball"),
-    "attention": lambda k: CertifiedTransformer(C, 8, 3, 2, k, attention="all", heads=2, constraint="sphere"),
+    "relations": lambda k: CertifiedTransformer(
+        C, 8, 3, 2, k, edge_dim=2, mlp_channels=4, constraint="ball"
+    ),
+    "attention": lambda k: CertifiedTransformer(
+        C, 8, 3, 2, k, attention="all", heads=2, constraint="sphere"
+    ),
 }
 
 
@@ -125,13 +142,16 @@ def test_of_a_model(name: str, num_layers: int | None) -> None:
     for ragged in (False, True):
         x, edges, _, batch, kinds = inputs(ragged, 2.0)
         given = {"edge_attr": kinds} if name == "relations" else {}
-        with allowing(next(module for module in model.modules() if isinstance(module, CertifiedBlock))):
+        with allowing(
+            next(module for module in model.modules() if isinstance(module, CertifiedBlock))
+        ):
             last = model.energies(x, edges, None, batch, **given)[..., -1].flatten()
             run = energies_of_the_run(model, x, edges, None, batch, **given)
             torch.testing.assert_close(run, last, **CLOSE)
 
 
-X, GRAPH = torch.rand(4, C), Graph(4, torch.tensor([[0, 1], [1, 0]]))
+X = torch.rand(4, C)
+GRAPH = Graph(4, torch.tensor([[0, 1], [1, 0]]))
 ATTR = torch.rand(2, 2)
 UNREAD = "takes no edge_attr"
 CALLS = ("forward", "energies", "certificate")
@@ -139,16 +159,31 @@ SILENT = {
     "block": lambda: CertifiedBlock(C, [WeightedGraph(C), RowAttention(C), TiedMLP(C, 2)]),
     "conv": lambda: CertifiedConv(C),
     "transformer": lambda: CertifiedTransformer(C, 4, 2),
-    "transformer without a graph": lambda: CertifiedTransformer(C, 4, 2, graph=None, edge_dim=2, mlp_channels=2),
+    "transformer without a graph": lambda: CertifiedTransformer(
+        C, 4, 2, graph=None, edge_dim=2, mlp_channels=2
+    ),
 }
 test_features_of_edges_that_nothing_reads_are_refused = refuses(
-    *((lambda name=name, call=call: getattr(SILENT[name](), call)(X, GRAPH, edge_attr=ATTR), TypeError, UNREAD)
-      for name in SILENT for call in CALLS),
+    *(
+        (
+            lambda name=name, call=call: getattr(SILENT[name](), call)(X, GRAPH, edge_attr=ATTR),
+            TypeError,
+            UNREAD,
+        )
+        for name in SILENT
+        for call in CALLS
+    ),
     (lambda: SILENT["block"]().energy(X, GRAPH, ATTR), TypeError, UNREAD),
     (lambda: next(iter([*SILENT["block"]().states(X, GRAPH, edge_attr=ATTR)])), TypeError, UNREAD),
-    *((lambda call=call: getattr(SILENT["block"](), call)(X, GRAPH, pos=ATTR), TypeError, "takes no pos")
-      for call in CALLS),
-)  # fmt: skip
+    *(
+        (
+            lambda call=call: getattr(SILENT["block"](), call)(X, GRAPH, pos=ATTR),
+            TypeError,
+            "takes no pos",
+        )
+        for call in CALLS
+    ),
+)
 
 
 def test_a_module_of_ones_own_may_read_features_of_edges() -> None:

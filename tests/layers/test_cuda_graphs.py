@@ -18,7 +18,8 @@ class OnGraph(torch.nn.Module):
 
     def __init__(self, layer: torch.nn.Module, graph: Graph) -> None:
         super().__init__()
-        self.layer, self.graph = layer, graph
+        self.layer = layer
+        self.graph = graph
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x, self.graph)
@@ -26,9 +27,11 @@ class OnGraph(torch.nn.Module):
 
 ATTENTION = partial(CertifiedTransformer, 8, 8, 8, attention="all", mlp_channels=8)
 LAYERS = {
-    "linear": partial(DIFFormerConv, 8, 8), "certified": partial(CertifiedConv, 8), "blocks": ATTENTION,
+    "linear": partial(DIFFormerConv, 8, 8),
+    "certified": partial(CertifiedConv, 8),
+    "blocks": ATTENTION,
     "sparse flow": partial(SFiConv, 8, 8),
-}  # fmt: skip
+}
 CASES = [
     *(("make_graphed_callables", name, batch) for name in LAYERS for batch in (False, True)),
     *(("reduce-overhead", name, False) for name in ("linear", "certified")),
@@ -39,10 +42,14 @@ CASES = [
 def test_a_layer_is_replayed(recipe, name, batch, generator):
     gc.collect()  # a recording of an earlier test that is freed while torch records would end this one
     member = torch.arange(30) // 10 if batch else None
-    edge_index = torch.randint(10, (2, 100), generator=generator) + 10 * torch.randint(3, (100,), generator=generator)
+    edge_index = torch.randint(10, (2, 100), generator=generator) + 10 * torch.randint(
+        3, (100,), generator=generator
+    )
     graph = Graph(30, edge_index, batch=member).to("cuda")
     model = OnGraph(LAYERS[name]().cuda(), graph)
-    x, other, grad = (torch.randn(30, 8, generator=generator).cuda().requires_grad_() for _ in range(3))
+    x, other, grad = (
+        torch.randn(30, 8, generator=generator).cuda().requires_grad_() for _ in range(3)
+    )
     parameters = list(model.parameters())
 
     def results(run, *inputs):
@@ -60,7 +67,9 @@ def test_a_layer_is_replayed(recipe, name, batch, generator):
         results(run, x)  # recorded
     else:
         run = torch.cuda.make_graphed_callables(
-            OnGraph(model.layer, graph), (x.detach().clone().requires_grad_(),), allow_unused_input=True
+            OnGraph(model.layer, graph),
+            (x.detach().clone().requires_grad_(),),
+            allow_unused_input=True,
         )
     for got, wanted in zip(results(run, x, other), expected, strict=True):
         torch.testing.assert_close(got, wanted, **tolerance("gradient", torch.float32)._asdict())

@@ -19,7 +19,8 @@ def build(local: bool = True, attention: bool = True, dropout: float = 0.0) -> G
         return GPSBlock(4, first, second, dropout=dropout).double().eval()
 
 
-X, E = randn(5, 4, seed=1), randn(5, 4, seed=2)
+X = randn(5, 4, seed=1)
+E = randn(5, 4, seed=2)
 
 
 def test_the_branches_meet_before_the_feed_forward_network() -> None:
@@ -30,11 +31,14 @@ def test_the_branches_meet_before_the_feed_forward_network() -> None:
     torch.testing.assert_close(got, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(got_edges, edges, rtol=1e-10, atol=1e-10)
     total = block.attention_norm(X + block.attention(X))  # without edges the attention is alone
-    torch.testing.assert_close(block(X), block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        block(X), block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10
+    )
 
 
 def test_either_branch_may_be_missing() -> None:
-    local, attention = build(attention=False), build(local=False)
+    local = build(attention=False)
+    attention = build(local=False)
     total = local.local_norm(local.local(X, EDGES))
     torch.testing.assert_close(local(X, EDGES), local.norm(total + local.ffn(total)))
     _, edges, coupling = attention(X, EDGES, edge_attr=E, return_coupling=True)
@@ -46,15 +50,25 @@ def test_either_branch_may_be_missing() -> None:
 test_branches_that_do_not_fit_are_refused = refuses(
     (lambda: build(attention=False)(X), ValueError, "works on observed edges"),
     (lambda: GPSBlock(4), ValueError, "needs local or attention, or both; got neither"),
-    (lambda: GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3)), ValueError, "attention must map 4 channels to 4; got 4 to 3"),
-    (lambda: GPSBlock(4, GatedGCNConv(3)), ValueError, "local must map 4 channels to 4; got 3 to 3"),
+    (
+        lambda: GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3)),
+        ValueError,
+        "attention must map 4 channels to 4; got 4 to 3",
+    ),
+    (
+        lambda: GPSBlock(4, GatedGCNConv(3)),
+        ValueError,
+        "local must map 4 channels to 4; got 3 to 3",
+    ),
 )
 
 
 @pytest.mark.parametrize("attention", [True, False])
 def test_dropout_acts_on_what_a_branch_adds(attention: bool) -> None:
     branch = MLPConv(4, 4)
-    block = GPSBlock(4, *((None, branch) if attention else (branch, None)), norm=None, dropout=0.5).double()
+    block = GPSBlock(
+        4, *((None, branch) if attention else (branch, None)), norm=None, dropout=0.5
+    ).double()
     block.ffn = torch.nn.Identity()  # the output is twice the sum of the branches
     change = branch(X)
     with seeded(0):
@@ -64,7 +78,9 @@ def test_dropout_acts_on_what_a_branch_adds(attention: bool) -> None:
     torch.testing.assert_close(added[kept], 2 * change[kept])
 
 
-MULTI = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])  # a loop, a pair twice; node 4 is isolated
+MULTI = torch.tensor(
+    [[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]]
+)  # a loop, a pair twice; node 4 is isolated
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
 
 
@@ -76,14 +92,18 @@ def gated(**options: object) -> GatedGCNConv:
 @pytest.mark.parametrize("with_edges", [False, True])
 def test_the_equation_node_by_node(weighted: bool, with_edges: bool) -> None:
     conv = gated(norm="layer", eps=0.01)
-    x, e = randn(5, 3), randn(7, 3, seed=1)
+    x = randn(5, 3)
+    e = randn(7, 3, seed=1)
     weight = WEIGHT if weighted else torch.ones(7, dtype=torch.float64)
     logits = []
     for k, (j, i) in enumerate(MULTI.t().tolist()):
-        logits.append(conv.target(x[i]) + conv.source(x[j]) + (conv.edge(e[k]) if with_edges else 0))
+        logits.append(
+            conv.target(x[i]) + conv.source(x[j]) + (conv.edge(e[k]) if with_edges else 0)
+        )
     rows = []
     for i in range(5):
-        total, norm = torch.zeros(3, dtype=torch.float64), torch.full((3,), 0.01, dtype=torch.float64)
+        total = torch.zeros(3, dtype=torch.float64)
+        norm = torch.full((3,), 0.01, dtype=torch.float64)
         for k, (j, target) in enumerate(MULTI.t().tolist()):
             if target == i:
                 total = total + weight[k] * logits[k].sigmoid() * conv.value(x[j])
@@ -93,26 +113,32 @@ def test_the_equation_node_by_node(weighted: bool, with_edges: bool) -> None:
     got = conv(x, MULTI, WEIGHT if weighted else None, **given)
     if with_edges:
         got, edges = got
-        torch.testing.assert_close(edges, e + relu(layer_norm(torch.stack(logits), [3])), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            edges, e + relu(layer_norm(torch.stack(logits), [3])), rtol=1e-10, atol=1e-10
+        )
     torch.testing.assert_close(got, torch.stack(rows), rtol=1e-10, atol=1e-10)
 
 
 def test_the_gates_are_a_coupling_with_one_head_per_channel() -> None:
     conv = gated(norm=None, residual=False, eps=1e-9)
-    x, e = randn(5, 3), randn(7, 3, seed=1)
+    x = randn(5, 3)
+    e = randn(7, 3, seed=1)
     out, edges, gates = conv(x, MULTI, edge_attr=e, return_coupling=True)
     assert gates.heads == 3
     product = torch.einsum("cij,jc->ic", gates.to_dense(), conv.value(x))
     torch.testing.assert_close(out, relu(conv.own(x) + product), rtol=1e-10, atol=1e-10)
     received = gates.to_dense().sum(2)
-    torch.testing.assert_close(received[:, :3], torch.ones(3, 3, dtype=torch.float64), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        received[:, :3], torch.ones(3, 3, dtype=torch.float64), rtol=0, atol=1e-7
+    )
     assert (received[:, 4] == 0).all()
     assert (edges >= 0).all()
 
 
 def test_dropout_of_gates_is_drawn_in_training_only() -> None:
     conv = gated(norm=None, dropout=0.5)
-    x, e = randn(5, 3), randn(7, 3, seed=1)
+    x = randn(5, 3)
+    e = randn(7, 3, seed=1)
     steady = conv(x, MULTI, edge_attr=e)
     drawn = built(lambda: conv.train()(x, MULTI, edge_attr=e))
     for kept, state, change in zip(steady, drawn, (x, e), strict=True):
@@ -120,10 +146,24 @@ def test_dropout_of_gates_is_drawn_in_training_only() -> None:
         assert 0 < (dropped & (kept != change)).sum() < kept.numel()
 
 
-CONV, ONES, ATTR = gated(), torch.ones(5, 3, dtype=torch.float64), torch.ones(7, 3, dtype=torch.float64)
+CONV = gated()
+ONES = torch.ones(5, 3, dtype=torch.float64)
+ATTR = torch.ones(7, 3, dtype=torch.float64)
 test_what_does_not_fit_is_answered_in_words = refuses(
     (lambda: CONV(ONES), ValueError, "works on observed edges; got none"),
-    (lambda: CONV(ONES, MULTI, edge_attr=ATTR[:6]), ValueError, "one row for each of 7 edges; got a float64 tensor of"),
-    (lambda: CONV(ONES, Graph(5, MULTI), edge_attr=ATTR[:, :2]), ValueError, "edge_attr must have 3 channels"),
-    (lambda: CONV(ONES, torch.eye(5).double().to_sparse(), edge_attr=ATTR[:5]), ValueError, "have no order"),
+    (
+        lambda: CONV(ONES, MULTI, edge_attr=ATTR[:6]),
+        ValueError,
+        "one row for each of 7 edges; got a float64 tensor of",
+    ),
+    (
+        lambda: CONV(ONES, Graph(5, MULTI), edge_attr=ATTR[:, :2]),
+        ValueError,
+        "edge_attr must have 3 channels",
+    ),
+    (
+        lambda: CONV(ONES, torch.eye(5).double().to_sparse(), edge_attr=ATTR[:5]),
+        ValueError,
+        "have no order",
+    ),
 )

@@ -20,16 +20,25 @@ def encoder() -> LaplacianEncoder:
 def inputs(num_nodes: int = 7, count: int = 4) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     vectors = torch.randn(num_nodes, count, generator=generator, dtype=torch.float64)
-    values = torch.rand(count, generator=generator, dtype=torch.float64).sort().values.expand(num_nodes, count)
+    values = (
+        torch.rand(count, generator=generator, dtype=torch.float64)
+        .sort()
+        .values.expand(num_nodes, count)
+    )
     return vectors, values
 
 
 def test_padding_does_not_enter(encoder: LaplacianEncoder) -> None:
     vectors, values = inputs()
     for filler in (0.0, 3.0, float("nan")):
-        padded = [torch.cat([t, torch.full((7, 2), filler, dtype=t.dtype)], dim=1) for t in (vectors, values)]
+        padded = [
+            torch.cat([t, torch.full((7, 2), filler, dtype=t.dtype)], dim=1)
+            for t in (vectors, values)
+        ]
         mask = (torch.arange(6) < 4).expand(7, 6)
-        torch.testing.assert_close(encoder(*padded, mask), encoder(vectors, values), rtol=RTOL, atol=ATOL)
+        torch.testing.assert_close(
+            encoder(*padded, mask), encoder(vectors, values), rtol=RTOL, atol=ATOL
+        )
 
 
 def test_the_equation(encoder: LaplacianEncoder) -> None:
@@ -41,7 +50,9 @@ def test_the_equation(encoder: LaplacianEncoder) -> None:
         for r in range(2):
             for sign in (1, -1):
                 total = total + b(silu(a(torch.stack([sign * vectors[i, r], values[i, r]]))))
-        torch.testing.assert_close(encoder(vectors, values)[i], d(silu(c(total))), rtol=RTOL, atol=ATOL)
+        torch.testing.assert_close(
+            encoder(vectors, values)[i], d(silu(c(total))), rtol=RTOL, atol=ATOL
+        )
     assert torch.equal(encoder(vectors), encoder(vectors, torch.zeros_like(values)))
 
 
@@ -58,10 +69,13 @@ def test_it_compiles_and_has_a_repr(encoder: LaplacianEncoder) -> None:
     mask = values > values[0, 0]
     assert repr(LaplacianEncoder(4, 5)) == "LaplacianEncoder(4, hidden_channels=5)"
     compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(vectors, values, mask), encoder(vectors, values, mask), rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(
+        compiled(vectors, values, mask), encoder(vectors, values, mask), rtol=RTOL, atol=ATOL
+    )
 
 
-V, MASK = torch.ones(7, 4), torch.ones(4, dtype=torch.bool)
+V = torch.ones(7, 4)
+MASK = torch.ones(4, dtype=torch.bool)
 SHAPE = r"eigenvalues must have the shape \[7, 4\] of eigenvectors; got \[7, 3\]"
 test_refusals = refuses(
     (lambda: LaplacianEncoder(6)(V, V[:, 1:]), ValueError, SHAPE),

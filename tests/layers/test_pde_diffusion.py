@@ -62,14 +62,17 @@ def test_the_step_is_the_equation() -> None:
     extended = torch.cat([x.flip(1), x, x.flip(1)], dim=1)
     expected = x.clone()
     for k, stride in enumerate((1, 3)):
-        expected += alpha[k] * (extended[:, 5 - stride : 10 - stride] - 2 * x + extended[:, 5 + stride : 10 + stride])
+        expected += alpha[k] * (
+            extended[:, 5 - stride : 10 - stride] - 2 * x + extended[:, 5 + stride : 10 + stride]
+        )
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("mask", masks().values(), ids=masks())
 def test_padding_never_leaks(name: str, mask: Tensor) -> None:
-    layer, x = build(name), randn(4, 10, 4)
+    layer = build(name)
+    x = randn(4, 10, 4)
     x[~mask] = math.nan
     got = layer(x, mask)
     for row, tokens, out in zip(x, mask, got, strict=True):
@@ -84,7 +87,9 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
 
 
 def test_the_mask_of_padding_and_the_order_of_dimensions_may_be_those_of_pytorch() -> None:
-    layer, x, mask = build("heads"), randn(4, 10, 4), masks()["anywhere"]
+    layer = build("heads")
+    x = randn(4, 10, 4)
+    mask = masks()["anywhere"]
     assert torch.equal(layer(x, key_padding_mask=~mask), layer(x, mask))
     second = PDEDiffusion1d(4, **OPTIONS["heads"], batch_first=False).double()
     second.load_state_dict(layer.state_dict())
@@ -99,7 +104,8 @@ def test_the_mask_of_padding_and_the_order_of_dimensions_may_be_those_of_pytorch
 
 @pytest.mark.parametrize("name", ["strides", "heads", "causal", "heat"])
 def test_no_gradient_comes_from_padding(name: str) -> None:
-    layer, mask = build(name), masks()["anywhere"]
+    layer = build(name)
+    mask = masks()["anywhere"]
     x = randn(4, 10, 4)
     weight = randn(int(mask.sum()), 4, seed=2)
     gradients = []
@@ -107,14 +113,17 @@ def test_no_gradient_comes_from_padding(name: str) -> None:
         leaf = torch.where(mask.unsqueeze(2), x, padding).requires_grad_()
         (layer(leaf, mask)[mask] * weight).sum().backward()
         assert not leaf.grad[~mask].any()
-        gradients.append([leaf.grad[mask], *(parameter.grad.clone() for parameter in layer.parameters())])
+        gradients.append(
+            [leaf.grad[mask], *(parameter.grad.clone() for parameter in layer.parameters())]
+        )
         layer.zero_grad()
     for clean, poisoned in zip(*gradients, strict=True):
         assert torch.equal(clean, poisoned)
 
 
 def test_the_returned_coupling_is_the_step() -> None:
-    x, mask = randn(2, 5, 4), torch.tensor([[1, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    x = randn(2, 5, 4)
+    mask = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
     layer = build("heads")
     out, coupling = layer(x, mask, return_coupling=True)
     first = torch.tensor([0, 2, 3, 1, 4, 5, 6, 7, 8, 9])  # the tokens of a row before its padding
@@ -134,7 +143,9 @@ def test_alpha_starts_where_asked_and_stays_under_its_budget(budget: float) -> N
     with torch.no_grad():
         diffusivity.theta.copy_(randn(3, 2))
         diffusivity.eta.copy_(torch.tensor([1.3, -2.0]))
-    expected = budget * torch.sigmoid(torch.tensor([1.3, -2.0], dtype=DOUBLE)) * randn(3, 2).softmax(0)
+    expected = (
+        budget * torch.sigmoid(torch.tensor([1.3, -2.0], dtype=DOUBLE)) * randn(3, 2).softmax(0)
+    )
     torch.testing.assert_close(diffusivity.alpha, expected)
     with torch.no_grad():
         diffusivity.eta.fill_(15.0)
@@ -150,8 +161,10 @@ def test_without_a_budget_alpha_is_any_positive_number() -> None:
 
 
 def test_the_norm_is_that_of_the_step() -> None:
-    bare, normed = PDEDiffusion1d(4, strides=(1, 2)).double(), PDEDiffusion1d(4, strides=(1, 2), norm=True).double()
-    x, mask = randn(4, 10, 4), masks()["right"]
+    bare = PDEDiffusion1d(4, strides=(1, 2)).double()
+    normed = PDEDiffusion1d(4, strides=(1, 2), norm=True).double()
+    x = randn(4, 10, 4)
+    mask = masks()["right"]
     expected = torch.nn.functional.layer_norm(bare(x, mask), (4,))
     torch.testing.assert_close(normed(x, mask), expected)
 
@@ -166,16 +179,38 @@ def test_no_guarantee_covers_the_norm() -> None:
     assert normed.diff(dim=1).norm() > 10 * x.diff(dim=1).norm()
 
 
-STEP, X, TRUE = PDEDiffusion1d(4), randn(2, 5, 4), torch.ones(2, 5, dtype=torch.bool)
+STEP = PDEDiffusion1d(4)
+X = randn(2, 5, 4)
+TRUE = torch.ones(2, 5, dtype=torch.bool)
 test_bad_input_is_answered_by_a_sentence = refuses(
     (lambda: STEP(X[..., :3]), ValueError, r"x must be \[batch, length, 4\].*\[2, 5, 3\]"),
-    (lambda: STEP(X, TRUE.mT), ValueError, r"\[length, batch, channels\], build .* with batch_first=False"),
-    (lambda: STEP(X, key_padding_mask=torch.ones(2, 5)), TypeError, "key_padding_mask must be a bool"),
+    (
+        lambda: STEP(X, TRUE.mT),
+        ValueError,
+        r"\[length, batch, channels\], build .* with batch_first=False",
+    ),
+    (
+        lambda: STEP(X, key_padding_mask=torch.ones(2, 5)),
+        TypeError,
+        "key_padding_mask must be a bool",
+    ),
     (lambda: STEP(X, TRUE, key_padding_mask=~TRUE), ValueError, r"say the same thing.*pass one"),
     (lambda: STEP(X[0], TRUE[0]), ValueError, r"mask goes with sequences.*For its rows pass batch"),
-    (lambda: STEP(X, batch=torch.zeros(2).long()), ValueError, r"batch goes with rows.*padding pass mask"),
-    (lambda: PDEDiffusion1d(4, heads=3), ValueError, "heads must divide channels; got 3 heads, 4 channels"),
+    (
+        lambda: STEP(X, batch=torch.zeros(2).long()),
+        ValueError,
+        r"batch goes with rows.*padding pass mask",
+    ),
+    (
+        lambda: PDEDiffusion1d(4, heads=3),
+        ValueError,
+        "heads must divide channels; got 3 heads, 4 channels",
+    ),
     (lambda: PDEDiffusion1d(4, strides=()), ValueError, r"strides must name at least one"),
-    (lambda: PDEDiffusion1d(4, strides=(1, 0)), ValueError, r"strides\[1\] must be at least 1; got 0"),
+    (
+        lambda: PDEDiffusion1d(4, strides=(1, 0)),
+        ValueError,
+        r"strides\[1\] must be at least 1; got 0",
+    ),
     (lambda: PDEDiffusion1d(4, alpha=0.5), ValueError, r"alpha must be below the budget 0.5"),
 )

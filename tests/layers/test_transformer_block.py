@@ -25,11 +25,15 @@ def test_it_is_the_attention_of_torch(mask: Tensor | None, causal: bool) -> None
     ours = attention(causal=causal)
     theirs = nn.MultiheadAttention(6, 3, batch_first=True, dtype=torch.float64)
     inside = {"in_proj_weight": ours.project.weight, "in_proj_bias": ours.project.bias}
-    theirs.load_state_dict(inside | {"out_proj.weight": ours.mix.weight, "out_proj.bias": ours.mix.bias})
+    theirs.load_state_dict(
+        inside | {"out_proj.weight": ours.mix.weight, "out_proj.bias": ours.mix.bias}
+    )
     x = state(3, 5, 6)
     past = torch.ones(5, 5).triu(1).bool() if causal else None
     padding = None if mask is None else ~mask
-    expected, weights = theirs(x, x, x, attn_mask=past, key_padding_mask=padding, average_attn_weights=False)
+    expected, weights = theirs(
+        x, x, x, attn_mask=past, key_padding_mask=padding, average_attn_weights=False
+    )
     rows = torch.ones(3, 5).bool() if mask is None else mask
     torch.testing.assert_close(ours(x, mask)[rows], expected[rows], rtol=1e-10, atol=1e-10)
     weights = [each.transpose(1, 2)[rows] for each in (ours.weights(x, mask), weights)]
@@ -37,44 +41,69 @@ def test_it_is_the_attention_of_torch(mask: Tensor | None, causal: bool) -> None
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("mask", [None, MASK, torch.zeros(3, 5).bool()], ids=["whole", "masked", "no-token"])
+@pytest.mark.parametrize(
+    "mask", [None, MASK, torch.zeros(3, 5).bool()], ids=["whole", "masked", "no-token"]
+)
 def test_the_weights_reproduce_the_output(mask: Tensor | None, causal: bool) -> None:
-    module, x = attention(causal=causal), state(3, 5, 6)
+    module = attention(causal=causal)
+    x = state(3, 5, 6)
     out = module(x, mask)
     assert out.isfinite().all()
     torch.testing.assert_close(module.frozen(x, mask)(x), out, rtol=1e-10, atol=1e-10)
     weights = module.weights(x, mask)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 3, 5, dtype=torch.float64))
     # what it routes is linear in the state that is routed, and depends on the state that decides
-    y, z = state(3, 5, 6, seed=1), state(3, 5, 6, seed=2)
-    route, bias = module.frozen(x, mask), module.frozen(x, mask)(torch.zeros_like(x))
-    torch.testing.assert_close(route(y + 2 * z), route(y) + 2 * route(z) - 2 * bias, rtol=1e-10, atol=1e-10)
-    assert (mask is not None and not mask.any()) or not torch.allclose(module.frozen(y, mask)(x), out)
+    y = state(3, 5, 6, seed=1)
+    z = state(3, 5, 6, seed=2)
+    route = module.frozen(x, mask)
+    bias = module.frozen(x, mask)(torch.zeros_like(x))
+    torch.testing.assert_close(
+        route(y + 2 * z), route(y) + 2 * route(z) - 2 * bias, rtol=1e-10, atol=1e-10
+    )
+    assert (mask is not None and not mask.any()) or not torch.allclose(
+        module.frozen(y, mask)(x), out
+    )
 
 
 def test_it_is_the_block_of_torch() -> None:
     ours = block()
-    theirs = nn.TransformerEncoderLayer(6, 3, 8, 0.0, "gelu", batch_first=True, norm_first=True).double()
-    names = {f"attention.project.{kind}": f"self_attn.in_proj_{kind}" for kind in ("weight", "bias")}
+    theirs = nn.TransformerEncoderLayer(
+        6, 3, 8, 0.0, "gelu", batch_first=True, norm_first=True
+    ).double()
+    names = {
+        f"attention.project.{kind}": f"self_attn.in_proj_{kind}" for kind in ("weight", "bias")
+    }
     names |= {"attention.mix": "self_attn.out_proj", "attention_norm": "norm1", "mlp_norm": "norm2"}
     names |= {"mlp.0": "linear1", "mlp.3": "linear2"}
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
-            parameter.copy_(state(*parameter.shape, seed=len(name)))  # also the norms, which begin as the identity
+            parameter.copy_(
+                state(*parameter.shape, seed=len(name))
+            )  # also the norms, which begin as the identity
     weights = {}
     for name, parameter in ours.named_parameters():
         old = next(key for key in names if name.startswith(key))
         weights[name.replace(old, names[old])] = parameter
     theirs.load_state_dict(weights)
     x = state(3, 5, 6, seed=1)
-    expected = theirs.train()(x, src_key_padding_mask=~MASK)  # in training mode it takes no shortcut
+    expected = theirs.train()(
+        x, src_key_padding_mask=~MASK
+    )  # in training mode it takes no shortcut
     torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK], rtol=1e-10, atol=1e-10)
 
 
 X = state(3, 5, 6)
 test_it_says_what_it_needs = refuses(
-    (lambda: SelfAttention(6, 4), ValueError, "heads must divide channels; got 4 heads, 6 channels"),
-    (lambda: attention()(X[..., :4]), ValueError, r"x must be \[batch, length, 6\]; got a float64 .* \[3, 5, 4\]"),
+    (
+        lambda: SelfAttention(6, 4),
+        ValueError,
+        "heads must divide channels; got 4 heads, 6 channels",
+    ),
+    (
+        lambda: attention()(X[..., :4]),
+        ValueError,
+        r"x must be \[batch, length, 6\]; got a float64 .* \[3, 5, 4\]",
+    ),
     (lambda: attention()(X.long()), TypeError, "x must be floating point"),
     (lambda: attention()(X, MASK.long()), TypeError, "mask must be a bool tensor"),
     (lambda: attention()(X, MASK[:2]), ValueError, r"mask must be \[3, 5\]"),

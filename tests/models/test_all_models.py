@@ -29,7 +29,10 @@ LAYOUTS["uncoalesced"] = lambda x: twice(x.to_sparse_coo())
 def results(model: nn.Module, inputs) -> list[Tensor]:
     out = model(**inputs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), parameters, materialize_grads=True)]
+    return [
+        out.detach(),
+        *torch.autograd.grad(out.square().sum(), parameters, materialize_grads=True),
+    ]
 
 
 def explained(model: nn.Module, algorithm, **inputs: Tensor) -> Tensor:
@@ -42,7 +45,8 @@ def explained(model: nn.Module, algorithm, **inputs: Tensor) -> Tensor:
 def test_the_edges_of_a_model_are_explained(name: str) -> None:
     """By a learned mask; and by attention, which is the largest entry of any coupling at the observed edges."""
     case = MODELS[name]
-    model, inputs = case.model().eval(), case.inputs(12)
+    model = case.model().eval()
+    inputs = case.inputs(12)
     before = model(**inputs)
     mask = explained(model, GNNExplainer(epochs=2), **inputs)
     assert mask.shape == inputs["edge_index"].shape[1:]
@@ -50,7 +54,9 @@ def test_the_edges_of_a_model_are_explained(name: str) -> None:
     assert torch.equal(model(**inputs), before)
     mask = explained(model, AttentionExplainer("max"), **inputs)
     _, couplings = model(**inputs, return_coupling=True)
-    if isinstance(model, SGFormer):  # whose couplings are those of its attention; the explainer hears its GNN too
+    if isinstance(
+        model, SGFormer
+    ):  # whose couplings are those of its attention; the explainer hears its GNN too
         initial = (model.gnn_encoder or model.encoder)(inputs["x"])
         couplings += model.gnn(initial, inputs["edge_index"], return_coupling=True)[1]
     entries = [coupling.at(inputs["edge_index"]).amax(1) for coupling in couplings]
@@ -61,7 +67,8 @@ def test_the_edges_of_a_model_are_explained(name: str) -> None:
 @pytest.mark.parametrize("name", ["gcn", "gps", "certified-options"])
 def test_a_mask_is_a_weight_of_the_edges(name: str) -> None:
     case = MODELS[name]
-    model, inputs = case.model().eval(), case.inputs(12)
+    model = case.model().eval()
+    inputs = case.inputs(12)
     mask = torch.rand(inputs["edge_index"].size(1), generator=torch.Generator().manual_seed(0))
     expected = model(**inputs, edge_weight=mask)
     assert not torch.allclose(model(**inputs), expected)
@@ -72,9 +79,13 @@ def test_a_mask_is_a_weight_of_the_edges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_summarised_and_answers_for_its_energy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_summarised_and_answers_for_its_energy(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyG draws the table with another package, which need not be there; a certificate needs no data."""
-    monkeypatch.setitem(sys.modules, "tabulate", SimpleNamespace(tabulate=lambda rows, **_: str(rows)))
+    monkeypatch.setitem(
+        sys.modules, "tabulate", SimpleNamespace(tabulate=lambda rows, **_: str(rows))
+    )
     case = MODELS[name]
     model = case.model().eval()
     assert type(model).__name__ in summary(model, **case.inputs(12))
@@ -89,13 +100,16 @@ def test_every_parameter_learns(name: str) -> None:
     model = case.model().train()
     model(**case.inputs(12)).pow(3).sum().backward()
     for key, parameter in model.named_parameters():
-        if not (key.startswith("blocks.1") and "edge_norm" in key):  # the last edge states are not read
+        if not (
+            key.startswith("blocks.1") and "edge_norm" in key
+        ):  # the last edge states are not read
             assert parameter.grad is not None, key
             assert parameter.grad.abs().max() > 0, key
 
 
 @pytest.mark.parametrize(
-    "name", ["difformer-options", "difformer-sigmoid", "sgformer", "sfi-former", "gat", "pde-transformer"]
+    "name",
+    ["difformer-options", "difformer-sigmoid", "sgformer", "sfi-former", "gat", "pde-transformer"],
 )
 def test_threads_that_share_a_model_do_not_meddle(name: str) -> None:
     case = MODELS[name]
@@ -132,7 +146,9 @@ def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
     layers = within.blocks if name == "sfi-former" else within.convs
     for layer in layers:
         diffusivity = (layer.attention if name == "sfi-former" else layer).diffusivity
-        diffusivity.register_forward_hook(lambda module, args, coupling: made.append(weakref.ref(coupling)))
+        diffusivity.register_forward_hook(
+            lambda module, args, coupling: made.append(weakref.ref(coupling))
+        )
         layer.register_forward_hook(count)
     with torch.no_grad():
         model(**case.inputs(12))
@@ -143,11 +159,14 @@ def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
         alive.clear()
         _, couplings = model(**case.inputs(12), return_coupling=True)
     assert len(made) == len(layers)
-    assert name == "sgformer" or (len(couplings) == len(layers) and alive == list(range(1, len(layers) + 1)))
+    assert name == "sgformer" or (
+        len(couplings) == len(layers) and alive == list(range(1, len(layers) + 1))
+    )
 
 
 def twice(x: Tensor) -> Tensor:
-    indices, values = x.coalesce().indices(), x.coalesce().values()
+    indices = x.coalesce().indices()
+    values = x.coalesce().values()
     halves = torch.cat([indices, indices], 1), torch.cat([values, values]) / 2
     return torch.sparse_coo_tensor(*halves, x.shape, check_invariants=False)
 
@@ -156,10 +175,14 @@ def twice(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", [name for name in READ_FEATURES if name != "gin"])
 def test_sparse_features_give_what_dense_ones_give(name: str, layout: str) -> None:
     case = MODELS[name]
-    model, inputs = case.model().eval(), case.inputs(12)
+    model = case.model().eval()
+    inputs = case.inputs(12)
     x = inputs["x"].where(inputs["x"] > 0.8, 0.0)
-    x[6], x[:, 5] = 0, 0
-    for got, expected in zip(*(results(model, {**inputs, "x": each}) for each in (LAYOUTS[layout](x), x)), strict=True):
+    x[6] = 0
+    x[:, 5] = 0
+    for got, expected in zip(
+        *(results(model, {**inputs, "x": each}) for each in (LAYOUTS[layout](x), x)), strict=True
+    ):
         torch.testing.assert_close(got, expected)
 
 
@@ -178,7 +201,8 @@ def lazy(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
 @pytest.mark.parametrize("name", READ_FEATURES)
 def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = MODELS[name]
-    known, inputs = case.model().eval(), case.inputs(12)
+    known = case.model().eval()
+    inputs = case.inputs(12)
     narrow = {**inputs, "x": inputs["x"][:, :5]}
     model = lazy(case, monkeypatch).double().eval()
     assert any(map(is_lazy, model.parameters()))
@@ -203,7 +227,10 @@ def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 test_channels_that_are_not_found_later = refuses(
     (lambda: PDETransformer(-1, 8, 3, max_length=5), r"in_channels must be at least 1; got -1"),
-    (lambda: CertifiedDIFFormer(-1, 8, 3).certificate(), r"x must be given, or the model called once"),
+    (
+        lambda: CertifiedDIFFormer(-1, 8, 3).certificate(),
+        r"x must be given, or the model called once",
+    ),
     error=ValueError,
 )
 

@@ -20,7 +20,9 @@ from helpers import built
 def communities(num_nodes: int = 120, channels: int = 24) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     group = torch.arange(num_nodes) % 4
-    x = torch.randn(4, channels, generator=generator)[group] + torch.randn(num_nodes, channels, generator=generator)
+    x = torch.randn(4, channels, generator=generator)[group] + torch.randn(
+        num_nodes, channels, generator=generator
+    )
     pairs = torch.randint(num_nodes, (2, 12 * num_nodes), generator=generator)
     stay = torch.rand(pairs.size(1), generator=generator) < 0.05
     pairs = pairs[:, (group[pairs[0]] == group[pairs[1]]) | stay]
@@ -59,7 +61,8 @@ def test_depth_leaves_the_state_alone(kind: type[nn.Module], edges: bool) -> Non
 
 def test_the_layer_alone_is_the_layer_of_the_model() -> None:
     x, edge_index = communities()
-    inside, alone = DIFFormer(24, 24, 4, 4).convs[0], DIFFormerConv(24, 24)
+    inside = DIFFormer(24, 24, 4, 4).convs[0]
+    alone = DIFFormerConv(24, 24)
     alone.update.tau = inside.update.tau  # which depends on how many layers there are
     assert repr(inside) == repr(alone)
     torch.testing.assert_close(inside(x, edge_index), alone(x, edge_index), rtol=0, atol=0)
@@ -69,11 +72,17 @@ def test_the_layer_alone_is_the_layer_of_the_model() -> None:
     assert DIFFormerConv(24, 12, 2, concat=True)(x, edge_index).shape == (120, 24)
 
 
-@pytest.mark.parametrize(("kind", "options"), [
-    *((kind, {}) for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer, DiffusionGNN)),
-    (DIFFormer, {"num_layers": 16}),
-    (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *(
+            (kind, {})
+            for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer, DiffusionGNN)
+        ),
+        (DIFFormer, {"num_layers": 16}),
+        (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
+    ],
+)
 def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options) -> None:
     x, edge_index = communities()
     random = torch.randint(120, (2, 200), generator=torch.Generator().manual_seed(1))
@@ -81,19 +90,31 @@ def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options) -> No
     with seeded(0):
         model = kind(24, 64, 64, task="link", **options)
         scores = model(x, edge_index, edge_label_index=torch.cat([edge_index[:, :200], random], 1))
-    assert abs(float(binary_cross_entropy_with_logits(scores, target).detach()) - math.log(2)) < 0.12
+    assert (
+        abs(float(binary_cross_entropy_with_logits(scores, target).detach()) - math.log(2)) < 0.12
+    )
 
 
 @pytest.mark.parametrize("sizes", [[120], [7, 1, 30, 82]], ids=["one graph", "batch"])
 def test_the_relative_edge_loss_of_uniform_attention_is_one(sizes: list[int]) -> None:
     start = torch.tensor([0, *sizes]).cumsum(0)
-    ring = torch.cat([torch.arange(n) + first for n, first in zip(sizes, start[:-1], strict=True) if n > 1])
-    after = torch.cat([(torch.arange(n) + 1) % n + first for n, first in zip(sizes, start[:-1], strict=True) if n > 1])
+    ring = torch.cat(
+        [torch.arange(n) + first for n, first in zip(sizes, start[:-1], strict=True) if n > 1]
+    )
+    after = torch.cat(
+        [
+            (torch.arange(n) + 1) % n + first
+            for n, first in zip(sizes, start[:-1], strict=True)
+            if n > 1
+        ]
+    )
     graph = Graph(120, torch.stack([ring, after]), ptr=start if len(sizes) > 1 else None)
     attention = UniformDiffusivity()(torch.zeros(120, 3, dtype=torch.float64), graph)
     # A node alone in its graph has no edge.
     expected = torch.tensor(ring.numel() / 120, dtype=torch.float64)
-    torch.testing.assert_close(edge_loss(attention, graph, relative=True), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        edge_loss(attention, graph, relative=True), expected, rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
@@ -108,18 +129,22 @@ def score(build, data: Data, seed: int) -> float:
     with seeded(seed):
         model = build()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-        best, result = -1.0, 0.0
+        best = -1.0
+        result = 0.0
         for _ in range(200):
             optimizer.zero_grad()
             logits = model.train()(data.x, data.edge_index)
-            loss = cross_entropy(logits[data.train_mask], data.y[data.train_mask]) + auxiliary_loss(model)
+            loss = cross_entropy(logits[data.train_mask], data.y[data.train_mask]) + auxiliary_loss(
+                model
+            )
             loss.backward()
             optimizer.step()
             with torch.no_grad():
                 right = (model.eval()(data.x, data.edge_index).argmax(1) == data.y).double()
             validation = float(right[data.val_mask].mean())
             if validation > best:
-                best, result = validation, 100 * float(right[data.test_mask].mean())
+                best = validation
+                result = 100 * float(right[data.test_mask].mean())
     return result
 
 
@@ -128,7 +153,13 @@ KINDS = {kind.__name__: kind for kind in (DIFFormer, NodeFormer, SGFormer, Certi
 
 def mean_score(kind: str, data: Data, **depth: int) -> float:
     sizes = data.x.size(1), 64, int(data.y.max()) + 1
-    return sum(score(lambda: KINDS[kind](*sizes, dropout=0.5, **depth), data, seed) for seed in range(5)) / 5
+    return (
+        sum(
+            score(lambda: KINDS[kind](*sizes, dropout=0.5, **depth), data, seed)
+            for seed in range(5)
+        )
+        / 5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +173,8 @@ def cora(data_root) -> Data:
 @pytest.mark.data
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(
-    ("kind", "least"), [("DIFFormer", 80), ("NodeFormer", 78), ("SGFormer", 80), ("CertifiedDIFFormer", 81)]
+    ("kind", "least"),
+    [("DIFFormer", 80), ("NodeFormer", 78), ("SGFormer", 80), ("CertifiedDIFFormer", 81)],
 )
 def test_the_defaults_on_cora(kind: str, least: float, cora: Data) -> None:
     assert mean_score(kind, cora) >= least

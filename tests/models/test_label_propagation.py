@@ -24,10 +24,14 @@ def gaussian(bandwidth: float, *, diagonal: bool = False) -> dm.Diffusivity:
 
 
 @pytest.mark.parametrize(("alpha", "bandwidth"), [(0.5, 1.0), (0.9, 0.3), (0.99, 0.15)])
-def test_the_limit_is_label_spreading_of_scikit_learn(alpha: float, bandwidth: float, generator: torch.Generator):
+def test_the_limit_is_label_spreading_of_scikit_learn(
+    alpha: float, bandwidth: float, generator: torch.Generator
+):
     """The same S and α. Theirs iterates until the change is below a tolerance, and divides rows by their sums."""
     points, y, mask = clouds(generator)
-    theirs = LabelSpreading(kernel="rbf", gamma=0.5 / bandwidth**2, alpha=alpha, max_iter=100_000, tol=1e-12)
+    theirs = LabelSpreading(
+        kernel="rbf", gamma=0.5 / bandwidth**2, alpha=alpha, max_iter=100_000, tol=1e-12
+    )
     theirs.fit(points.numpy(), np.where(mask, y, -1))
     soft = torch.eye(3, dtype=torch.float64)[y]
     ours = dm.LabelPropagation(None, alpha, gaussian(bandwidth))(soft, mask=mask, features=points)
@@ -52,8 +56,12 @@ def test_the_limit_is_where_the_steps_end(generator: torch.Generator) -> None:
 
 def test_a_sharp_kernel_spreads_nothing_past_its_own_diagonal() -> None:
     """Points thirty widths apart: with the diagonal every node hears itself alone, without it S is that of a path."""
-    points, y = 3 * torch.arange(20.0).unsqueeze(1), torch.tensor([0] + 19 * [-1])
-    models = [dm.LabelPropagation(50, 0.99, gaussian(0.1, diagonal=diagonal)) for diagonal in (True, False)]
+    points = 3 * torch.arange(20.0).unsqueeze(1)
+    y = torch.tensor([0] + 19 * [-1])
+    models = [
+        dm.LabelPropagation(50, 0.99, gaussian(0.1, diagonal=diagonal))
+        for diagonal in (True, False)
+    ]
     reached = [model(y, features=points).squeeze(1) > 0 for model in models]
     assert reached[0].tolist() == [True] + 19 * [False]
     assert reached[1].all()
@@ -72,24 +80,46 @@ def test_digits_by_their_pixels_alone() -> None:
 
 
 def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
-    y, x, edge_index = torch.tensor([0, 1, -1]), torch.rand(3, 4), torch.tensor([[0, 1], [1, 2]])
-    for diffusivity in (dm.SimpleDiffusivity(), 0.5 * gaussian(1.0) + dm.AdjacencyDiffusivity(), dm.GATDiffusivity(4)):
+    y = torch.tensor([0, 1, -1])
+    x = torch.rand(3, 4)
+    edge_index = torch.tensor([[0, 1], [1, 2]])
+    for diffusivity in (
+        dm.SimpleDiffusivity(),
+        0.5 * gaussian(1.0) + dm.AdjacencyDiffusivity(),
+        dm.GATDiffusivity(4),
+    ):
         with pytest.raises(ValueError, match=r"must not read the labels; none came"):
             dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index)
-        assert dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index, features=x).shape == (3, 2)
+        assert dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index, features=x).shape == (
+            3,
+            2,
+        )
     for fixed in (None, dm.NeumannDiffusivity(), 0.5 * dm.AdjacencyDiffusivity("row")):
         with pytest.raises(ValueError, match="features came, and nobody reads them"):
             dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index, features=x)
         assert dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index).shape == (3, 2)
 
 
-Y, DIRECTED = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
+Y = torch.tensor([0, 1, -1])
+DIRECTED = torch.tensor([[0, 1], [1, 2]])
 
 test_labels_without_a_limit_are_refused_with_the_way_out = refuses(
-    (lambda: dm.LabelPropagation(None, 1.0), ValueError, r"alpha must lie in \(0, 1\) for num_layers=None; got 1"),
-    (lambda: dm.LabelPropagation(3, 0.9, dm.SimpleDiffusivity(heads=2)), ValueError, "one head, for .*; got 2 heads"),
+    (
+        lambda: dm.LabelPropagation(None, 1.0),
+        ValueError,
+        r"alpha must lie in \(0, 1\) for num_layers=None; got 1",
+    ),
+    (
+        lambda: dm.LabelPropagation(3, 0.9, dm.SimpleDiffusivity(heads=2)),
+        ValueError,
+        "one head, for .*; got 2 heads",
+    ),
     (lambda: dm.LabelPropagation(None)(Y, DIRECTED), ValueError, "symmetric"),
-    (lambda: dm.LabelPropagation(3, 0.9, gaussian(1.0))(Y, features=torch.eye(4)), ValueError, "features must have"),
+    (
+        lambda: dm.LabelPropagation(3, 0.9, gaussian(1.0))(Y, features=torch.eye(4)),
+        ValueError,
+        "features must have",
+    ),
 )
 
 

@@ -13,7 +13,13 @@ from diffusion_mp.testing.laws import seeded
 from helpers import agree, built
 
 DOUBLE = torch.float64
-SLIDES = {"relational_bias": "sum", "logits": "dot", "num_samples": 10, "jump": "cat", "relative_edge_loss": False}
+SLIDES = {
+    "relational_bias": "sum",
+    "logits": "dot",
+    "num_samples": 10,
+    "jump": "cat",
+    "relative_edge_loss": False,
+}
 
 
 def problem(num_nodes: int = 13, channels: int = 4) -> tuple[Tensor, Tensor]:
@@ -24,7 +30,9 @@ def problem(num_nodes: int = 13, channels: int = 4) -> tuple[Tensor, Tensor]:
 
 def adjacency(num_nodes: int, edge_index: Tensor) -> Tensor:
     one = torch.ones(edge_index.size(1), dtype=DOUBLE)
-    return torch.zeros(num_nodes, num_nodes, dtype=DOUBLE).index_put((edge_index[1], edge_index[0]), one, True)
+    return torch.zeros(num_nodes, num_nodes, dtype=DOUBLE).index_put(
+        (edge_index[1], edge_index[0]), one, True
+    )
 
 
 def attention(conv: NodeFormerConv, x: Tensor) -> Tensor:
@@ -42,7 +50,11 @@ def attention(conv: NodeFormerConv, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("num_layers", "step"), [(2, None), (5, None), (2, 0.3)])
 def test_the_model_is_its_equation(num_layers, step):
     x, edge_index = problem()
-    model = NodeFormer(4, 6, 3, num_layers, heads=2, hops=2, tau=0.5, step=step, **SLIDES).double().eval()
+    model = (
+        NodeFormer(4, 6, 3, num_layers, heads=2, hops=2, tau=0.5, step=step, **SLIDES)
+        .double()
+        .eval()
+    )
     states = [elu(layer_norm(model.encoder(x), (6,)))]
     step = step or {2: 1, 5: 0.4}[num_layers]
     for conv in model.convs:
@@ -54,13 +66,18 @@ def test_the_model_is_its_equation(num_layers, step):
 def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     """λ L_e = −λ/(N L) Σ_l Σ_(u,v) (1/d_u) log π_uv (slides; ERRATA N5), heads averaged, π without noise."""
     x, edge_index = problem()
-    model = NodeFormer(4, 6, 3, 2, heads=2, hops=2, tau=0.5, edge_regularization=0.7, **SLIDES).double().train()
+    model = (
+        NodeFormer(4, 6, 3, 2, heads=2, hops=2, tau=0.5, edge_regularization=0.7, **SLIDES)
+        .double()
+        .train()
+    )
     inputs = []
     for conv in model.convs:
         conv.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     model(x, edge_index)
     got = auxiliary_loss(model)
-    expected, degree = 0.0, adjacency(len(x), edge_index).sum(1)
+    expected = 0.0
+    degree = adjacency(len(x), edge_index).sum(1)
     for conv, z in zip(model.convs, list(inputs), strict=True):
         pi = attention(conv, z)
         for source, target in edge_index.t().tolist():
@@ -79,7 +96,9 @@ def train(seed: int, steps: int = 4) -> list[Tensor]:
     x, edge_index = problem()
     y = torch.arange(len(x)) % 3
     with seeded(0):
-        model = NodeFormer(4, 6, 3, heads=2, num_samples=10, generator=torch.Generator().manual_seed(seed)).double()
+        model = NodeFormer(
+            4, 6, 3, heads=2, num_samples=10, generator=torch.Generator().manual_seed(seed)
+        ).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     before = torch.get_rng_state()
     losses = []
@@ -94,7 +113,9 @@ def train(seed: int, steps: int = 4) -> list[Tensor]:
 
 
 def test_a_seed_repeats_a_run_bit_for_bit_and_another_does_not():
-    first, again, other = train(1), train(1), train(2)
+    first = train(1)
+    again = train(1)
+    other = train(2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
 
@@ -103,13 +124,16 @@ def test_threads_that_share_a_model_train_as_one_would():
     """Four threads have, in some order, the losses that one has; with one layer, for their order may change between."""
     x, edge_index = problem()
     shared = NodeFormer(4, 6, 3, 1, heads=2, num_samples=10).double().train()
-    alone, calls = copy.deepcopy(shared), 40
+    alone = copy.deepcopy(shared)
+    calls = 40
 
     def step(model: NodeFormer) -> tuple[float, float]:
         logits = model(x, edge_index)
         edges = auxiliary_loss(model)
         gradients = torch.autograd.grad(logits.square().sum() + edges, list(model.parameters()))
-        return float(logits.detach().square().sum()), float(torch.cat([g.flatten() for g in gradients]).sum())
+        return float(logits.detach().square().sum()), float(
+            torch.cat([g.flatten() for g in gradients]).sum()
+        )
 
     with ThreadPoolExecutor(4) as pool:
         got = list(pool.map(lambda _: step(shared), range(calls)))

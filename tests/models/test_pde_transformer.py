@@ -13,7 +13,9 @@ from diffusion_mp.testing.laws import seeded
 from helpers import randn, refuses
 
 PLACEMENTS = [*SITES, None]
-LENGTH, CHANNELS, HEADS = 7, 6, 3
+LENGTH = 7
+CHANNELS = 6
+HEADS = 3
 DOUBLE = torch.float64
 
 
@@ -22,7 +24,11 @@ def build(placement: str | None = None, **options) -> PDETransformer:
     if placement is not None:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
     with seeded(0):
-        model = PDETransformer(options.pop("in_channels"), CHANNELS, 4, placement=placement, **options).double().eval()
+        model = (
+            PDETransformer(options.pop("in_channels"), CHANNELS, 4, placement=placement, **options)
+            .double()
+            .eval()
+        )
     for layer in diffusions(model):
         layer.reset_parameters()  # α in double precision
     return model
@@ -82,8 +88,10 @@ def test_the_placements_are_those_of_table_1() -> None:
     block = simple_block(build())
     past = torch.ones(LENGTH, LENGTH, dtype=DOUBLE).tril()
     routing = past / past.sum(1, keepdim=True)
-    value, mix = block.attention.project.weight[2 * CHANNELS :].T, block.attention.mix.weight.T
-    s, s_heads = smoothing(LENGTH), torch.kron(smoothing(HEADS), torch.eye(CHANNELS // HEADS, dtype=DOUBLE))
+    value = block.attention.project.weight[2 * CHANNELS :].T
+    mix = block.attention.mix.weight.T
+    s = smoothing(LENGTH)
+    s_heads = torch.kron(smoothing(HEADS), torch.eye(CHANNELS // HEADS, dtype=DOUBLE))
 
     def then(y: Tensor) -> Tensor:
         return y + y.tanh().square()
@@ -101,22 +109,29 @@ def test_the_placements_are_those_of_table_1() -> None:
         "P7": then(along(s, plain)),
     }
     for placement, output in outputs.items():
-        torch.testing.assert_close(output, expected[placement], rtol=1e-12, atol=1e-12, msg=str(placement))
+        torch.testing.assert_close(
+            output, expected[placement], rtol=1e-12, atol=1e-12, msg=str(placement)
+        )
     same = {("P2", "P3"), ("P1", None)}  # as printed: the MLP is last in a pre-norm block
     for pair in combinations(PLACEMENTS, 2):
         assert torch.allclose(*(expected[placement] for placement in pair)) == (pair in same), pair
 
 
 def test_p1_smooths_the_embedding_and_its_position() -> None:
-    x, plain = sequences(), build().embed(sequences())
-    torch.testing.assert_close(build("P1").embed(x), along(smoothing(LENGTH), plain), rtol=1e-12, atol=1e-12)
+    x = sequences()
+    plain = build().embed(sequences())
+    torch.testing.assert_close(
+        build("P1").embed(x), along(smoothing(LENGTH), plain), rtol=1e-12, atol=1e-12
+    )
     for placement in PLACEMENTS[1:]:
         assert torch.equal(build(placement).embed(x), plain)
 
 
 def test_the_placements_differ_as_models() -> None:
     """From one draw of all weights, only P2 and P3 are the same function; no α is shared, none is left out."""
-    x, start, outputs = sequences(), build().state_dict(), {}
+    x = sequences()
+    start = build().state_dict()
+    outputs = {}
     for placement in PLACEMENTS:
         model = build(placement)
         model.load_state_dict(start, strict=False)
@@ -128,32 +143,50 @@ def test_the_placements_differ_as_models() -> None:
         assert all(parameter.grad.abs().max() > 1e-12 for parameter in model.parameters())
     torch.testing.assert_close(outputs.pop("P3"), outputs["P2"], rtol=1e-12, atol=1e-12)
     for first, second in combinations(outputs, 2):
-        assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3, atol=1e-4), (first, second)
+        assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3, atol=1e-4), (
+            first,
+            second,
+        )
 
 
 # where the tokens of three sequences of 7, 4 and 1 tokens stand among 9 positions
 RIGHT = torch.arange(9) < torch.tensor([[7], [4], [1]])
-ANYWHERE = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1]]).bool()
+ANYWHERE = torch.tensor(
+    [[0, 1, 1, 0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1]]
+).bool()
 
 
-@pytest.mark.parametrize("mask", [RIGHT, RIGHT.flip(1), ANYWHERE], ids=["right", "left", "anywhere"])
+@pytest.mark.parametrize(
+    "mask", [RIGHT, RIGHT.flip(1), ANYWHERE], ids=["right", "left", "anywhere"]
+)
 @pytest.mark.parametrize(("pooling", "causal"), [("mean", False), ("first", False), ("last", True)])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_padded_sequence_is_the_sequence(placement: str | None, pooling: str, causal: bool, mask: Tensor) -> None:
-    model, x = build(placement, pooling=pooling, causal=causal), sequences(9)
+def test_a_padded_sequence_is_the_sequence(
+    placement: str | None, pooling: str, causal: bool, mask: Tensor
+) -> None:
+    model = build(placement, pooling=pooling, causal=causal)
+    x = sequences(9)
     with torch.no_grad():
         padded = model(x.masked_fill(~mask, -5), mask)  # no category of the vocabulary
-        alone = torch.cat([model(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)])
+        alone = torch.cat(
+            [model(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)]
+        )
     torch.testing.assert_close(padded, alone, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_neither_nan_in_the_padding_nor_a_sequence_without_a_token_disturbs_others(placement: str | None) -> None:
-    model, x = build(placement, in_channels=2), randn(3, 9, 2)
+def test_neither_nan_in_the_padding_nor_a_sequence_without_a_token_disturbs_others(
+    placement: str | None,
+) -> None:
+    model = build(placement, in_channels=2)
+    x = randn(3, 9, 2)
     expected = model(x, ANYWHERE)
     poisoned = model(x.masked_fill(~ANYWHERE.unsqueeze(2), torch.nan), ANYWHERE)
     assert torch.equal(poisoned, expected)
-    gradients = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (poisoned, expected)]
+    gradients = [
+        torch.autograd.grad(out.square().sum(), list(model.parameters()))
+        for out in (poisoned, expected)
+    ]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
     mask = ANYWHERE.clone()
     mask[1] = False
@@ -172,7 +205,8 @@ def states(model: PDETransformer, x: Tensor, mask: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("mask", [None, ANYWHERE], ids=["whole", "masked"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | None) -> None:
-    model, x = build(placement, causal=True, in_channels=2), randn(3, 9, 2)
+    model = build(placement, causal=True, in_channels=2)
+    x = randn(3, 9, 2)
     before = states(model, x, mask)
     for position in range(9):
         changed = x.clone()
@@ -184,7 +218,10 @@ def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | 
 
 
 def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
-    for placement, boundary in (("P7", "causal"), ("P6", "symmetric")):  # heads have no before and after
+    for placement, boundary in (
+        ("P7", "causal"),
+        ("P6", "symmetric"),
+    ):  # heads have no before and after
         layers = diffusions(build(placement, causal=True))
         assert {layer.diffusivity.boundary for layer in layers} == {boundary}
     with pytest.raises(ValueError, match="boundary must be 'causal' in a causal model"):
@@ -193,17 +230,26 @@ def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_pooling(pooling: str) -> None:
-    model, x = build(pooling=pooling), sequences(9)
-    rows = [row[tokens] for row, tokens in zip(model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True)]
-    expected = torch.stack([{"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling] for row in rows])
+    model = build(pooling=pooling)
+    x = sequences(9)
+    rows = [
+        row[tokens]
+        for row, tokens in zip(model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True)
+    ]
+    expected = torch.stack(
+        [{"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling] for row in rows]
+    )
     torch.testing.assert_close(model.encode(x, ANYWHERE), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(x, ANYWHERE), model.head(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_retrieval_is_two_towers_with_the_same_weights() -> None:
     model = build("P1", task="retrieve")
-    x, other, mask = sequences(), sequences(9, seed=1), RIGHT
-    u, v = model.encode(x), model.encode(other, mask)
+    x = sequences()
+    other = sequences(9, seed=1)
+    mask = RIGHT
+    u = model.encode(x)
+    v = model.encode(other, mask)
     expected = model.head(torch.cat([u, v, u * v, u - v], 1))
     torch.testing.assert_close(model(x, None, other, mask), expected, rtol=1e-12, atol=1e-12)
 
@@ -217,7 +263,8 @@ def test_tokens_of_several_columns() -> None:
 
 
 def test_dropout_and_repr() -> None:
-    model, x = build("P2", dropout=0.5), sequences()
+    model = build("P2", dropout=0.5)
+    x = sequences()
     random = torch.get_rng_state()
     assert torch.equal(model(x), model(x))
     assert torch.equal(random, torch.get_rng_state())
@@ -230,9 +277,15 @@ def test_dropout_and_repr() -> None:
 test_it_says_what_it_needs = refuses(
     (lambda: build(None, diffusion={}), "diffusion belongs to a placement"),
     (lambda: build(heads=4), "heads must divide channels"),
-    (lambda: build()(sequences(21)), r"x must not be longer than max_length=20; got an int64 tensor"),
+    (
+        lambda: build()(sequences(21)),
+        r"x must not be longer than max_length=20; got an int64 tensor",
+    ),
     (lambda: build()(sequences()[0]), r"x must be \[batch, length\], as in_channels says"),
-    (lambda: build(in_channels=2)(randn(3, 7)), r"x must be \[batch, length, 2\], as in_channels says"),
+    (
+        lambda: build(in_channels=2)(randn(3, 7)),
+        r"x must be \[batch, length, 2\], as in_channels says",
+    ),
     (lambda: build()(randn(3, 7)), "x must hold categories"),
     (lambda: build()(sequences() + 20), r"column 0 of x must lie in 0\.\.10"),
     (lambda: build(task="retrieve")(sequences()), "other must be passed with task='retrieve'"),

@@ -16,7 +16,10 @@ from diffusion_mp.models import DiffusionGNN, released_state_dict
 from helpers import agree, randn, refuses
 
 DOUBLE = torch.float64
-NODES, CHANNELS, HIDDEN, CLASSES = 13, 5, 6, 3
+NODES = 13
+CHANNELS = 5
+HIDDEN = 6
+CLASSES = 3
 WIDE = 22  # so that dropout leaves no row of zeros, for which PyG puts a direction of its own
 Tensors = dict[str, Tensor]
 
@@ -30,14 +33,22 @@ def linears(names: dict[str, tuple[int, int]]) -> Tensors:
 
 
 def norms(*names: str) -> Tensors:
-    parts = {(name, part): seed for seed, (name, part) in enumerate((n, p) for n in names for p in ("weight", "bias"))}
-    return {f"{name}.{part}": 1 + 0.2 * randn(HIDDEN, seed=200 + seed) for (name, part), seed in parts.items()}
+    parts = {
+        (name, part): seed
+        for seed, (name, part) in enumerate((n, p) for n in names for p in ("weight", "bias"))
+    }
+    return {
+        f"{name}.{part}": 1 + 0.2 * randn(HIDDEN, seed=200 + seed)
+        for (name, part), seed in parts.items()
+    }
 
 
 def directed_edges(*, loops: bool) -> Tensor:
     """Distinct pairs, in one direction each; without loops node 12 neither sends nor receives."""
     generator = torch.Generator().manual_seed(7)
-    dense = torch.rand(NODES, NODES, generator=generator).triu(1).tril(2) > 0.2  # long ways, so that steps count
+    dense = (
+        torch.rand(NODES, NODES, generator=generator).triu(1).tril(2) > 0.2
+    )  # long ways, so that steps count
     dense[:, -1] = False
     dense[4, 1] = True
     if loops:
@@ -45,13 +56,16 @@ def directed_edges(*, loops: bool) -> Tensor:
     return dense.nonzero().t()
 
 
-EDGES, LOOPED = directed_edges(loops=False), directed_edges(loops=True)
+EDGES = directed_edges(loops=False)
+LOOPED = directed_edges(loops=True)
 
 
 def matrix(edges: Tensor, weight: Tensor | None = None) -> Tensor:
     """a_ij of the edges j → i."""
     weight = torch.ones(edges.size(1), dtype=DOUBLE) if weight is None else weight
-    return torch.zeros(NODES, NODES, dtype=DOUBLE).index_put((edges[1], edges[0]), weight, accumulate=True)
+    return torch.zeros(NODES, NODES, dtype=DOUBLE).index_put(
+        (edges[1], edges[0]), weight, accumulate=True
+    )
 
 
 def over_roots(a: Tensor, received: Tensor, sent: Tensor) -> Tensor:
@@ -72,13 +86,20 @@ def normed(p: Tensors, name: str, x: Tensor) -> Tensor:
     if f"{name}.weight" not in p:
         return x
     centred = x - x.mean(1, keepdim=True)
-    return centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return (
+        centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"]
+        + p[f"{name}.bias"]
+    )
 
 
 def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call, expected) -> None:
     """``expected(tensors, **inputs)`` is what ``model`` computes with them; with all gradients."""
     model.double()
-    learned = {name: tensor for name, tensor in released.items() if "running" not in name and "num_" not in name}
+    learned = {
+        name: tensor
+        for name, tensor in released.items()
+        if "running" not in name and "num_" not in name
+    }
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in (learned | inputs).items()}
     tensors = {name: leaves.get(name, tensor) for name, tensor in released.items()}
     given = {name: leaves[name] for name in inputs}
@@ -93,7 +114,9 @@ def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call, expe
     agree(*answers, leaves.values(), (1e-10, 1e-10), unused=True)
 
 
-def difformer_tensors(layers: int, heads: int, *, use_weight: bool = True, use_bn: bool = True) -> Tensors:
+def difformer_tensors(
+    layers: int, heads: int, *, use_weight: bool = True, use_bn: bool = True
+) -> Tensors:
     letters = "qkv" if use_weight else "qk"
     names = {"fcs.0": (HIDDEN, CHANNELS), "fcs.1": (CLASSES, HIDDEN)}
     names |= {f"convs.{k}.W{w}": (heads * HIDDEN, HIDDEN) for k in range(layers) for w in letters}
@@ -101,15 +124,25 @@ def difformer_tensors(layers: int, heads: int, *, use_weight: bool = True, use_b
 
 
 def difformer(
-    p: Tensors, x: Tensor, graph: Tensor | None,
-    *, layers: int, heads: int, kernel: str = "simple", tau: float = 0.5, graph_weight: float | None = None,
+    p: Tensors,
+    x: Tensor,
+    graph: Tensor | None,
+    *,
+    layers: int,
+    heads: int,
+    kernel: str = "simple",
+    tau: float = 0.5,
+    graph_weight: float | None = None,
     drop: Callable[[Tensor], Tensor] = lambda z: z,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Eqs. 53–64 with what docs/errata.md says of the released code (D1, D2, D17, D20)."""
     z = drop(relu(normed(p, "bns.0", linear(p, "fcs.0", x))))
     for k in range(layers):
         q, key = (by_head(p, f"convs.{k}.W{letter}", z, heads) for letter in "qk")
-        values = by_head(p, f"convs.{k}.Wv", z, heads) if f"convs.{k}.Wv.weight" in p else z.expand(heads, -1, -1)
+        if f"convs.{k}.Wv.weight" in p:
+            values = by_head(p, f"convs.{k}.Wv", z, heads)
+        else:
+            values = z.expand(heads, -1, -1)
         if kernel == "simple":
             scores = 1 + (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
         else:
@@ -122,38 +155,71 @@ def difformer(
     return linear(p, "fcs.1", z)
 
 
-RELEASED = {"tau": 0.5, "projection": "separate", "transform": True, "qkv_bias": True, "graph": "sum"}
+RELEASED = {
+    "tau": 0.5,
+    "projection": "separate",
+    "transform": True,
+    "qkv_bias": True,
+    "graph": "sum",
+}
 RELEASED |= {"self_loops": "keep", "direction": "pyg", "degrees": "count", "dropout_on": "state"}
 RELEASED |= {"layer_norm": True, "activation": None, "source": False}
 
 
-@pytest.mark.parametrize("options", [
-    {"kernel": "simple", "heads": 1},
-    {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
-    {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
-    {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
-    {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
-    {"kernel": "simple", "heads": 2, "dropout": 0.4},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": "simple", "heads": 1},
+        {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
+        {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
+        {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
+        {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
+        {"kernel": "simple", "heads": 2, "dropout": 0.4},
+    ],
+)
 def test_difformer(options) -> None:
     """On a directed weighted graph; the fifth has ``use_weight=False, use_bn=False, use_graph=False``."""
-    normalize, rate = "frobenius" if options["kernel"] == "simple" else None, options.get("dropout", 0.0)
-    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, normalize=normalize, **(RELEASED | options)).train(rate > 0)
+    normalize = "frobenius" if options["kernel"] == "simple" else None
+    rate = options.get("dropout", 0.0)
+    model = DIFFormer(
+        CHANNELS, HIDDEN, CLASSES, 2, normalize=normalize, **(RELEASED | options)
+    ).train(rate > 0)
     received = matrix(EDGES).sum(1)
 
     def expected(p: Tensors, x: Tensor, weight: Tensor) -> Tensor:
-        graph = over_roots(matrix(EDGES, weight), received, received) if "graph" not in options else None
-        known = {name: options[name] for name in ("kernel", "heads", "graph_weight", "tau") if name in options}
+        if "graph" not in options:
+            graph = over_roots(matrix(EDGES, weight), received, received)
+        else:
+            graph = None
+        known = {
+            name: options[name]
+            for name in ("kernel", "heads", "graph_weight", "tau")
+            if name in options
+        }
         return difformer(p, x, graph, layers=2, drop=lambda z: dropout(z, rate), **known)
 
-    parts = {"use_weight": options.get("transform", True), "use_bn": options.get("layer_norm", True)}
-    inputs = {"x": randn(NODES, CHANNELS, seed=1), "weight": randn(EDGES.size(1), seed=2).abs() + 0.1}
+    parts = {
+        "use_weight": options.get("transform", True),
+        "use_bn": options.get("layer_norm", True),
+    }
+    inputs = {
+        "x": randn(NODES, CHANNELS, seed=1),
+        "weight": randn(EDGES.size(1), seed=2).abs() + 0.1,
+    }
     tensors = difformer_tensors(2, options["heads"], **parts)
     assert_same(model, tensors, inputs, lambda x, weight: (x, EDGES, weight), expected)
 
 
 def nodeformer(
-    p: Tensors, x: Tensor, directions: list[Tensor], hops: list[Tensor], *, heads: int, tau: float, gate: str, jk: bool
+    p: Tensors,
+    x: Tensor,
+    directions: list[Tensor],
+    hops: list[Tensor],
+    *,
+    heads: int,
+    tau: float,
+    gate: str,
+    jk: bool,
 ) -> Tensor:
     """Algorithm 1 of the slides with what docs/errata.md says of the released code (N4, N6, N7)."""
     z = elu(normed(p, "bns.0", linear(p, "fcs.0", x)))
@@ -165,38 +231,69 @@ def nodeformer(
         features = []
         for part, over in ((q, (2,)), (key, (1, 2))):
             along = part @ omega.T
-            exponent = along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)
+            exponent = (
+                along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)
+            )
             features.append((exponent.exp() + 1e-6) / omega.size(0) ** 0.5)
         scores = features[0] @ features[1].mT
         coupling = scores / scores.sum(2, keepdim=True)
         for hop, adjacency in enumerate(hops):
             b = p[f"convs.{k}.b"][hop]
             b = b.sigmoid() if gate == "sigmoid" else b
-            coupling = coupling + b[:, None, None] * over_roots(adjacency, adjacency.sum(1), adjacency.sum(0))
+            coupling = coupling + b[:, None, None] * over_roots(
+                adjacency, adjacency.sum(1), adjacency.sum(0)
+            )
         heads_apart = (coupling @ values).transpose(0, 1).reshape(NODES, -1)
         z = normed(p, f"bns.{k + 1}", linear(p, f"convs.{k}.Wo", heads_apart) + z)
         states.append(z)
     return linear(p, "fcs.1", torch.cat(states, 1) if jk else z)
 
 
-@pytest.mark.parametrize(("order", "heads", "gate", "jk"), [
-    (1, 1, "sigmoid", False), (2, 3, "sigmoid", True), (3, 2, "identity", False), (0, 2, "sigmoid", True)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("order", "heads", "gate", "jk"),
+    [
+        (1, 1, "sigmoid", False),
+        (2, 3, "sigmoid", True),
+        (3, 2, "identity", False),
+        (0, 2, "sigmoid", True),
+    ],
+)
 def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
-    tau, layers = 0.25, 2
+    tau = 0.25
+    layers = 2
     names = {"fcs.0": (HIDDEN, CHANNELS), "fcs.1": (CLASSES, HIDDEN * (layers + 1 if jk else 1))}
     for k in range(layers):
         names |= {f"convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN) for letter in "qkv"}
         names[f"convs.{k}.Wo"] = (HIDDEN, heads * HIDDEN)
     tensors = linears(names) | norms("bns.0", "bns.1", "bns.2")
-    tensors |= {f"convs.{k}.b": randn(order, heads, seed=60 + k) for k in range(layers if order else 0)}
+    tensors |= {
+        f"convs.{k}.b": randn(order, heads, seed=60 + k) for k in range(layers if order else 0)
+    }
     options = {"heads": heads, "tau": tau, "num_features": 7, "powers": "reach", "stabilizer": 1e-6}
-    options |= {"relational_bias": "sym" if order else None, "hops": order or 1, "jump": "cat" if jk else None}
-    options |= {"gate": None if gate == "identity" else "sigmoid", "qkv_bias": True, "projection": "separate"}
-    options |= {"logits": "scaled_dot", "normalize": None, "residual": True, "layer_norm": True, "activation": None}
+    options |= {
+        "relational_bias": "sym" if order else None,
+        "hops": order or 1,
+        "jump": "cat" if jk else None,
+    }
+    options |= {
+        "gate": None if gate == "identity" else "sigmoid",
+        "qkv_bias": True,
+        "projection": "separate",
+    }
+    options |= {
+        "logits": "scaled_dot",
+        "normalize": None,
+        "residual": True,
+        "layer_norm": True,
+        "activation": None,
+    }
     model = NodeFormer(CHANNELS, HIDDEN, CLASSES, layers, **options).eval()
-    directions = [buffer.double() for name, buffer in model.named_buffers() if name.endswith("directions")]
-    model.load_state_dict(released_state_dict(model, tensors))  # the random features stay those of the model
+    directions = [
+        buffer.double() for name, buffer in model.named_buffers() if name.endswith("directions")
+    ]
+    model.load_state_dict(
+        released_state_dict(model, tensors)
+    )  # the random features stay those of the model
     hops = [matrix(LOOPED)]
     for _ in range(order - 1):
         hops.append((hops[-1] @ hops[-1] > 0).double())
@@ -222,14 +319,22 @@ def statistics(tensors: Tensors) -> Tensors:
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
-    ("layers", "heads", "gnn_layers", "aggregate", "weight"), [(1, 1, 3, "add", 0.8), (3, 2, 1, "cat", 0.5)]
+    ("layers", "heads", "gnn_layers", "aggregate", "weight"),
+    [(1, 1, 3, "add", 0.8), (3, 2, 1, "cat", 0.5)],
 )
-def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training, monkeypatch) -> None:
+def test_sgformer_of_pyg(
+    layers, heads, gnn_layers, aggregate, weight, training, monkeypatch
+) -> None:
     """PyG's class itself, whose attention makes ones of the default dtype; in training with the dropout of torch."""
     for module in ("sgformer", "gnn"):
         monkeypatch.setattr(f"diffusion_mp.models.{module}.dropout", torch_dropout)
     options = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}
-    options |= {"gnn_num_layers": gnn_layers, "gnn_dropout": 0.2, "graph_weight": weight, "aggregate": aggregate}
+    options |= {
+        "gnn_num_layers": gnn_layers,
+        "gnn_dropout": 0.2,
+        "graph_weight": weight,
+        "aggregate": aggregate,
+    }
     theirs = PyGSGFormer(CHANNELS, WIDE, CLASSES, **options).double().train(training)
     model = SGFormer(CHANNELS, WIDE, CLASSES, normalize="row", **options, **PYG).train(training)
     batch = torch.zeros(NODES, dtype=torch.long)
@@ -238,10 +343,14 @@ def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training,
         return functional_call(theirs, p, (x, EDGES, batch))
 
     def ours(p: Tensors, x: Tensor) -> Tensor:
-        return functional_call(model, released_state_dict(model, p), (x, EDGES)).log_softmax(1)  # as PyG returns them
+        return functional_call(model, released_state_dict(model, p), (x, EDGES)).log_softmax(
+            1
+        )  # as PyG returns them
 
     tensors = statistics(theirs.state_dict())
-    leaves = {name: t.clone().requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
+    leaves = {
+        name: t.clone().requires_grad_() for name, t in tensors.items() if t.is_floating_point()
+    }
     given = {name: t.detach() if "running" in name else t for name, t in (tensors | leaves).items()}
     leaves["x"] = randn(NODES, CHANNELS, seed=1).requires_grad_()
     model.double()
@@ -257,16 +366,30 @@ def test_sgformer_of_pyg(layers, heads, gnn_layers, aggregate, weight, training,
 @pytest.mark.parametrize(("heads", "aggregate"), [(1, "add"), (2, "cat")])
 def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> None:
     """The released code for large graphs: Frobenius norm, biases, ``W`` where PyG has ``lin``."""
-    options = {"trans_num_layers": 2, "trans_num_heads": heads, "gnn_num_layers": 2, "graph_weight": 0.7}
+    options = {
+        "trans_num_layers": 2,
+        "trans_num_heads": heads,
+        "gnn_num_layers": 2,
+        "graph_weight": 0.7,
+    }
     options |= {"aggregate": aggregate, "normalize": "frobenius", "qkv_bias": True}
     model = SGFormer(CHANNELS, HIDDEN, CLASSES, **options, **PYG).eval()
     names = {"trans_conv.fcs.0": (HIDDEN, CHANNELS), "graph_conv.fcs.0": (HIDDEN, CHANNELS)}
-    names |= {f"trans_conv.convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN) for k in range(2) for letter in "qkv"}
+    names |= {
+        f"trans_conv.convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN)
+        for k in range(2)
+        for letter in "qkv"
+    }
     names |= {f"graph_conv.convs.{k}.W": (HIDDEN, HIDDEN) for k in range(2)}
     names["fc"] = (CLASSES, HIDDEN * (2 if aggregate == "cat" else 1))
-    tensors = linears(names) | norms(*(f"{part}_conv.bns.{k}" for part in ("trans", "graph") for k in range(3)))
+    tensors = linears(names) | norms(
+        *(f"{part}_conv.bns.{k}" for part in ("trans", "graph") for k in range(3))
+    )
     for k, bns in enumerate(f"graph_conv.bns.{k}" for k in range(3)):
-        tensors |= {f"{bns}.running_mean": randn(HIDDEN, seed=300 + k), f"{bns}.num_batches_tracked": torch.tensor(1)}
+        tensors |= {
+            f"{bns}.running_mean": randn(HIDDEN, seed=300 + k),
+            f"{bns}.num_batches_tracked": torch.tensor(1),
+        }
         tensors[f"{bns}.running_var"] = randn(HIDDEN, seed=310 + k).abs() + 0.5
     received = matrix(LOOPED).sum(1)
     adjacency = over_roots(matrix(LOOPED), received, received)
@@ -278,13 +401,21 @@ def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> Non
     def expected(p: Tensors, x: Tensor) -> Tensor:
         z = relu(normed(p, "trans_conv.bns.0", linear(p, "trans_conv.fcs.0", x)))
         for k in range(2):
-            q, key, values = (by_head(p, f"trans_conv.convs.{k}.W{letter}", z, heads) for letter in "qkv")
+            q, key, values = (
+                by_head(p, f"trans_conv.convs.{k}.W{letter}", z, heads) for letter in "qkv"
+            )
             pairs = (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
             moved = (NODES * values + pairs @ values) / (NODES + pairs.sum(2, keepdim=True))
             z = relu(normed(p, f"trans_conv.bns.{k + 1}", (moved.mean(0) + z) / 2))
         first = h = relu(batch_normed(p, "graph_conv.bns.0", linear(p, "graph_conv.fcs.0", x)))
         for k in range(2):
-            h = relu(batch_normed(p, f"graph_conv.bns.{k + 1}", linear(p, f"graph_conv.convs.{k}.W", adjacency @ h)))
+            h = relu(
+                batch_normed(
+                    p,
+                    f"graph_conv.bns.{k + 1}",
+                    linear(p, f"graph_conv.convs.{k}.W", adjacency @ h),
+                )
+            )
             h = h + first
         return linear(p, "fc", torch.cat([z, h], 1) if aggregate == "cat" else 0.7 * h + 0.3 * z)
 
@@ -297,22 +428,50 @@ def small(**options) -> DIFFormer:
     return DIFFormer(CHANNELS, HIDDEN, CLASSES, options.pop("num_layers", 2), **options)
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
-    ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
-    ({"projection": None, "normalize": None}, r"'convs\.0\.Wq\.weight', .* with projection='separate'\."),
-    ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
-    ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
-    ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
-    ({"heads": 3}, r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it"),
-    (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
-    ("Wv.weight", r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\."),
-    ("bns.2.bias", r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"qkv_bias": False},
+            r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\.",
+        ),
+        (
+            {"transform": False},
+            r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\.",
+        ),
+        (
+            {"projection": None, "normalize": None},
+            r"'convs\.0\.Wq\.weight', .* with projection='separate'\.",
+        ),
+        ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
+        (
+            {"num_layers": 3},
+            r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\.",
+        ),
+        ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
+        (
+            {"heads": 3},
+            r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it",
+        ),
+        (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
+        (
+            "Wv.weight",
+            r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\.",
+        ),
+        (
+            "bns.2.bias",
+            r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\.",
+        ),
+    ],
+)
 def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, sentence: str) -> None:
     """An option of the model that differs; or the end of the names of tensors that the checkpoint lacks."""
     lacking, options = (options, {}) if isinstance(options, str) else ("nothing", options)
-    tensors = {name: tensor for name, tensor in difformer_tensors(2, 2).items() if not name.endswith(lacking)}
+    tensors = {
+        name: tensor
+        for name, tensor in difformer_tensors(2, 2).items()
+        if not name.endswith(lacking)
+    }
     with pytest.raises(ValueError, match=sentence):
         released_state_dict(small(**options), tensors)
 
@@ -320,16 +479,34 @@ def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, sentence: 
 STATE = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2).state_dict()
 SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in STATE.items()}
 GATED = difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}
-GCN, OTHER = SGFormer(CHANNELS, HIDDEN, CLASSES, gnn="gcn"), DiffusionGNN(CHANNELS, HIDDEN, CLASSES)
+GCN = SGFormer(CHANNELS, HIDDEN, CLASSES, gnn="gcn")
+OTHER = DiffusionGNN(CHANNELS, HIDDEN, CLASSES)
 test_other_names_models_and_files_are_refused = refuses(
     (
-        lambda: SGFormer(CHANNELS, HIDDEN, CLASSES, aggregate="cat").double()(randn(NODES, CHANNELS, seed=1)),
+        lambda: SGFormer(CHANNELS, HIDDEN, CLASSES, aggregate="cat").double()(
+            randn(NODES, CHANNELS, seed=1)
+        ),
         r"aggregate='cat' .* got a graph without any\. Pass edge_index",
     ),
     (lambda: released_state_dict(small(), GATED), r"'gate\.weight', which no .* Leave"),
-    (lambda: released_state_dict(GCN, STATE), r"has 'graph_conv\.fcs\.0\.weight', .* with gnn='residual'"),
-    (lambda: released_state_dict(GCN, SMALL_GRAPHS), r"released has 'gnn\.convs\.0\.bias', which no released SG"),
-    (lambda: released_state_dict(OTHER, {}), r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
-    (lambda: released_state_dict(small(), "model.pkl"), r"released must be a dict of tensors, as torch\.load"),
-    (lambda: released_state_dict(small(), {"epoch": 3}), r"released\['epoch'\] must be a tensor; got 3"),
+    (
+        lambda: released_state_dict(GCN, STATE),
+        r"has 'graph_conv\.fcs\.0\.weight', .* with gnn='residual'",
+    ),
+    (
+        lambda: released_state_dict(GCN, SMALL_GRAPHS),
+        r"released has 'gnn\.convs\.0\.bias', which no released SG",
+    ),
+    (
+        lambda: released_state_dict(OTHER, {}),
+        r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN",
+    ),
+    (
+        lambda: released_state_dict(small(), "model.pkl"),
+        r"released must be a dict of tensors, as torch\.load",
+    ),
+    (
+        lambda: released_state_dict(small(), {"epoch": 3}),
+        r"released\['epoch'\] must be a tensor; got 3",
+    ),
 )

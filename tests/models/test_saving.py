@@ -40,7 +40,8 @@ def same(model: nn.Module, other: nn.Module) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_loaded_model_answers_bit_for_bit(name, tmp_path):
     case = MODELS[name]
-    model, state = case.model().train(), torch.get_rng_state()
+    model = case.model().train()
+    state = torch.get_rng_state()
     loaded = reloaded(model, tmp_path)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
@@ -54,15 +55,23 @@ def test_a_loaded_model_answers_bit_for_bit(name, tmp_path):
 
 def test_objects_among_the_arguments(tmp_path):
     tau = nn.Parameter(torch.tensor(0.25))
-    kernel = dm.GaussianDiffusivity(bandwidth=0.3, normalize=None, measure="distance", row_stochastic=False)
+    kernel = dm.GaussianDiffusivity(
+        bandwidth=0.3, normalize=None, measure="distance", row_stochastic=False
+    )
     inputs = 0.5 * dm.SymmetricDiffusivity(kernel)
     models = [
         dm.DIFFormer(8, 6, 3, update=ExplicitEuler(tau, beta=1.0), source=True),
         dm.DIFFormer(8, 6, 3, tau=torch.tensor(0.125), transform=True),
-        dm.CertifiedDIFFormer(8, 6, 3, 2, penalty=dm.MixturePenalty((0.5, 1.0)), constraint=Ball(2.0), inputs=inputs),
-        dm.PDETransformer([9], 8, 3, 1, 2, max_length=9, placement="P1", diffusion={"strides": (1, 2)}),
-        dm.DiffusionConv(8, 3, dm.IdentityDiffusivity() + dm.SigmoidDiffusivity(), ExplicitEuler(Positive(0.5))),
-    ]  # fmt: skip
+        dm.CertifiedDIFFormer(
+            8, 6, 3, 2, penalty=dm.MixturePenalty((0.5, 1.0)), constraint=Ball(2.0), inputs=inputs
+        ),
+        dm.PDETransformer(
+            [9], 8, 3, 1, 2, max_length=9, placement="P1", diffusion={"strides": (1, 2)}
+        ),
+        dm.DiffusionConv(
+            8, 3, dm.IdentityDiffusivity() + dm.SigmoidDiffusivity(), ExplicitEuler(Positive(0.5))
+        ),
+    ]
     for model in models:
         for parameter in model.parameters():
             parameter.data += 0.01
@@ -89,7 +98,8 @@ def test_the_dtype_is_kept(dtype, tmp_path):
 
 
 def test_channels_of_the_first_call(tmp_path):
-    model, inputs = dm.DIFFormer(-1, 6, 3), graphs(12)
+    model = dm.DIFFormer(-1, 6, 3)
+    inputs = graphs(12)
     with pytest.raises(ValueError, match=r"no values for encoder\.weight before its first call"):
         model.save(tmp_path / "model.safetensors")
     model.double()(inputs["x"].double(), inputs["edge_index"])
@@ -102,7 +112,8 @@ def test_channels_of_the_first_call(tmp_path):
 class Mine(dm.DIFFormer):
     def __init__(self, channels: int, penalty: Penalty | None = None) -> None:
         super().__init__(channels, 4, 2)
-        self.penalty, self.extra = penalty, nn.Linear(channels, 1)
+        self.penalty = penalty
+        self.extra = nn.Linear(channels, 1)
 
 
 class MyPenalty(SimplePenalty):
@@ -111,7 +122,9 @@ class MyPenalty(SimplePenalty):
 
 def test_own_classes_are_named(tmp_path):
     model = Mine(5, MyPenalty())
-    with pytest.raises(ValueError, match=r"no class 'MyPenalty'. If it is your own, pass load\(path, classes=\[My"):
+    with pytest.raises(
+        ValueError, match=r"no class 'MyPenalty'. If it is your own, pass load\(path, classes=\[My"
+    ):
         reloaded(model, tmp_path)
     loaded = reloaded(model, tmp_path, classes=[Mine, MyPenalty])
     assert (type(loaded), type(loaded.penalty)) == (Mine, MyPenalty)
@@ -122,12 +135,24 @@ def test_own_classes_are_named(tmp_path):
         other.save(tmp_path / "other")
 
 
-@pytest.mark.parametrize(("build", "words"), [
-    (lambda: dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2))), "function.*cannot be saved as an arg"),
-    (lambda: dm.GINConv(4, nn.Sequential(nn.Linear(4, 4))), r"a module \(Sequential\) cannot.*Save model.state_dict"),
-    (lambda: changed(dm.DIFFormer(4, 4, 2)), "changed after it was built: built again, it has 'decoder.weight' of"),
-    (lambda: dm.LabelPropagation(2_000_000), "more than the tensors account for"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (
+            lambda: dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2))),
+            "function.*cannot be saved as an arg",
+        ),
+        (
+            lambda: dm.GINConv(4, nn.Sequential(nn.Linear(4, 4))),
+            r"a module \(Sequential\) cannot.*Save model.state_dict",
+        ),
+        (
+            lambda: changed(dm.DIFFormer(4, 4, 2)),
+            "changed after it was built: built again, it has 'decoder.weight' of",
+        ),
+        (lambda: dm.LabelPropagation(2_000_000), "more than the tensors account for"),
+    ],
+)
 def test_what_a_file_cannot_hold_is_refused(build, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         build().save(tmp_path / "model.safetensors")
@@ -141,7 +166,9 @@ def changed(model: dm.DIFFormer) -> dm.DIFFormer:
     return model
 
 
-def written(path: Path, about: object = None, state: dict | None = None, version: object = 1) -> Path:
+def written(
+    path: Path, about: object = None, state: dict | None = None, version: object = 1
+) -> Path:
     """A file as `save` writes it, with another description or other tensors."""
     model = built(lambda: dm.DIFFormer(4, 4, 2))
     arguments = {"in_channels": 4, "hidden_channels": 4, "out_channels": 2}
@@ -152,8 +179,19 @@ def written(path: Path, about: object = None, state: dict | None = None, version
 
 
 CLAIMS = {
-    **{name: ({"$class": name}, f"there is no class '{name}'") for name in (
-        "os.system", "subprocess.Popen", "torch.load", "torch.nn.Linear", "Linear", "load", "eval", "_ThetaStep")},
+    **{
+        name: ({"$class": name}, f"there is no class '{name}'")
+        for name in (
+            "os.system",
+            "subprocess.Popen",
+            "torch.load",
+            "torch.nn.Linear",
+            "Linear",
+            "load",
+            "eval",
+            "_ThetaStep",
+        )
+    },
     "no model": ({"$class": "Ball", "radius": 1.0}, "unexpected keyword argument"),
     "nothing": (None, "it is no module"),
     "an argument too many": ({"hidden": 3}, "takes no hidden"),
@@ -165,8 +203,11 @@ CLAIMS = {
     "a long list": ({"$class": "DiffusionGNN", "num_layers": 10**6}, "more parts than"),
     "an object that was not made": ({"tau": {"$class": "again", "number": 7}}, "cannot be built"),
     "an abstract class": ({"$class": "GraphModel"}, "abstract"),
-    "a dtype that is code": ({"tau": {"$class": "tensor", "data": 1.0, "dtype": "load"}}, "cannot be built"),
-}  # fmt: skip
+    "a dtype that is code": (
+        {"tau": {"$class": "tensor", "data": 1.0, "dtype": "load"}},
+        "cannot be built",
+    ),
+}
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -187,15 +228,28 @@ def header(content: object, rest: bytes = b"") -> bytes:
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("blob", "words"), [
-    (b"", "is no safetensors file"), (b"PK\x03\x04" * 20, "is no safetensors file"),
-    (struct.pack("<Q", 1 << 62), "is no safetensors file"),
-    (header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}), "is no safetensors file"),
-    (header({}), "was not written by save"),
-    (header({"__metadata__": {"diffusion_mp": "[" * 100_000}}), "cannot be built: maximum recursion"),
-    (header({"__metadata__": {"diffusion_mp": '{"format": 1}'}}), "cannot be built: 'model'"),
-    (header({"__metadata__": {"diffusion_mp": '{"format": 2, "model": {}}'}}), r"has format 2, and this .* Update"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("blob", "words"),
+    [
+        (b"", "is no safetensors file"),
+        (b"PK\x03\x04" * 20, "is no safetensors file"),
+        (struct.pack("<Q", 1 << 62), "is no safetensors file"),
+        (
+            header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}),
+            "is no safetensors file",
+        ),
+        (header({}), "was not written by save"),
+        (
+            header({"__metadata__": {"diffusion_mp": "[" * 100_000}}),
+            "cannot be built: maximum recursion",
+        ),
+        (header({"__metadata__": {"diffusion_mp": '{"format": 1}'}}), "cannot be built: 'model'"),
+        (
+            header({"__metadata__": {"diffusion_mp": '{"format": 2, "model": {}}'}}),
+            r"has format 2, and this .* Update",
+        ),
+    ],
+)
 def test_damaged_files_are_named(blob, words, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(blob)
@@ -205,11 +259,14 @@ def test_damaged_files_are_named(blob, words, tmp_path):
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(("name", "value", "words"), [
-    ("decoder.bias", torch.zeros(3), r"has 'decoder.bias' of another shape"),
-    ("decoder.bias", torch.zeros(2, dtype=torch.int64), r"or type than an int64 tensor"),
-    ("more", torch.zeros(1), "has no 'more'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("decoder.bias", torch.zeros(3), r"has 'decoder.bias' of another shape"),
+        ("decoder.bias", torch.zeros(2, dtype=torch.int64), r"or type than an int64 tensor"),
+        ("more", torch.zeros(1), "has no 'more'"),
+    ],
+)
 def test_tensors_that_do_not_fit_are_named(name, value, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         dm.load(written(tmp_path / "model.safetensors", {}, {name: value}))
@@ -232,14 +289,23 @@ def test_a_folder_of_the_hub(tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     model = dm.DIFFormer(4, 4, 2)
     model.save_pretrained(tmp_path / "model")
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    }
     same(model, dm.DIFFormer.from_pretrained(tmp_path / "model"))
     with pytest.raises(ValueError, match="holds a DIFFormer, and GPS was asked for"):
         dm.GPS.from_pretrained(str(tmp_path / "model"))
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", os.fspath(tmp_path))
-    for call in (lambda: model.push_to_hub("nobody/nothing"), lambda: dm.DIFFormer.from_pretrained("nobody/nothing")):
-        with pytest.raises(ConnectionError, match="nobody/nothing could not be reached on the Hugging Face Hub"):
+    for call in (
+        lambda: model.push_to_hub("nobody/nothing"),
+        lambda: dm.DIFFormer.from_pretrained("nobody/nothing"),
+    ):
+        with pytest.raises(
+            ConnectionError, match="nobody/nothing could not be reached on the Hugging Face Hub"
+        ):
             call()
 
 
@@ -259,11 +325,17 @@ def test_the_score_of_a_card_is_that_of_its_model(name, data_root):
     from diffusion_mp_experiments.reproduce import training
     from diffusion_mp_experiments.reproduce.table import find_table, load_table
 
-    table = load_table(find_table(f"zoo_{name}"), None if ZOO[name] is None else str(data_root / ZOO[name]))
-    config, metric = table.config(table.row(name), {}), table.metric
+    table = load_table(
+        find_table(f"zoo_{name}"), None if ZOO[name] is None else str(data_root / ZOO[name])
+    )
+    config = table.config(table.row(name), {})
+    metric = table.metric
     data = training._data(json.dumps(config["data"], sort_keys=True), 0, False, "cpu")
     module = training.made_module(config, data)
-    module.model, logged = dm.load(ROOT / "zoo" / f"{name}.safetensors"), training.LastLogged(module)
+    module.model, logged = (
+        dm.load(ROOT / "zoo" / f"{name}.safetensors"),
+        training.LastLogged(module),
+    )
     training._evaluate(module, data.test_dataloader(), "test")
     printed = re.search(r", test \| ([\d.]+)", (ROOT / "zoo" / f"{name}.md").read_text())
     assert f"{metric.scale * logged.take(f'test_{metric.name}'):.{metric.digits}f}" == printed[1]

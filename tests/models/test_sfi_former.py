@@ -14,7 +14,8 @@ from diffusion_mp.testing import tolerance
 from helpers import built, refuses
 
 MODELS = [GatedGCN, GPS, DFiFormer, SFiFormer]
-ATOMS, BONDS = [5, 3], [4]
+ATOMS = [5, 3]
+BONDS = [4]
 
 
 def build(cls: type, *sizes, **options):
@@ -38,7 +39,9 @@ def molecule(size: int, generator: torch.Generator) -> Data:
 
 def call(model, data: Data, **options) -> Tensor:
     pe = (data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask)
-    return model(data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr, pe=pe, **options)
+    return model(
+        data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr, pe=pe, **options
+    )
 
 
 @pytest.mark.parametrize("cls", MODELS)
@@ -68,7 +71,9 @@ def test_a_graph_alone_in_a_batch_and_in_another_order(dtype: torch.dtype, scale
         edges = [torch.randint(size, (2, 3 * size), generator=generator) for size in sizes]
         alone = [model(x, e) for x, e in zip(parts, edges, strict=True)]
         shifted = torch.cat([e + first for e, first in zip(edges, (0, 9, 39), strict=True)], 1)
-        batched = model(torch.cat(parts), shifted, None, torch.arange(3).repeat_interleave(torch.tensor(sizes)))
+        batched = model(
+            torch.cat(parts), shifted, None, torch.arange(3).repeat_interleave(torch.tensor(sizes))
+        )
         order = torch.randperm(30, generator=generator)
         permuted = model(parts[1][order], order.argsort()[edges[1]])
         rounding = 100 * torch.finfo(dtype).eps
@@ -79,7 +84,9 @@ def test_a_graph_alone_in_a_batch_and_in_another_order(dtype: torch.dtype, scale
 def test_the_encodings_of_both_kinds_are_read(generator: torch.Generator) -> None:
     data = molecule(6, generator)
     model = build(GatedGCN, ATOMS, 8, 3, 1, edge_dim=BONDS, pe_channels=4)
-    vectors, values, mask = data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask
+    vectors = data.laplacian_eigenvectors
+    values = data.laplacian_eigenvalues
+    mask = data.laplacian_mask
 
     def out(model, pe) -> Tensor:
         return model(data.x, data.edge_index, edge_attr=data.edge_attr, pe=pe)
@@ -87,14 +94,18 @@ def test_the_encodings_of_both_kinds_are_read(generator: torch.Generator) -> Non
     expected = out(model, (vectors, values, mask))
     torch.testing.assert_close(out(model, (-vectors, values, mask)), expected)
     assert not torch.allclose(out(model, (vectors * 0.5, values, mask)), expected)
-    walks = build(GatedGCN, ATOMS, 8, 3, 1, edge_dim=BONDS, pe_channels=2, pe_encoder=torch.nn.Linear(4, 2))
+    walks = build(
+        GatedGCN, ATOMS, 8, 3, 1, edge_dim=BONDS, pe_channels=2, pe_encoder=torch.nn.Linear(4, 2)
+    )
     assert not torch.allclose(out(walks, data.walks), out(walks, 2 * data.walks))
 
 
 @pytest.mark.parametrize("cls", MODELS)
 def test_edge_features_matter_and_are_carried(cls: type, generator: torch.Generator) -> None:
     x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    edges = torch.tensor([[0, 1, 2, 3, 0, 4], [1, 2, 3, 4, 2, 1]])  # a gate alone at its node would always be open
+    edges = torch.tensor(
+        [[0, 1, 2, 3, 0, 4], [1, 2, 3, 4, 2, 1]]
+    )  # a gate alone at its node would always be open
     features = torch.randn(6, 2, generator=generator, dtype=torch.float64)
     model = build(cls, 3, 8, 2, 2, edge_dim=2)
     out = model(x, edges, edge_attr=features)
@@ -106,12 +117,20 @@ def test_edge_features_matter_and_are_carried(cls: type, generator: torch.Genera
 @pytest.mark.parametrize("edges", [torch.zeros(2, 0).long(), None])
 def test_what_attends_in_each(edges: Tensor | None) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for cls, kind in ((GPS, PairwiseCoupling), (DFiFormer, PairwiseCoupling), (SFiFormer, SparseFlowCoupling)):
+    for cls, kind in (
+        (GPS, PairwiseCoupling),
+        (DFiFormer, PairwiseCoupling),
+        (SFiFormer, SparseFlowCoupling),
+    ):
         _, couplings = build(cls, 3, 8, 2, 2)(x, edges, return_coupling=True)
         alone = edges is None or cls is GPS
         assert [type(c if alone else c.attention) for c in couplings] == [kind, kind]
-    modules = build(SFiFormer, 3, 8, 2, 2, attention={"friction": FrictionAttention(8, 4, 2)}).modules()
-    assert sum(isinstance(module, FrictionAttention) for module in modules) == 2  # one for every block
+    modules = build(
+        SFiFormer, 3, 8, 2, 2, attention={"friction": FrictionAttention(8, 4, 2)}
+    ).modules()
+    assert (
+        sum(isinstance(module, FrictionAttention) for module in modules) == 2
+    )  # one for every block
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -136,11 +155,15 @@ def test_sfi_former_plus_starts_where_dfi_former_ended() -> None:
     assert not any(".friction." in name for name in constant.state_dict())
     with pytest.raises(TypeError, match="dfi must be a DFiFormer; got"):
         SFiFormer.from_dfi(build(GPS, 3, 8, 2))
-    with pytest.raises(ValueError, match=r"leave the parameters of dfi their places; these have none: \['blocks"):
+    with pytest.raises(
+        ValueError, match=r"leave the parameters of dfi their places; these have none: \['blocks"
+    ):
         SFiFormer.from_dfi(dfi, attention={"projection": "tied"})
 
 
-X, EDGES, ONE = torch.ones(4, 3), torch.tensor([[0, 1], [1, 2]]), torch.ones(2, 1)
+X = torch.ones(4, 3)
+EDGES = torch.tensor([[0, 1], [1, 2]])
+ONE = torch.ones(2, 1)
 GIVEN = "must be passed to a model with"
 
 
@@ -156,14 +179,35 @@ test_options_and_inputs_that_do_not_fit_are_refused = refuses(
     (sfi({}, x=X.long()), "x must be floating point"),
     (sfi({}, edge_attr=ONE), f"edge_attr {GIVEN} edge_dim, and only to one; got a"),
     (sfi({"edge_dim": 1}), f"edge_attr {GIVEN} edge_dim, and only to one; got none"),
-    (sfi({"edge_dim": 1}, edge_attr=X[:3, :1]), "edge_attr must have one row for each of 2 edges; got"),
+    (
+        sfi({"edge_dim": 1}, edge_attr=X[:3, :1]),
+        "edge_attr must have one row for each of 2 edges; got",
+    ),
     (sfi({"edge_dim": 1}, edge_attr=ONE, edge_index=None), "edge_attr needs edge_index"),
-    (sfi({"edge_dim": 1}, edge_attr=ONE, edge_index=torch.eye(4).to_sparse_csr()), "edge_attr goes with edge"),
-    (sfi({"edge_dim": [2]}, edge_attr=torch.tensor([0, 2])), r"column 0 of edge_attr must lie in 0\.\.1"),
-    (sfi({"edge_dim": [2]}, edge_attr=ONE), r"edge_attr must hold categories \(integers\); got a float32"),
-    (sfi({"edge_dim": [2]}, edge_attr=EDGES), r"edge_attr must be \[rows, 1\], one column per table"),
+    (
+        sfi({"edge_dim": 1}, edge_attr=ONE, edge_index=torch.eye(4).to_sparse_csr()),
+        "edge_attr goes with edge",
+    ),
+    (
+        sfi({"edge_dim": [2]}, edge_attr=torch.tensor([0, 2])),
+        r"column 0 of edge_attr must lie in 0\.\.1",
+    ),
+    (
+        sfi({"edge_dim": [2]}, edge_attr=ONE),
+        r"edge_attr must hold categories \(integers\); got a float32",
+    ),
+    (
+        sfi({"edge_dim": [2]}, edge_attr=EDGES),
+        r"edge_attr must be \[rows, 1\], one column per table",
+    ),
     (sfi({"pe_channels": 2}), f"pe {GIVEN} pe_channels, and only to one; got none"),
     (sfi({}, pe=torch.ones(4, 2)), f"pe {GIVEN} pe_channels, and only to one; got one"),
-    (sfi({"pe_channels": 2, "pe_encoder": torch.nn.Identity()}, pe=X), r"pe must be \[4, 2\], .* got .* \[4, 3\]"),
-    (sfi({"task": "link"}, edge_label_index=EDGES[0]), r"edge_label_index must be \[2, L\] of int64; got"),
+    (
+        sfi({"pe_channels": 2, "pe_encoder": torch.nn.Identity()}, pe=X),
+        r"pe must be \[4, 2\], .* got .* \[4, 3\]",
+    ),
+    (
+        sfi({"task": "link"}, edge_label_index=EDGES[0]),
+        r"edge_label_index must be \[2, L\] of int64; got",
+    ),
 )

@@ -12,18 +12,25 @@ EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])  # node 4 is isolated
 
 
 def build(**options) -> SGFormer:
-    return built(lambda: SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options)).double().eval()
+    return (
+        built(lambda: SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options))
+        .double()
+        .eval()
+    )
 
 
 @pytest.mark.parametrize("shared_encoder", [True, False])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_equation_of_the_slides(alpha: float, shared_encoder: bool) -> None:
-    model, x = build(alpha=alpha, beta=0.2, shared_encoder=shared_encoder), randn(5, 4, seed=1)
+    model = build(alpha=alpha, beta=0.2, shared_encoder=shared_encoder)
+    x = randn(5, 4, seed=1)
     initial = relu(layer_norm(model.encoder[0](x), [6]))
     read = initial if shared_encoder else relu(layer_norm(model.gnn_encoder[0](x), [6]))
     attention = layer_norm(model.conv(initial), [6])
     first, second = model.gnn.convs
-    expected = model.decoder((1 - alpha) * attention + alpha * second(relu(first(read, EDGES)), EDGES))
+    expected = model.decoder(
+        (1 - alpha) * attention + alpha * second(relu(first(read, EDGES)), EDGES)
+    )
     torch.testing.assert_close(model(x, EDGES), expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(model(x), model.decoder(attention), rtol=1e-10, atol=1e-10)
     # With an empty list of edges the GNN reads every node.
@@ -38,18 +45,27 @@ def test_the_dropouts_are_separate_and_one_stands_for_both() -> None:
 
 def test_the_layer_mixes_what_it_heard_with_the_source() -> None:
     """The source is the state itself where none is passed."""
-    conv, x, source = SGFormerConv(4, 4, 2, beta=0.4).double(), randn(5, 4, seed=1), randn(5, 4, seed=1).cos()
+    conv = SGFormerConv(4, 4, 2, beta=0.4).double()
+    x = randn(5, 4, seed=1)
+    source = randn(5, 4, seed=1).cos()
     for given in ({}, {"source": source}):
         out, coupling = conv(x, **given, return_coupling=True)
         heard = (coupling @ conv.value(x).unflatten(1, (2, 4))).mean(1)
-        torch.testing.assert_close(out, 0.4 * heard + 0.6 * given.get("source", x), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            out, 0.4 * heard + 0.6 * given.get("source", x), rtol=1e-10, atol=1e-10
+        )
 
 
 def test_the_source_of_difformer_has_weight_one(generator: torch.Generator) -> None:
     """Footnote 4 to Eq. 10 of Wu, Wipf & Yan (2025)."""
-    tau, leak = 0.5, 0.2
+    tau = 0.5
+    leak = 0.2
     x = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    model = DIFFormer(4, 6, 3, 3, tau=tau, source=True, leak=leak, layer_norm=False, graph=None).double().eval()
+    model = (
+        DIFFormer(4, 6, 3, 3, tau=tau, source=True, leak=leak, layer_norm=False, graph=None)
+        .double()
+        .eval()
+    )
     out, couplings = model(x, return_coupling=True)
     source = z = model.encoder(x).relu()
     for coupling in couplings:

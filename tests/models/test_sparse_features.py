@@ -22,7 +22,11 @@ DENSE = {
     "DIFFormerConv": lambda: DIFFormerConv(13, 4),
     "GCNConv": lambda: GCNConv(13, 4),
     "inputs": lambda: CertifiedDIFFormer(
-        13, 8, 3, 2, inputs=GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
+        13,
+        8,
+        3,
+        2,
+        inputs=GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False),
     ),
     "SimpleDiffusivity": SimpleDiffusivity,
 }
@@ -32,7 +36,8 @@ def features(n: int = 17) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 13, dtype=torch.float64, generator=generator)
     x = x * (torch.rand(n, 13, generator=generator) < 0.2)
-    x[n // 2], x[:, 5] = 0, 0
+    x[n // 2] = 0
+    x[:, 5] = 0
     return x
 
 
@@ -41,22 +46,31 @@ def edges(n: int = 17) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("x", [features(1), torch.zeros(4, 13, dtype=torch.float64), features()[:0]])
+@pytest.mark.parametrize(
+    "x", [features(1), torch.zeros(4, 13, dtype=torch.float64), features()[:0]]
+)
 def test_few_rows_and_no_entries(x, layout):
     linear = built(lambda: FeatureLinear(13, 3)).double()
-    for a, b in zip(results(linear, {"x": LAYOUTS[layout](x)}), results(linear, {"x": x}), strict=True):
+    for a, b in zip(
+        results(linear, {"x": LAYOUTS[layout](x)}), results(linear, {"x": x}), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
 def test_the_linear_map_is_differentiated_twice():
-    x, linear = features().to_sparse_csr(), built(lambda: FeatureLinear(13, 3)).double()
-    call = lambda *parameters: torch.func.functional_call(linear, dict(zip(("weight", "bias"), parameters)), (x,))  # noqa: E731, B905
+    x = features().to_sparse_csr()
+    linear = built(lambda: FeatureLinear(13, 3)).double()
+
+    def call(weight, bias):
+        return torch.func.functional_call(linear, {"weight": weight, "bias": bias}, (x,))
+
     assert torch.autograd.gradcheck(call, tuple(linear.parameters()))
     assert torch.autograd.gradgradcheck(lambda *p: call(*p).square(), tuple(linear.parameters()))
 
 
 def test_a_copy_takes_sparse_features_too():
-    model, x = built(lambda: DiffusionGNN(13, 8, 3)).double().eval(), features().to_sparse_csr()
+    model = built(lambda: DiffusionGNN(13, 8, 3)).double().eval()
+    x = features().to_sparse_csr()
     torch.testing.assert_close(copy.deepcopy(model)(x, edges()), model(x, edges()))
 
 
@@ -78,13 +92,29 @@ def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
     assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
 
 
-@pytest.mark.parametrize(("x", "error", "sentence"), [
-    (lambda x: x[:, :9].to_sparse_csr(), ValueError, r"x must be a sparse matrix \[num_nodes, 13\].*\[17, 9\]"),
-    (lambda x: x.to_sparse(1), ValueError, r"x must be a sparse matrix \[num_nodes, 13\]"),
-    (lambda x: x.long().to_sparse_csr(), TypeError, r"x must be floating point.*x\.to\(torch\.float32\)"),
-    (lambda x: x.to_sparse_csr().requires_grad_(), ValueError, r"x must not require a gradient.*x\.detach\(\)"),
-    (lambda x: x.float().to_sparse_coo(), TypeError, r"x must be float64.*float32 sparse_coo"),
-], ids=["columns", "hybrid", "integers", "gradient", "dtype"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("x", "error", "sentence"),
+    [
+        (
+            lambda x: x[:, :9].to_sparse_csr(),
+            ValueError,
+            r"x must be a sparse matrix \[num_nodes, 13\].*\[17, 9\]",
+        ),
+        (lambda x: x.to_sparse(1), ValueError, r"x must be a sparse matrix \[num_nodes, 13\]"),
+        (
+            lambda x: x.long().to_sparse_csr(),
+            TypeError,
+            r"x must be floating point.*x\.to\(torch\.float32\)",
+        ),
+        (
+            lambda x: x.to_sparse_csr().requires_grad_(),
+            ValueError,
+            r"x must not require a gradient.*x\.detach\(\)",
+        ),
+        (lambda x: x.float().to_sparse_coo(), TypeError, r"x must be float64.*float32 sparse_coo"),
+    ],
+    ids=["columns", "hybrid", "integers", "gradient", "dtype"],
+)
 @pytest.mark.parametrize("cls", [DIFFormer, DiffusionGNN, CertifiedDIFFormer, GPS])
 def test_features_that_do_not_fit_are_refused_in_a_sentence(cls, x, error, sentence):
     with pytest.raises(error, match=sentence):
@@ -96,7 +126,8 @@ def test_where_features_stand_is_found_once_for_a_tensor(monkeypatch: pytest.Mon
     found = []
     real = ops.compress
     monkeypatch.setattr(ops, "compress", lambda *args: found.append(1) or real(*args))
-    x, layer = features().to_sparse_csr(), FeatureLinear(13, 4).double()
+    x = features().to_sparse_csr()
+    layer = FeatureLinear(13, 4).double()
     for _ in range(3):
         layer(x).sum().backward()
         dense = x.to_dense().sum(0)

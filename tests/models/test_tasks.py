@@ -21,7 +21,9 @@ MODELS = {
     "GCN": lambda **o: dm.DiffusionGNN(5, 8, 3, 2, conv="gcn", dropout=0.0, **o),
     "GIN": lambda **o: dm.DiffusionGNN(5, 8, 3, 2, conv="gin", dropout=0.0, **o),
     "CertifiedDIFFormer": lambda **o: dm.CertifiedDIFFormer(5, 8, 3, 3, **o),
-    "CertifiedTransformer": lambda **o: dm.CertifiedTransformer(5, 8, 3, 2, attention="all", mlp_channels=4, **o),
+    "CertifiedTransformer": lambda **o: dm.CertifiedTransformer(
+        5, 8, 3, 2, attention="all", mlp_channels=4, **o
+    ),
     "SFiFormer": lambda **o: dm.SFiFormer(5, 8, 3, 2, **o),
 }
 SIZES = (4, 1, 7)
@@ -45,11 +47,16 @@ def joined(graphs) -> tuple[Tensor, Tensor, Tensor]:
     sizes = torch.tensor(SIZES)
     starts = sizes.cumsum(0) - sizes
     edges = torch.cat([edges + start for (_, edges), start in zip(graphs, starts, strict=True)], 1)
-    return torch.cat([x for x, _ in graphs]), edges, torch.arange(len(SIZES)).repeat_interleave(sizes)
+    return (
+        torch.cat([x for x, _ in graphs]),
+        edges,
+        torch.arange(len(SIZES)).repeat_interleave(sizes),
+    )
 
 
 def test_the_head_reads_the_mean_of_its_nodes(make, generator):
-    model, graphs = make("graph"), molecules(generator)
+    model = make("graph")
+    graphs = molecules(generator)
     x, edges, batch = joined(graphs)
     states = []
     model.head.register_forward_pre_hook(lambda head, args: states.append(args[0]))
@@ -95,8 +102,12 @@ def test_a_model_of_pairs_is_certified_without_any(generator):
 
 
 DRAWN = {name: partial(build, task="graph") for name, build in MODELS.items()}
-DRAWN |= {f"PDETransformer, {place}": partial(dm.PDETransformer, [11], 6, 4, 2, 3, max_length=20, placement=place)
-          for place in (*SITES, None)}  # fmt: skip
+DRAWN |= {
+    f"PDETransformer, {place}": partial(
+        dm.PDETransformer, [11], 6, 4, 2, 3, max_length=20, placement=place
+    )
+    for place in (*SITES, None)
+}
 DRAWN["LaplacianEncoder"] = partial(LaplacianEncoder, 4, 5)
 
 
@@ -113,5 +124,13 @@ def test_parameters_are_drawn_anew_in_the_order_of_the_constructor(name):
 
 
 def test_help_says_what_a_task_is():
-    for kind in (dm.CertifiedDIFFormer, dm.DiffusionGNN, dm.GatedGCN, dm.GPS, dm.DFiFormer, dm.SFiFormer, dm.SGFormer):
+    for kind in (
+        dm.CertifiedDIFFormer,
+        dm.DiffusionGNN,
+        dm.GatedGCN,
+        dm.GPS,
+        dm.DFiFormer,
+        dm.SFiFormer,
+        dm.SGFormer,
+    ):
         assert '\n    task: ``"node"``' in inspect.getdoc(kind)

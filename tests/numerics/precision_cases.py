@@ -20,7 +20,14 @@ from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models import LabelPropagation, PDETransformer
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import expect, expect_close
-from diffusion_mp.updates import Backtracking, CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
+from diffusion_mp.updates import (
+    Backtracking,
+    CrankNicolson,
+    Equilibrium,
+    ExplicitEuler,
+    HeatKernel,
+    ImplicitEuler,
+)
 from helpers import built
 from test_conformance import DIFFUSIVITIES, LAYERS
 
@@ -73,7 +80,11 @@ class Case:
 def diffusivity(module: Any, state: State) -> dict[str, Tensor]:
     """Of the coupling that it makes a product, the row sums and the entries at the edges."""
     coupling = module(state.x, Graph(len(state.x), state.edge_index))
-    return {"product": coupling @ state.values, "degree": coupling.degree(), "entries": coupling.at(state.edge_index)}
+    return {
+        "product": coupling @ state.values,
+        "degree": coupling.degree(),
+        "entries": coupling.at(state.edge_index),
+    }
 
 
 def layer(options: dict[str, Any], module: Any, state: State) -> dict[str, Tensor]:
@@ -83,7 +94,9 @@ def layer(options: dict[str, Any], module: Any, state: State) -> dict[str, Tenso
 
 def update(kind: str, module: Any, state: State) -> dict[str, Tensor]:
     graph = Graph(len(state.x), state.edge_index)
-    coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(state.x, graph)
+    coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(
+        state.x, graph
+    )
     return {kind: module(state.x, coupling)}
 
 
@@ -108,16 +121,34 @@ UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 CASES: dict[str, Case] = {
-    **{name: Case(build, diffusivity, getattr(build(), "channels", 0) or 6) for name, build in DIFFUSIVITIES.items()},
-    **{f"layer-{name}": Case(build, partial(layer, options)) for name, (build, options) in LAYERS.items()},
-    **{f"update-{name}": Case(build, partial(update, kind)) for name, (build, kind) in UPDATES.items()},
-    "label-propagation": Case(LabelPropagation, lambda m, s: {"layer": m(s.x.sigmoid(), s.edge_index)}),
-    "laplacian-encoder": Case(lambda: LaplacianEncoder(5), lambda m, s: {"layer": m(s.x, s.x.abs(), s.x > -1)}),
+    **{
+        name: Case(build, diffusivity, getattr(build(), "channels", 0) or 6)
+        for name, build in DIFFUSIVITIES.items()
+    },
+    **{
+        f"layer-{name}": Case(build, partial(layer, options))
+        for name, (build, options) in LAYERS.items()
+    },
+    **{
+        f"update-{name}": Case(build, partial(update, kind))
+        for name, (build, kind) in UPDATES.items()
+    },
+    "label-propagation": Case(
+        LabelPropagation, lambda m, s: {"layer": m(s.x.sigmoid(), s.edge_index)}
+    ),
+    "laplacian-encoder": Case(
+        lambda: LaplacianEncoder(5), lambda m, s: {"layer": m(s.x, s.x.abs(), s.x > -1)}
+    ),
     **{
         f"transformer-{placement}-{pooling}": Case(
-            partial(PDETransformer, 4, 8, 3, 1, 2, max_length=20, placement=placement, pooling=pooling), sequence
+            partial(
+                PDETransformer, 4, 8, 3, 1, 2, max_length=20, placement=placement, pooling=pooling
+            ),
+            sequence,
         )
-        for placement, pooling in zip((None, *SITES), 2 * ("first", "mean", "last", "mean"), strict=True)
+        for placement, pooling in zip(
+            (None, *SITES), 2 * ("first", "mean", "last", "mean"), strict=True
+        )
     },
 }
 
@@ -137,13 +168,19 @@ def results(
     case: Case, module: nn.Module, state: State, autocast: torch.dtype | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What a case computes, and the gradients of the state, the values and all parameters of a weighted sum of it."""
-    leaves = {"x": state.x.clone().requires_grad_(), "values": state.values.clone().requires_grad_()}
+    leaves = {
+        "x": state.x.clone().requires_grad_(),
+        "values": state.values.clone().requires_grad_(),
+    }
     leaves |= dict(module.named_parameters())
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         out = case.compute(module, replace(state, x=leaves["x"], values=leaves["values"]))
     loss = torch.zeros((), dtype=torch.float64)
     for part in out.values():
-        loss = loss + (part.double() * torch.arange(part.numel()).cos().double().view(part.shape)).sum()
+        loss = (
+            loss
+            + (part.double() * torch.arange(part.numel()).cos().double().view(part.shape)).sum()
+        )
     grads: dict[str, Tensor] = {}
     if loss.requires_grad:
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -152,7 +189,12 @@ def results(
 
 
 def check_precision(
-    name: str, state: State, dtype: torch.dtype, autocast: torch.dtype | None = None, *, values: bool = True
+    name: str,
+    state: State,
+    dtype: torch.dtype,
+    autocast: torch.dtype | None = None,
+    *,
+    values: bool = True,
 ) -> None:
     """Raise `LawBroken` unless a case computes in ``dtype`` what it computes in double, from inputs that were rounded.
 
@@ -161,21 +203,36 @@ def check_precision(
     """
     case = CASES[name]
     values = values and (name not in CHOOSES or (dtype == torch.float32 and autocast is None))
-    module, rounded = case.module(dtype), state.to(dtype)
+    module = case.module(dtype)
+    rounded = state.to(dtype)
     got, grads = results(case, module, rounded, autocast)
     expected, true_grads = results(case, module.double(), rounded.to(torch.float64))
     for operation, truth in expected.items():
         expect(bool(got[operation].isfinite().all()), f"{operation} holds NaN or infinity")
         if values:
-            compare(got[operation].to(dtype), truth, "autocast" if autocast else operation, operation)
+            compare(
+                got[operation].to(dtype), truth, "autocast" if autocast else operation, operation
+            )
     for parameter, truth in true_grads.items():
-        expect(bool(grads[parameter].isfinite().all()), f"the gradient of {parameter} holds NaN or infinity")
+        expect(
+            bool(grads[parameter].isfinite().all()),
+            f"the gradient of {parameter} holds NaN or infinity",
+        )
         if values and dtype == torch.float32 and autocast is None:
             # The derivative along a vector of norm s grows like 1/s, and so does its rounding.
-            unit = min(1.0, float(state.x.abs().max())) if parameter == "x" and state.x.any() else 1.0
+            if parameter == "x" and state.x.any():
+                unit = min(1.0, float(state.x.abs().max()))
+            else:
+                unit = 1.0
             # A gradient whose terms cancel is rounded as the results are that it is made of.
             results_size = max(map(largest, expected.values()))
-            compare(unit * grads[parameter], unit * truth, "gradient", f"the gradient of {parameter}", results_size)
+            compare(
+                unit * grads[parameter],
+                unit * truth,
+                "gradient",
+                f"the gradient of {parameter}",
+                results_size,
+            )
 
 
 def largest(x: Tensor) -> float:

@@ -25,7 +25,10 @@ SIZES = (0, 1, 2, 17)
 NAMES = sorted(set(CASES) - {"adjacency-error"})
 
 # The quick run takes one in four.
-THINNED = [pytest.param(name, marks=pytest.mark.exhaustive if number % 4 else ()) for number, name in enumerate(NAMES)]
+THINNED = [
+    pytest.param(name, marks=pytest.mark.exhaustive if number % 4 else ())
+    for number, name in enumerate(NAMES)
+]
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
@@ -33,9 +36,13 @@ pytestmark = pytest.mark.usefixtures("no_typecheck")
 def test_everything_public_is_in_the_table() -> None:
     covered = {type(module) for case in CASES.values() for module in case.build().modules()}
     exported = [
-        getattr(package, name) for package in (diffusivities, layers, models, updates) for name in package.__all__
+        getattr(package, name)
+        for package in (diffusivities, layers, models, updates)
+        for name in package.__all__
     ]
-    classes = {value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)}
+    classes = {
+        value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)
+    }
     missing = {value for value in classes if not inspect.isabstract(value)} - covered
     assert not missing, f"add these to CASES: {missing}"
 
@@ -64,19 +71,27 @@ def test_every_corner_in_every_precision(name: str, corner: str) -> None:
             check_precision(name, state, torch.float32, dtype)
 
 
-SIDE_BY_SIDE = torch.logspace(-20, 20, 17, dtype=torch.float64).unsqueeze(1)  # a scale for every row
+SIDE_BY_SIDE = torch.logspace(-20, 20, 17, dtype=torch.float64).unsqueeze(
+    1
+)  # a scale for every row
 OF_ROWS = [name for name in SCALE_FREE if "frobenius" not in name]
 
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [*product(SCALE_FREE, (1e-20, 1e20)), *(pytest.param(name, SIDE_BY_SIDE, id=f"{name}-rows") for name in OF_ROWS)],
+    [
+        *product(SCALE_FREE, (1e-20, 1e20)),
+        *(pytest.param(name, SIDE_BY_SIDE, id=f"{name}-rows") for name in OF_ROWS),
+    ],
 )
 def test_a_normalised_state_of_any_scale(name: str, scale: float | torch.Tensor) -> None:
     """The same coupling as at scale one; the gradient is that divided by the scale."""
-    case, state = CASES[name], draw(17, CASES[name].channels, "zero rows")
+    case = CASES[name]
+    state = draw(17, CASES[name].channels, "zero rows")
     expected, truth = results(case, case.module(torch.float64), state)
-    got, grads = results(case, case.module(torch.float32), replace(state, x=scale * state.x).to(torch.float32))
+    got, grads = results(
+        case, case.module(torch.float32), replace(state, x=scale * state.x).to(torch.float32)
+    )
     for operation, part in expected.items():
         expect_close(got[operation], part, operation)
     rtol, atol = tolerance("gradient", torch.float32)
@@ -84,8 +99,14 @@ def test_a_normalised_state_of_any_scale(name: str, scale: float | torch.Tensor)
     assert all(grad.isfinite().all() for grad in grads.values())
 
 
-QUICK, BLOCK = 300, 25
-PRECISIONS = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.float32, torch.bfloat16)]
+QUICK = 300
+BLOCK = 25
+PRECISIONS = [
+    (torch.float32, None),
+    (torch.bfloat16, None),
+    (torch.float16, None),
+    (torch.float32, torch.bfloat16),
+]
 
 
 @dataclass(frozen=True)
@@ -103,14 +124,21 @@ class Draw:
     @classmethod
     def of(cls, seed: int) -> Draw:
         choose = random.Random(seed)
-        name, (dtype, autocast) = choose.choice(NAMES), choose.choice(PRECISIONS)
+        name = choose.choice(NAMES)
+        (dtype, autocast) = choose.choice(PRECISIONS)
         narrow = dtype != torch.float32 or autocast is not None
         low, high = (-3.0, 2.0) if narrow else (-20.0, 20.0) if name in SCALE_FREE else (-6.0, 1.0)
         return cls(
-            name, dtype, autocast,
-            choose.choice([0, 1, 2, 3, 7, 17, 40]) if "transformer" not in name else choose.randrange(18),
-            choose.choice(CORNERS), 10 ** choose.uniform(low, high), seed,
-        )  # fmt: skip
+            name,
+            dtype,
+            autocast,
+            choose.choice([0, 1, 2, 3, 7, 17, 40])
+            if "transformer" not in name
+            else choose.randrange(18),
+            choose.choice(CORNERS),
+            10 ** choose.uniform(low, high),
+            seed,
+        )
 
     def check(self) -> None:
         """Values are compared where a score of the states, rounded to that precision, still has digits."""
@@ -123,7 +151,9 @@ class Draw:
 LATER = [pytest.param(first, 200, marks=pytest.mark.slow) for first in range(QUICK, 6300, 200)]
 
 
-@pytest.mark.parametrize(("first", "count"), [*((first, BLOCK) for first in range(0, QUICK, BLOCK)), *LATER])
+@pytest.mark.parametrize(
+    ("first", "count"), [*((first, BLOCK) for first in range(0, QUICK, BLOCK)), *LATER]
+)
 def test_random_cases(first: int, count: int) -> None:
     broken = []
     for seed in range(first, first + count):

@@ -35,7 +35,9 @@ def test_unit_vectors_of_any_length(scale: float, generator: torch.Generator) ->
     x = (scale / 16 * randn(5, 1, 7, generator=generator)).requires_grad_()
     unit, same = unit_rows(x, x)
     assert same is unit
-    torch.testing.assert_close(unit.double(), x.double() / x.double().norm(dim=2, keepdim=True), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        unit.double(), x.double() / x.double().norm(dim=2, keepdim=True), rtol=1e-6, atol=1e-7
+    )
     weight = torch.arange(35.0).view(5, 1, 7) / 35
     (grad,) = torch.autograd.grad((unit * weight).sum(), x)
     wide = x.detach().double().requires_grad_()
@@ -45,7 +47,9 @@ def test_unit_vectors_of_any_length(scale: float, generator: torch.Generator) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
-def test_a_zero_vector_has_no_direction_and_no_gradient(dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_a_zero_vector_has_no_direction_and_no_gradient(
+    dtype: torch.dtype, generator: torch.Generator
+) -> None:
     x = randn(4, 1, 3, generator=generator, dtype=dtype)
     x[1] = 0
     x.requires_grad_()
@@ -66,13 +70,17 @@ def test_no_features_and_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10, 1e20, 1e25])
-def test_every_backend_divides_by_norms_of_any_size(backend: Any, scale: float, generator: torch.Generator) -> None:
+def test_every_backend_divides_by_norms_of_any_size(
+    backend: Any, scale: float, generator: torch.Generator
+) -> None:
     """Rows of ordinary, tiny, huge and zero norm side by side, forth and back, against double precision."""
     options: dict[str, Any] = {"constant": 1.0, "own": 0.5, "unit": True}
     q, k, v, weight = (randn(9, 2, 3, generator=generator) for _ in range(4))
     if scale != 1e25:  # where no row is short, long ones alone are to be seen
-        q, k = q.index_fill(0, torch.tensor([2]), 0.0), k.index_fill(0, torch.tensor([5]), 0.0)
-    q[4:], k[:4] = scale * q[4:], scale * k[:4]
+        q = q.index_fill(0, torch.tensor([2]), 0.0)
+        k = k.index_fill(0, torch.tensor([5]), 0.0)
+    q[4:] = scale * q[4:]
+    k[:4] = scale * k[:4]
     results = []
     for dtype, name in ((torch.float32, backend), (torch.float64, "reference")):
         leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
@@ -98,7 +106,9 @@ def test_the_frobenius_norm(dtype: torch.dtype, ragged: bool, generator: torch.G
     for scale in (1e20, 1e-20) if dtype.itemsize > 2 else (1e3,):
         q, _ = diffusivity.queries_and_keys(scale * x, Graph(8, ptr=ptr))
         expected, _ = diffusivity.queries_and_keys(x.double(), Graph(8, ptr=ptr))
-        torch.testing.assert_close(q.double(), expected, **tolerance("layer", dtype)._asdict() | {"rtol": 2e-2})
+        torch.testing.assert_close(
+            q.double(), expected, **tolerance("layer", dtype)._asdict() | {"rtol": 2e-2}
+        )
 
 
 def test_reciprocals_are_finite() -> None:
@@ -108,7 +118,8 @@ def test_reciprocals_are_finite() -> None:
     (grad,) = torch.autograd.grad(result.sum(), degree)
     assert grad.tolist() == [0.0, 0.0, 0.0, 0.0, -0.25]
     assert reciprocal(torch.tensor([1.2e-38, -1.2e-38])).isfinite().all()
-    part, total = torch.tensor([3e-40, 1e-30, 2e-30]).requires_grad_(), torch.tensor([0.0, 2e-30, 2e-30])
+    part = torch.tensor([3e-40, 1e-30, 2e-30]).requires_grad_()
+    total = torch.tensor([0.0, 2e-30, 2e-30])
     assert quotient(part, total).tolist() == [0.0, 0.5, 1.0]
     (grad,) = torch.autograd.grad(quotient(part, total.requires_grad_()).sum(), total)
     torch.testing.assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
@@ -129,7 +140,9 @@ def test_half_precision_sums_over_many_nodes() -> None:
 def test_many_senders_in_half_precision(dtype: torch.dtype) -> None:
     """A sum of equal weights stops at 2 048 in float16, at 256 in bfloat16."""
     star = Graph(3000, torch.stack([torch.arange(3000), torch.zeros(3000, dtype=torch.long)]))
-    coupling = GATDiffusivity(4, self_loops="keep").to(dtype)(torch.zeros(3000, 4, dtype=dtype), star)
+    coupling = GATDiffusivity(4, self_loops="keep").to(dtype)(
+        torch.zeros(3000, 4, dtype=dtype), star
+    )
     assert ((coupling @ torch.ones(3000, 1, 1))[0] - 1).abs() < 1e-3
 
 
@@ -172,24 +185,37 @@ def test_edge_attention_of_distant_neighbours(
     reached = torch.zeros(200).index_fill(0, edges[1], 1.0)
     if penalty != "simple":  # which outside of its domain has rows of either sign
         torch.testing.assert_close(rows[:, 0, 0].float(), reached, rtol=0, atol=1e-5)
-        torch.testing.assert_close(entries.double(), expected, **tolerance("entries", torch.float32)._asdict())
+        torch.testing.assert_close(
+            entries.double(), expected, **tolerance("entries", torch.float32)._asdict()
+        )
     assert grad.isfinite().all()
 
 
 BY_DISTANCE: dict[str, Callable[[], Diffusivity]] = {
     "simple": lambda: SimpleDiffusivity(normalize=None, measure="distance"),
-    "simple, not normalised": lambda: SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "simple, not normalised": lambda: SimpleDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False
+    ),
     "sigmoid": lambda: SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
     "softmax": lambda: SoftmaxDiffusivity(4, normalize=None, measure="distance"),
-    "gaussian": lambda: GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False),
-    "narrow gaussian": lambda: GaussianDiffusivity(bandwidth=0.01, normalize=None, measure="distance"),
+    "gaussian": lambda: GaussianDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False
+    ),
+    "narrow gaussian": lambda: GaussianDiffusivity(
+        bandwidth=0.01, normalize=None, measure="distance"
+    ),
     "mixture": lambda: MixtureDiffusivity(row_stochastic=False),
-    "function": lambda: PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)), row_stochastic=False),
+    "function": lambda: PenaltyDiffusivity(
+        FunctionPenalty(lambda z2: 1 / (1 + z2)), row_stochastic=False
+    ),
     "edges": lambda: EdgeDiffusivity("gaussian", row_stochastic=False),
     "edges, sigmoid": lambda: EdgeDiffusivity("sigmoid"),
 }
 PLACES: dict[str, Callable[[Tensor], Tensor]] = {
-    **{f"offset {offset:g}": lambda x, offset=offset: x + offset for offset in (0.0, 100.0, 2e3, 1e4, 1e6)},
+    **{
+        f"offset {offset:g}": lambda x, offset=offset: x + offset
+        for offset in (0.0, 100.0, 2e3, 1e4, 1e6)
+    },
     **{f"scale {scale:g}": lambda x, scale=scale: scale * x for scale in (1e-4, 100.0, 1e4)},
     "two graphs far apart": lambda x: torch.cat([x[:25] + 1e5, x[25:] - 1e5]),
     "a far cluster": lambda x: torch.cat([x[:3] + 1e4, x[3:]]),
@@ -205,7 +231,9 @@ def test_distances_do_not_depend_on_where_rows_lie(make, place, generator: torch
     edges = torch.randint(25, (2, 120), generator=generator)
     batch = torch.arange(50) // 25
     graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=batch)
-    got, expected = (make()(x.to(dtype), graph) @ v.to(dtype) for dtype in (torch.float32, torch.float64))
+    got, expected = (
+        make()(x.to(dtype), graph) @ v.to(dtype) for dtype in (torch.float32, torch.float64)
+    )
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
@@ -220,36 +248,47 @@ def test_neither_energies_nor_blocks_depend_on_where_rows_lie(generator: torch.G
     model = DiffusionConv(4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False)
     complete = model.double()(x.double())
     blocks = full_graph_inference(model.float(), x, block_size=7, progress=False)
-    torch.testing.assert_close(blocks.double(), complete, rtol=5e-7, atol=0)  # four digits of what rows move
+    torch.testing.assert_close(
+        blocks.double(), complete, rtol=5e-7, atol=0
+    )  # four digits of what rows move
 
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_distances_in_half_precision(score: Any, dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_distances_in_half_precision(
+    score: Any, dtype: torch.dtype, generator: torch.Generator
+) -> None:
     """Squared norms beyond 65 504 and their cancellation are nothing that half precision can hold."""
     x = (30 + 0.05 * randn(12, 1, 80, generator=generator)).to(dtype)
     got = PairwiseCoupling(*distance_features(x), score=score) @ torch.eye(12).unsqueeze(1)
     expected = PairwiseCoupling(*distance_features(x.double()), score=score).to_dense()[0]
-    torch.testing.assert_close(got[:, 0].double(), expected, **tolerance("product", dtype)._asdict())
+    torch.testing.assert_close(
+        got[:, 0].double(), expected, **tolerance("product", dtype)._asdict()
+    )
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_gates_of_nodes_without_senders(dtype: torch.dtype, autocast: bool, generator: torch.Generator) -> None:
+def test_gates_of_nodes_without_senders(
+    dtype: torch.dtype, autocast: bool, generator: torch.Generator
+) -> None:
     """1/(0 + ε) is infinite in float16."""
     layer = GatedGCNConv(6, norm=None)
     x = randn(5, 6, generator=generator)
     edges = torch.tensor([[0, 1, 2], [1, 0, 1]])
     expected = layer(x, edges)
     if not autocast:
-        layer, x = layer.to(dtype), x.to(dtype)
+        layer = layer.to(dtype)
+        x = x.to(dtype)
     x.requires_grad_()
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):
         out, gates = layer(x, edges, return_coupling=True)
     out.float().sum().backward()
     torch.testing.assert_close(out.float(), expected, **tolerance("layer", dtype)._asdict())
     assert (gates @ x.unsqueeze(2)).isfinite().all()
-    assert all(leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
+    assert all(
+        leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None
+    )
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -259,7 +298,9 @@ def test_closed_gates_in_half_precision(dtype: torch.dtype, generator: torch.Gen
     x = (46 * randn(17, 6, generator=generator)).to(dtype).requires_grad_()
     edges = torch.randint(17, (2, 51), generator=generator)
     layer(x, edges).float().sum().backward()
-    assert all(leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
+    assert all(
+        leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None
+    )
 
 
 # Graphs of five nodes, one, none, seven, one, none and three.
@@ -283,22 +324,38 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
     pairs = torch.randint(17, (2, 100), generator=generator)
     for state, member in at_the_ends(generator):
         edges = pairs[:, (pairs < len(state)).all(0)]
-        edges = edges[:, member[edges[0]] == member[edges[1]]] if options.get("edges", True) else None
+        if options.get("edges", True):
+            edges = edges[:, member[edges[0]] == member[edges[1]]]
+        else:
+            edges = None
         for scale in (1e-30, 1e-10, 30.0, 1e4, 1e8):
             layer = built(build).eval()
             x = (scale * state).requires_grad_()
             out = layer(x, edges, batch=member, **options.get("extra", lambda x: {})(x))
             (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
-            grads = {"x": x.grad, **{leaf: parameter.grad for leaf, parameter in layer.named_parameters()}}
+            grads = {
+                "x": x.grad,
+                **{leaf: parameter.grad for leaf, parameter in layer.named_parameters()},
+            }
             assert out.isfinite().all(), scale
-            assert not [leaf for leaf, grad in grads.items() if grad is not None and not grad.isfinite().all()], scale
+            assert not [
+                leaf
+                for leaf, grad in grads.items()
+                if grad is not None and not grad.isfinite().all()
+            ], scale
 
 
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
-@pytest.mark.parametrize("options", [{}, {"friction": "constant"}, {"hops": 1}, {"lam": 0.0}], ids=str)
-def test_equal_rows_flow_equally_at_any_size(projection: Any, options: Any, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"friction": "constant"}, {"hops": 1}, {"lam": 0.0}], ids=str
+)
+def test_equal_rows_flow_equally_at_any_size(
+    projection: Any, options: Any, generator: torch.Generator
+) -> None:
     """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
-    layer = built(lambda: SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options))
+    layer = built(
+        lambda: SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options)
+    )
     pairs = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
     edges = pairs[:, MEMBER[pairs[0]] == MEMBER[pairs[1]]]
     for scale in (1.0, 1e3, 1e5, 1e8):
@@ -322,15 +379,21 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
 
 
 LONG: dict[str, StateUpdate] = {
-    "implicit": ImplicitEuler(1e6), "implicit-short": ImplicitEuler(1e-6), "trapezoidal": CrankNicolson(1e6),
-    "trapezoidal-short": CrankNicolson(1e-6), "equilibrium": Equilibrium(leak=1e-6), "heat": HeatKernel(1e3),
+    "implicit": ImplicitEuler(1e6),
+    "implicit-short": ImplicitEuler(1e-6),
+    "trapezoidal": CrankNicolson(1e6),
+    "trapezoidal-short": CrankNicolson(1e-6),
+    "equilibrium": Equilibrium(leak=1e-6),
+    "heat": HeatKernel(1e3),
     "heat-short": HeatKernel(1e-6),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("edges", ["random", "isolated"])
-def test_long_and_short_steps_in_single_precision(name: str, edges: str, generator: torch.Generator) -> None:
+def test_long_and_short_steps_in_single_precision(
+    name: str, edges: str, generator: torch.Generator
+) -> None:
     """The condition number is the inverse of the resolution of float32; states and gradients keep their digits."""
     nodes = 60
     x = randn(nodes, 3, generator=generator)
@@ -349,10 +412,17 @@ def test_long_and_short_steps_in_single_precision(name: str, edges: str, generat
         assert (got - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_a_system_that_the_rounding_of_its_entries_decides_says_so(generator: torch.Generator) -> None:
-    x, edges = randn(20, 3, generator=generator), torch.randint(20, (2, 60), generator=generator)
+def test_a_system_that_the_rounding_of_its_entries_decides_says_so(
+    generator: torch.Generator,
+) -> None:
+    x = randn(20, 3, generator=generator)
+    edges = torch.randint(20, (2, 60), generator=generator)
     coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(20, edges))
-    for update in (ImplicitEuler(1e6, "residual"), Equilibrium("residual", leak=1e-6), HeatKernel(1e4, "residual")):
+    for update in (
+        ImplicitEuler(1e6, "residual"),
+        Equilibrium("residual", leak=1e-6),
+        HeatKernel(1e4, "residual"),
+    ):
         with pytest.warns(UserWarning, match=r"entries are rounded to torch.float32.*conservative"):
             assert update(x, coupling).isfinite().all()
     with warnings.catch_warnings():
@@ -365,11 +435,15 @@ def test_the_heat_kernel_of_a_loose_bound(generator: torch.Generator) -> None:
     """A bound of the spectral radius that is too large by a is e^{ta} times the rounding: 10⁸ at t = 10⁴ once."""
     x = randn(40, 2, generator=generator, dtype=torch.float64)
     edges = torch.randint(40, (2, 100), generator=generator)
-    coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(x, Graph(40, edges))
+    coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(
+        x, Graph(40, edges)
+    )
     values, vectors = torch.linalg.eigh(torch.eye(40, dtype=torch.float64) - coupling.to_dense()[0])
     for t in (1.0, 1e4):
         exact = vectors @ ((-t * values.clamp(min=0)).exp()[:, None] * (vectors.T @ x))
-        torch.testing.assert_close(HeatKernel(t, "residual")(x, coupling), exact, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(
+            HeatKernel(t, "residual")(x, coupling), exact, rtol=1e-6, atol=1e-8
+        )
 
 
 def test_a_sparse_coupling_in_single_precision_keeps_constants(generator: torch.Generator) -> None:
@@ -403,7 +477,11 @@ def test_linear_operators(nodes: int) -> None:
         LowRankCoupling(one, one),
     ):
         operator = coupling.as_linear_operator()
-        assert operator.matvec(np.ones(nodes)).shape == operator.rmatvec(np.ones(nodes)).shape == (nodes,)
+        assert (
+            operator.matvec(np.ones(nodes)).shape
+            == operator.rmatvec(np.ones(nodes)).shape
+            == (nodes,)
+        )
         assert operator.matmat(np.ones((nodes, 3))).shape == (nodes, 3)
         assert operator.rmatmat(np.ones((nodes, 0))).shape == (nodes, 0)
 
@@ -411,12 +489,17 @@ def test_linear_operators(nodes: int) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("placement", [None, "P1", "P5"])
-def test_sequences_without_positions_or_tokens_count_as_zero(pooling: Any, causal: bool, placement: Any) -> None:
-    model = PDETransformer([5], 8, 3, 1, 2, max_length=6, pooling=pooling, causal=causal, placement=placement).eval()
+def test_sequences_without_positions_or_tokens_count_as_zero(
+    pooling: Any, causal: bool, placement: Any
+) -> None:
+    model = PDETransformer(
+        [5], 8, 3, 1, 2, max_length=6, pooling=pooling, causal=causal, placement=placement
+    ).eval()
     nothing = model.head(torch.zeros(1, 8))
     torch.testing.assert_close(model(torch.zeros(2, 0, dtype=torch.long)), nothing.expand(2, -1))
     assert model(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3)
-    tokens, mask = torch.tensor([[1, 2, 3], [1, 2, 3]]), torch.tensor([[False] * 3, [False, True, True]])
+    tokens = torch.tensor([[1, 2, 3], [1, 2, 3]])
+    mask = torch.tensor([[False] * 3, [False, True, True]])
     out = model(tokens, mask)
     torch.testing.assert_close(out[:1], nothing)
     torch.testing.assert_close(out[1:], model(tokens[1:, 1:]))
@@ -425,6 +508,12 @@ def test_sequences_without_positions_or_tokens_count_as_zero(pooling: Any, causa
 def test_log_features_are_needed() -> None:
     for nodes in (0, 3):
         none = torch.zeros(nodes, 1, 0)
-        with pytest.raises(ValueError, match=r"log_query and log_key must have a feature at least.*\[\d, 1, 0\]"):
+        with pytest.raises(
+            ValueError, match=r"log_query and log_key must have a feature at least.*\[\d, 1, 0\]"
+        ):
             LogLowRankCoupling(none, none)
-    assert (LogLowRankCoupling(*[torch.zeros(0, 1, 2)] * 2) @ torch.zeros(0, 1, 3)).shape == (0, 1, 3)
+    assert (LogLowRankCoupling(*[torch.zeros(0, 1, 2)] * 2) @ torch.zeros(0, 1, 3)).shape == (
+        0,
+        1,
+        3,
+    )

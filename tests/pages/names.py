@@ -24,12 +24,19 @@ import diffusion_mp_experiments
 from .blocks import PAGES, ROOT, blocks
 
 #: For readers, and for contributors.
-PAGE, AUDIT = ROOT / "docs/api/index.md", ROOT / "docs/api/audit.md"
+PAGE = ROOT / "docs/api/index.md"
+AUDIT = ROOT / "docs/api/audit.md"
 #: What every name has to be; see `Name`.
 PROPERTIES = ("documented", "example", "tested", "used")
 #: Folders with code that uses names, and what the table calls them.
-PLACES = {"library": "src", "experiments": "experiments/src", "example": "examples", "benchmark": "benchmarks"}
-MARK, END = "<!-- what follows is written by `python -m tests.pages.names` -->", "<!-- end -->"
+PLACES = {
+    "library": "src",
+    "experiments": "experiments/src",
+    "example": "examples",
+    "benchmark": "benchmarks",
+}
+MARK = "<!-- what follows is written by `python -m tests.pages.names` -->"
+END = "<!-- end -->"
 #: Headings of the page for readers, and patterns of the names below them, of which the longest that fits counts.
 TASKS = {
     "Train a whole model": "models.* estimators.*",
@@ -63,10 +70,20 @@ class Name(NamedTuple):
     @property
     def documented(self) -> str:
         """Its own docstring, not an inherited one; of an alias or a constant, the string below its definition."""
-        if not (inspect.isclass(self.value) or inspect.isroutine(self.value) or hasattr(self.value, "derivatives")):
+        if not (
+            inspect.isclass(self.value)
+            or inspect.isroutine(self.value)
+            or hasattr(self.value, "derivatives")
+        ):
             return _strings().get(self.name, "")
-        text = vars(self.value).get("__doc__") if inspect.isclass(self.value) else self.value.__doc__
-        return "" if not text or text.startswith(f"{self.name}(") else text  # as dataclasses say by themselves
+        if inspect.isclass(self.value):
+            text = vars(self.value).get("__doc__")
+        else:
+            text = self.value.__doc__
+        # as dataclasses say by themselves
+        if not text or text.startswith(f"{self.name}("):
+            return ""
+        return text
 
     @property
     def summary(self) -> str:
@@ -81,22 +98,35 @@ class Name(NamedTuple):
     @property
     def task(self) -> str:
         path = f"{self.package.__name__.removeprefix('diffusion_mp.')}.{self.name}"
-        fits = [(len(each), task) for task, all_ in TASKS.items() for each in all_.split() if fnmatch(path, each)]
+        fits = [
+            (len(each), task)
+            for task, all_ in TASKS.items()
+            for each in all_.split()
+            if fnmatch(path, each)
+        ]
         return max(fits)[1]
 
     @property
     def example(self) -> bool:
         """Whether the examples of its docstring, which the tests run, use it."""
-        code = "".join(example.source for example in doctest.DocTestParser().get_examples(self.documented))
-        return self.name in {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+        code = "".join(
+            example.source for example in doctest.DocTestParser().get_examples(self.documented)
+        )
+        return self.name in {
+            node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)
+        }
 
     @property
     def address(self) -> str:
         """Where the site has it. What is lazy, or has a module's name, stands there by its own path."""
         package = self.package.__name__
         top, _, below = package.partition(".")
-        page = f"{'experiments' if top.endswith('experiments') else below.partition('.')[0] or top}.md"
-        lazy = below and hasattr(self.package, "__getattr__")  # at the top only what __all__ leaves out is
+        page = (
+            f"{'experiments' if top.endswith('experiments') else below.partition('.')[0] or top}.md"
+        )
+        lazy = below and hasattr(
+            self.package, "__getattr__"
+        )  # at the top only what __all__ leaves out is
         hidden = lazy or find_spec(f"{package}.{self.name}")
         return f"{page}#{self.value.__module__ if hidden else package}.{self.name}"
 
@@ -107,8 +137,17 @@ class Name(NamedTuple):
     @property
     def used(self) -> str:
         """The first place with work for it beside its own definition: library, experiments, example, …"""
-        own = getattr(self.value, "__name__", self.name) == self.name and getattr(self.value, "__module__", None)
-        return next((place for place, home, names in _uses() if self.name in names and home != (own, self.name)), "")
+        own = getattr(self.value, "__name__", self.name) == self.name and getattr(
+            self.value, "__module__", None
+        )
+        return next(
+            (
+                place
+                for place, home, names in _uses()
+                if self.name in names and home != (own, self.name)
+            ),
+            "",
+        )
 
 
 def packages() -> Iterator[ModuleType]:
@@ -153,9 +192,14 @@ def table() -> str:
 
 
 def by_task() -> str:
-    names, parts = public_names(), []
+    names = public_names()
+    parts = []
     for task in TASKS:
-        found = [f"- [`{name.name}`]({name.address}): {name.summary}" for name in names if name.task == task]
+        found = [
+            f"- [`{name.name}`]({name.address}): {name.summary}"
+            for name in names
+            if name.task == task
+        ]
         parts.append("\n".join([f"## {task}", "", *found, ""]))
     return "\n".join(parts)
 
@@ -176,16 +220,24 @@ def _tested() -> set[str]:
     for path in (ROOT / "tests").rglob("*.py"):
         if {"fuzz", "pages"} & set(path.relative_to(ROOT).parts):
             continue
-        modules, attributes, tree = {"diffusion_mp"}, [], ast.parse(path.read_text())
+        modules = {"diffusion_mp"}
+        attributes = []
+        tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diffusion_mp"):
                 names = {name.name for name in node.names}
                 found |= _named(tree) if "*" in names else names
                 modules |= {name.asname or name.name for name in node.names}
             elif isinstance(node, ast.Import):
-                modules |= {name.asname or name.name for name in node.names if name.name == "diffusion_mp"}
+                modules |= {
+                    name.asname or name.name for name in node.names if name.name == "diffusion_mp"
+                }
             elif isinstance(node, ast.Attribute):
-                module = node.value.value if isinstance(node.value, ast.Attribute) else node.value  # mp.package.name
+                # mp.package.name
+                if isinstance(node.value, ast.Attribute):
+                    module = node.value.value
+                else:
+                    module = node.value
                 if isinstance(module, ast.Name):
                     attributes.append((module.id, node.attr))
         found |= {attribute for module, attribute in attributes if module in modules}
@@ -229,11 +281,14 @@ def _named(code: ast.AST) -> set[str]:
 def _strings() -> dict[str, str]:
     """The strings below definitions of modules, by the defined name."""
     found = {}
-    for path in sorted(path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")):
+    for path in sorted(
+        path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")
+    ):
         for definition, below in pairwise(ast.parse(path.read_text()).body):
             match definition, below:
                 case (
-                    ast.Assign(targets=[ast.Name(id=name), *_]) | ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Assign(targets=[ast.Name(id=name), *_])
+                    | ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=text)),
                 ):
                     found[name] = str(text)

@@ -92,7 +92,9 @@ def faults_in_browser(site: Path, screenshots: Path | None) -> list[str]:
     with served(site) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         for view, (width, height, scheme) in VIEWS.items():
-            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            context = browser.new_context(
+                viewport={"width": width, "height": height}, color_scheme=scheme
+            )
             for path in sorted(site.rglob("index.html")):
                 name = str(path.relative_to(site).parent)
                 page = context.new_page()
@@ -100,12 +102,22 @@ def faults_in_browser(site: Path, screenshots: Path | None) -> list[str]:
                 def note(text: str, where: str = f"{name} ({view})") -> None:
                     faults.append(f"{where}: {text}")
 
-                page.on("console", lambda message, note=note: note(message.text) if message.type == "error" else None)
+                page.on(
+                    "console",
+                    lambda message, note=note: (
+                        note(message.text) if message.type == "error" else None
+                    ),
+                )
                 page.on("pageerror", lambda error, note=note: note(str(error)))
-                page.on("requestfailed", lambda request, note=note: note(f"could not load {request.url}"))
+                page.on(
+                    "requestfailed",
+                    lambda request, note=note: note(f"could not load {request.url}"),
+                )
                 page.on(
                     "request",
-                    lambda request, note=note: request.url.startswith((address, "data:", "blob:")) or note(request.url),
+                    lambda request, note=note: (
+                        request.url.startswith((address, "data:", "blob:")) or note(request.url)
+                    ),
                 )
                 page.goto(f"{address}/{'' if name == '.' else name + '/'}", wait_until="load")
                 wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
@@ -113,14 +125,19 @@ def faults_in_browser(site: Path, screenshots: Path | None) -> list[str]:
                     note(f"{wide} pixels wider than the window")
                 if screenshots:
                     screenshots.mkdir(parents=True, exist_ok=True)
-                    page.screenshot(path=screenshots / f"{name.replace('/', '-').replace('.', 'home')}-{view}.png")
+                    page.screenshot(
+                        path=screenshots
+                        / f"{name.replace('/', '-').replace('.', 'home')}-{view}.png"
+                    )
                 page.close()
         browser.close()
     return faults
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.pages.site", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.pages.site", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("site", type=Path)
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--screenshots", type=Path)
@@ -128,7 +145,10 @@ def main() -> int:
     faults = broken_links(options.site)
     if options.browser:
         faults += faults_in_browser(options.site, options.screenshots)
-    print("\n".join(faults) or f"{len(list(options.site.rglob('index.html')))} pages: nothing to complain about")
+    print(
+        "\n".join(faults)
+        or f"{len(list(options.site.rglob('index.html')))} pages: nothing to complain about"
+    )
     return bool(faults)
 
 

@@ -21,7 +21,9 @@ def given() -> dict[str, object]:
     edges = torch.stack([node, (node + 1) % 6])
     edge_index = torch.cat([edges, edges.flip(0)], 1)
     q, k = torch.rand(2, 6, 2, 3, generator=torch.Generator().manual_seed(1))
-    of_the_library = (name for name in names.public_names() if "experiments" not in name.package.__name__)
+    of_the_library = (
+        name for name in names.public_names() if "experiments" not in name.package.__name__
+    )
     public = {name.name: name.value for name in of_the_library}
     graph = diffusion_mp.Graph(6, edge_index)
     return public | {
@@ -39,30 +41,44 @@ def given() -> dict[str, object]:
 @pytest.mark.parametrize("name", EXAMPLES, ids=lambda name: f"{name.package.__name__}.{name.name}")
 def test_the_example_of(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    scope = given() | {"folder": tmp_path} | {public: getattr(name.package, public) for public in name.package.__all__}
+    scope = (
+        given()
+        | {"folder": tmp_path}
+        | {public: getattr(name.package, public) for public in name.package.__all__}
+    )
     found = doctest.DocTestParser().get_doctest(name.documented, scope, name.name, None, 0)
     report: list[str] = []
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(0)
-        outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(found, out=report.append)
+        outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(
+            found, out=report.append
+        )
     assert outcome.attempted
     assert not outcome.failed, "".join(report)
 
 
 def test_the_pages_of_names_are_up_to_date():
-    assert {path: path.read_text() for path in names.pages()} == names.pages(), "run `python -m tests.pages.names`"
+    assert {path: path.read_text() for path in names.pages()} == names.pages(), (
+        "run `python -m tests.pages.names`"
+    )
 
 
 def test_a_line_says_what_a_name_is():
     name = names.Name(diffusion_mp, "given", given)
     given.__doc__ = "Say :func:`~a.b`, with s_ij of docs/errata.md.\n\nMore."
     assert name.summary == r"Say `a.b`, with s\_ij of [errata](../errata.md)."
-    assert not [name.name for name in names.public_names() if not name.summary.endswith((".", ")", "`"))]
+    assert not [
+        name.name for name in names.public_names() if not name.summary.endswith((".", ")", "`"))
+    ]
 
 
 @pytest.mark.parametrize("what", names.PROPERTIES)
 def test_every_public_name_is(what):
-    missing = [f"{name.package.__name__}.{name.name}" for name in names.public_names() if not getattr(name, what)]
+    missing = [
+        f"{name.package.__name__}.{name.name}"
+        for name in names.public_names()
+        if not getattr(name, what)
+    ]
     assert not missing, f"{what} is missing for {', '.join(missing)}"
 
 

@@ -23,7 +23,9 @@ STARTED = [0.8, 0.7, None, 0.9, 0.9, None, 0.6, 0.3, 0.75, None]
 SCRIPTS = [
     pytest.param(script, found, id=f"{page}-{number}")
     for page, results in (("getting-started", STARTED), ("write-your-own", [None] * 4))
-    for number, (script, found) in enumerate(zip(blocks(ROOT / f"docs/{page}.md"), results, strict=True))
+    for number, (script, found) in enumerate(
+        zip(blocks(ROOT / f"docs/{page}.md"), results, strict=True)
+    )
 ]
 
 
@@ -44,8 +46,14 @@ class Whole(list):
 
     def __init__(self, data, num_neighbors, batch_size, input_nodes, transform):
         for own in input_nodes.nonzero().split(batch_size):
-            order = torch.isin(torch.arange(data.num_nodes), own).int().argsort(descending=True, stable=True)
-            batch = Data(data.x[order], order.argsort()[data.edge_index], y=data.y[order], n_id=order)
+            order = (
+                torch.isin(torch.arange(data.num_nodes), own)
+                .int()
+                .argsort(descending=True, stable=True)
+            )
+            batch = Data(
+                data.x[order], order.argsort()[data.edge_index], y=data.y[order], n_id=order
+            )
             self.append(transform(batch.update({"batch_size": len(own)})))
 
 
@@ -65,15 +73,22 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_pat
 
 #: What a tutorial has to find even in its quick form, as an expression of its names; with True it needs data sets.
 TUTORIALS = {
-    "rows": ("accuracy(in_turns, first) > accuracy(logistic, first) and (energies.diff() <= 0).all()", False),
+    "rows": (
+        "accuracy(in_turns, first) > accuracy(logistic, first) and (energies.diff() <= 0).all()",
+        False,
+    ),
     "nodes": ("same and (energies.diff() <= 1e-5 * energies[:, :1]).all()", True),
     "molecules": ("aucs['types of bonds'] > 0.99 > aucs['types hidden'] + 0.1", True),
-    "energy-term": ("2 * error(pictures['jumps']) < error(pictures['squares']) and rises > 9", False),
+    "energy-term": (
+        "2 * error(pictures['jumps']) < error(pictures['squares']) and rises > 9",
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.data] * data) for page, (_, data) in TUTORIALS.items()]
+    "page",
+    [pytest.param(page, marks=[pytest.mark.data] * data) for page, (_, data) in TUTORIALS.items()],
 )
 def test_a_tutorial_in_its_quick_form(page, request, monkeypatch, tmp_path):
     claim, data = TUTORIALS[page]

@@ -28,7 +28,9 @@ def run(page: Path, data: Path, **constants: int) -> tuple[str, dict[str, object
         Path(name).symlink_to(folder.absolute())
 
     def with_output(block: re.Match[str]) -> str:
-        code = re.sub(r"(?m)^(\w+) = (\d+)$", lambda at: f"{at[1]} = {constants.get(at[1], at[2])}", block[1])
+        code = re.sub(
+            r"(?m)^(\w+) = (\d+)$", lambda at: f"{at[1]} = {constants.get(at[1], at[2])}", block[1]
+        )
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(code, page.stem, "exec"), scope)
         output = printed.getvalue()
@@ -39,7 +41,8 @@ def run(page: Path, data: Path, **constants: int) -> tuple[str, dict[str, object
 
 
 if __name__ == "__main__":
-    data, images = Path(os.environ.get("DIFFUSION_MP_DATA", "data")).absolute(), ROOT / "docs/images"
+    data = Path(os.environ.get("DIFFUSION_MP_DATA", "data")).absolute()
+    images = ROOT / "docs/images"
     for page in (page for page in TUTORIALS if page.stem in (sys.argv[1:] or page.stem)):
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             page.write_text(run(page, data)[0])

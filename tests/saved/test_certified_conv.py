@@ -12,7 +12,9 @@ import torch
 from diffusion_mp import Graph
 from diffusion_mp.layers import CertifiedConv
 
-CASES: list[dict[str, Any]] = torch.load(Path(__file__).with_name("certified_conv.pt"), weights_only=True)
+CASES: list[dict[str, Any]] = torch.load(
+    Path(__file__).with_name("certified_conv.pt"), weights_only=True
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["options"]))
@@ -23,7 +25,10 @@ def test_values_and_gradients_of_the_former_class(case: dict[str, Any]) -> None:
     edges = case["edge_index"], case["edge_weight"], case["batch"]
     out = conv(x, *edges)
     # A limit is as exact as the residual at which the iteration ends.
-    close = {"rtol": 1e-12, "atol": 1e-12} if case["options"]["num_layers"] else {"rtol": 1e-9, "atol": 1e-9}
+    if case["options"]["num_layers"]:
+        close = {"rtol": 1e-12, "atol": 1e-12}
+    else:
+        close = {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(out, case["out"], **close)
     energy = conv.energy(x, Graph.coerce(x, *edges))
     torch.testing.assert_close(energy(conv.by_head(out)), case["energy"], **close)
@@ -33,4 +38,6 @@ def test_values_and_gradients_of_the_former_class(case: dict[str, Any]) -> None:
         if expected is None:
             assert got is None
         else:
-            torch.testing.assert_close(got, expected, rtol=1e3 * close["rtol"], atol=1e2 * close["atol"])
+            torch.testing.assert_close(
+                got, expected, rtol=1e3 * close["rtol"], atol=1e2 * close["atol"]
+            )

@@ -35,16 +35,24 @@ def test_every_case_is_saved() -> None:
     assert set(CASES) == set(SAVED["states"]) == set(SAVED["outputs"])
 
 
-def test_arguments_of_numpy_and_enums_and_views_of_one_tensor(tmp_path: Path, no_typecheck: None) -> None:
+def test_arguments_of_numpy_and_enums_and_views_of_one_tensor(
+    tmp_path: Path, no_typecheck: None
+) -> None:
     conv = DIFFormerConv(4, 4, kernel=StrEnum("Kernel", ["simple"]).simple, beta=np.float64(0.3))
-    scales, uniform = torch.tensor([0.1, 0.9, 0.5]), UniformDiffusivity()
-    for module in (conv, SumDiffusivity([ScaledDiffusivity(part, uniform) for part in (scales[:2], scales[::2])])):
+    scales = torch.tensor([0.1, 0.9, 0.5])
+    uniform = UniformDiffusivity()
+    for module in (
+        conv,
+        SumDiffusivity([ScaledDiffusivity(part, uniform) for part in (scales[:2], scales[::2])]),
+    ):
         module.save(tmp_path / "a model")
         torch.testing.assert_close(load(tmp_path / "a model").state_dict(), module.state_dict())
         assert repr(load(tmp_path / "a model")) == repr(module)
 
 
-def test_a_path_that_is_no_file_is_refused_and_leaves_nothing(tmp_path: Path, no_typecheck: None) -> None:
+def test_a_path_that_is_no_file_is_refused_and_leaves_nothing(
+    tmp_path: Path, no_typecheck: None
+) -> None:
     with pytest.raises(IsADirectoryError, match="path must name a file"):
         GCNConv(2, 2).save(tmp_path)
     assert not list(tmp_path.parent.glob(f".{tmp_path.name}*"))

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, LinearAttentionCoupling, LowRankCoupling, PooledCoupling, Sums
+from diffusion_mp.couplings import (
+    Coupling,
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    PooledCoupling,
+    Sums,
+)
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import SourceTerm
 from diffusion_mp.errors import SingularSystemError
@@ -57,10 +63,23 @@ Body = dict[str, Any]
 COUPLINGS: list[tuple[str, Body]] = [
     ("transpose", {"_transpose": lambda self: self}),
     ("degree", {"degree": lambda self: self.matrix.sum(0).unsqueeze(1)}),
-    ("purity", {"_product": lambda self, v: Dense._product(self, v.detach().abs_())}),  # what repeats, but changes v
-    ("purity", {"_product": lambda self, v: Dense._product(self, v) + 1e-3 * torch.randn(v.shape, dtype=v.dtype)}),
+    (
+        "purity",
+        {"_product": lambda self, v: Dense._product(self, v.detach().abs_())},
+    ),  # what repeats, but changes v
+    (
+        "purity",
+        {
+            "_product": lambda self, v: (
+                Dense._product(self, v) + 1e-3 * torch.randn(v.shape, dtype=v.dtype)
+            )
+        },
+    ),
     ("gradients", {"degree": lambda self: Dense.degree(self).detach()}),
-    ("writable", {"_product": lambda self, v: Dense._product(self, v).mean(0, keepdim=True).expand_as(v)}),
+    (
+        "writable",
+        {"_product": lambda self, v: Dense._product(self, v).mean(0, keepdim=True).expand_as(v)},
+    ),
     ("writable", {"degree": lambda self: self.matrix.sum(1, keepdim=True)[:1].expand(6, 1)}),
     ("writable", {"to_dense": lambda self: self.matrix.unsqueeze(0)}),
     ("writable", {"_product": lambda self, v: v[:, :, :]}),
@@ -75,12 +94,16 @@ def test_broken_couplings_are_named(law: str, body: Body) -> None:
 
 @pytest.mark.parametrize("promise", ["symmetric", "row_stochastic", "nonnegative"])
 def test_false_promises_are_found(promise: str) -> None:
-    with pytest.raises(AssertionError, match=f"Dense breaks the law 'declared properties'.*declared {promise}"):
+    with pytest.raises(
+        AssertionError, match=f"Dense breaks the law 'declared properties'.*declared {promise}"
+    ):
         check_coupling(Dense(-matrix(), **{promise: True}))
 
 
 def test_couplings_that_leak_between_graphs_are_found() -> None:
-    with pytest.raises(AssertionError, match=r"block diagonal.*entries between different graphs are not zero"):
+    with pytest.raises(
+        AssertionError, match=r"block diagonal.*entries between different graphs are not zero"
+    ):
         check_coupling(Dense(matrix()), ptr=torch.tensor([0, 2, 6]))
 
 
@@ -100,7 +123,9 @@ class PoolsMeans(LowRankCoupling):
 def test_sums_that_do_not_merge_are_found() -> None:
     query = matrix().unsqueeze(1)
     check_coupling(LowRankCoupling(query, query))
-    with pytest.raises(AssertionError, match=r"PoolsMeans breaks the law 'pooled by blocks'.*S @ v by blocks at"):
+    with pytest.raises(
+        AssertionError, match=r"PoolsMeans breaks the law 'pooled by blocks'.*S @ v by blocks at"
+    ):
         check_coupling(PoolsMeans(query, query))
 
 
@@ -114,26 +139,59 @@ def test_checks_take_gradients_wherever_they_are_called(switch: Any) -> None:
 
 
 test_what_is_none_is_refused = refuses(
-    (lambda: check_coupling(Dense(matrix()), skip={"prodct": "a typing error"}), r"skip names the laws \['prodct'\]"),
+    (
+        lambda: check_coupling(Dense(matrix()), skip={"prodct": "a typing error"}),
+        r"skip names the laws \['prodct'\]",
+    ),
     (lambda: check_coupling(Dense(matrix()), skip=["purity"]), TypeError, "skip must be a mapping"),
-    (lambda: check_coupling(Dense(matrix()), ptr=torch.tensor([0, 7])), "ptr must rise from 0 to num_nodes = 6"),
-    (lambda: check_diffusivity(nn.Linear(3, 3)), TypeError, "must be or build a Diffusivity, got Linear"),
-    (lambda: check_update(nn.Linear(3, 3)), TypeError, "must be or build a StateUpdate, got Linear"),
+    (
+        lambda: check_coupling(Dense(matrix()), ptr=torch.tensor([0, 7])),
+        "ptr must rise from 0 to num_nodes = 6",
+    ),
+    (
+        lambda: check_diffusivity(nn.Linear(3, 3)),
+        TypeError,
+        "must be or build a Diffusivity, got Linear",
+    ),
+    (
+        lambda: check_update(nn.Linear(3, 3)),
+        TypeError,
+        "must be or build a StateUpdate, got Linear",
+    ),
     (lambda: check_layer(nn.ReLU()), "ReLU has no attribute in_channels"),
-    (lambda: tolerance("prodct", torch.float64), KeyError, "no tolerance for the operation 'prodct'"),
-    (lambda: tolerance("product", torch.int64), KeyError, "no tolerance for 'product' at torch.int64"),
+    (
+        lambda: tolerance("prodct", torch.float64),
+        KeyError,
+        "no tolerance for the operation 'prodct'",
+    ),
+    (
+        lambda: tolerance("product", torch.int64),
+        KeyError,
+        "no tolerance for 'product' at torch.int64",
+    ),
     (lambda: check_diffusivity(Cosine, channels=0), "channels must be at least 1; got 0"),
     (
         lambda: check_layer(lambda: BatchNormed(4, 3, Cosine()), in_channels=2.5),
         TypeError,
         "in_channels must be an int",
     ),
-    (lambda: check_layer(lambda: BatchNormed(4, 3, Cosine()), extra={}), TypeError, "extra must be a function"),
+    (
+        lambda: check_layer(lambda: BatchNormed(4, 3, Cosine()), extra={}),
+        TypeError,
+        "extra must be a function",
+    ),
     (lambda: path_problem(1, "residual"), "adjacency must have positive row sums"),
     (lambda: problem_on_graph("", torch.full((2, 2), torch.inf)), "adjacency must be finite"),
-    (lambda: path_problem(5).steady_state(path_problem(5).state), SingularSystemError, "leak=0 .*raise the leak"),
+    (
+        lambda: path_problem(5).steady_state(path_problem(5).state),
+        SingularSystemError,
+        "leak=0 .*raise the leak",
+    ),
     (lambda: path_problem(5).implicit_step(0.5, torch.ones(4, 2, 3)), "source must have 5 rows"),
-    (lambda: order_of_convergence(ExplicitEuler, path_problem(5), counts=(8, 8)), "two different numbers of steps"),
+    (
+        lambda: order_of_convergence(ExplicitEuler, path_problem(5), counts=(8, 8)),
+        "two different numbers of steps",
+    ),
     error=ValueError,
 )
 
@@ -193,9 +251,13 @@ ReadsPositions = type("ReadsPositions", (Cosine,), {"features": by_position})
 in_training = {"features": lambda self, x: Cosine.features(self, 2 * x + 1 if self.training else x)}
 DropsInTraining = type("DropsInTraining", (Cosine,), in_training)
 DIFFUSIVITIES = [
-    (MixesBatchMates, "batching"), (MixesBatchMates, "poisoned batch mate"), (ReadsPositions, "permutation"),
-    (ForgetsToReset, "reset parameters"), (DropsInTraining, "same in training"), (CountsNodes, "promises"),
-]  # fmt: skip
+    (MixesBatchMates, "batching"),
+    (MixesBatchMates, "poisoned batch mate"),
+    (ReadsPositions, "permutation"),
+    (ForgetsToReset, "reset parameters"),
+    (DropsInTraining, "same in training"),
+    (CountsNodes, "promises"),
+]
 
 
 @pytest.mark.parametrize(("kind", "law"), DIFFUSIVITIES)
@@ -222,14 +284,22 @@ class Remembers(DiffusionConv):
 def test_broken_layers_are_named() -> None:
     with pytest.raises(AssertionError, match=r"BatchNormed breaks the law 'batching'"):
         check_layer(lambda: BatchNormed(4, 3, Cosine()))
-    with pytest.raises(AssertionError, match=r"Remembers breaks the law 'writable'.*what the next call returns"):
+    with pytest.raises(
+        AssertionError, match=r"Remembers breaks the law 'writable'.*what the next call returns"
+    ):
         check_layer(lambda: Remembers(4, 3, Cosine()))
 
 
 class Halfway(StateUpdate):
     """x′ = ½ (x + S v), the sound one that the broken ones below are made of."""
 
-    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> Tensor:
         values = self.validate(x, coupling, values, source)
         return torch.lerp(self.kept(x), coupling.matmul(values), 0.5)
 
@@ -240,7 +310,13 @@ class Halfway(StateUpdate):
 class AcceptsAnything(Halfway):
     takes_source = False
 
-    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> Tensor:
         return super().step(x, coupling, values)
 
 
@@ -254,7 +330,13 @@ class ForgetsItsGain(Halfway):
 
 
 class Leaks(LaplacianUpdate):
-    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> Tensor:
         return 0.9 * self.validate(x, coupling, values, source)
 
 
@@ -289,11 +371,15 @@ def test_broken_updates_are_named(kind: type[StateUpdate], law: str) -> None:
 
 
 def test_a_broken_law_says_how_to_leave_it_out() -> None:
-    with pytest.raises(AssertionError, match=r"left out with a reason: skip=\{'reset parameters': 'why'\}") as caught:
+    with pytest.raises(
+        AssertionError, match=r"left out with a reason: skip=\{'reset parameters': 'why'\}"
+    ) as caught:
         check_diffusivity(ForgetsToReset)
     assert "\n" in str(caught.value)
     check_diffusivity(ForgetsToReset, skip={"reset parameters": "it is drawn once"})
-    with pytest.raises(AssertionError) as nested:  # the laws of the couplings, which nobody can skip one by one
+    with pytest.raises(
+        AssertionError
+    ) as nested:  # the laws of the couplings, which nobody can skip one by one
         check_diffusivity(CountsNodes)
     assert str(nested.value).count("is left out with a reason") == 1
 
@@ -301,7 +387,9 @@ def test_a_broken_law_says_how_to_leave_it_out() -> None:
 def test_the_core_level_leaves_out_what_is_strict() -> None:
     check_diffusivity(ForgetsToReset, level="core")
     check_update(ForgetsItsGain, level="core")
-    check_update(ExplicitEuler(0.5), level="core", skip={"half precision": "a law of the strict level"})
+    check_update(
+        ExplicitEuler(0.5), level="core", skip={"half precision": "a law of the strict level"}
+    )
     with pytest.raises(AssertionError, match="breaks the law 'batching'"):
         check_diffusivity(MixesBatchMates, level="core")
     with pytest.raises(AssertionError, match="breaks the law 'batching'"):

@@ -4,23 +4,40 @@ import pytest
 from torch import nn
 
 import diffusion_mp as dm
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, SigmoidDiffusivity, SimpleDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+)
 from diffusion_mp.energies import Energy, QuadraticPenalty, SigmoidPenalty, SimplePenalty
 from diffusion_mp.layers import DiffusionConv
 from diffusion_mp.testing import assert_energy_descent
-from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import (
+    Backtracking,
+    Equilibrium,
+    ExplicitEuler,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 
 UPDATES: dict[str, StateUpdate] = {
-    "euler": ExplicitEuler(0.5), "euler-long": ExplicitEuler(0.99),
-    "euler-residual": ExplicitEuler(0.5, form="residual"), "euler-leak": ExplicitEuler(0.4, leak=0.2),
-    "euler-source": ExplicitEuler(0.4, beta=0.7, leak=0.2), "implicit": ImplicitEuler(3.0),
-    "implicit-residual": ImplicitEuler(3.0, form="residual"), "heat": HeatKernel(2.0),
-    "equilibrium": Equilibrium(beta=0.5, leak=0.3), "backtracking": Backtracking(QuadraticPenalty(), tau=8.0),
+    "euler": ExplicitEuler(0.5),
+    "euler-long": ExplicitEuler(0.99),
+    "euler-residual": ExplicitEuler(0.5, form="residual"),
+    "euler-leak": ExplicitEuler(0.4, leak=0.2),
+    "euler-source": ExplicitEuler(0.4, beta=0.7, leak=0.2),
+    "implicit": ImplicitEuler(3.0),
+    "implicit-residual": ImplicitEuler(3.0, form="residual"),
+    "heat": HeatKernel(2.0),
+    "equilibrium": Equilibrium(beta=0.5, leak=0.3),
+    "backtracking": Backtracking(QuadraticPenalty(), tau=8.0),
     "backtracking-simple": Backtracking(SimplePenalty(), tau=4.0),
     "backtracking-sigmoid": Backtracking(SigmoidPenalty(), tau=4.0),
     "certified": dm.CertifiedStep(dm.diffusivities.Positive(5.0)),
     "certified-sphere": dm.CertifiedStep(0.1, constraint="sphere"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -37,7 +54,9 @@ def test_a_lambda_below_the_certified_one_is_caught() -> None:
 
 
 def test_an_energy_of_the_users_own() -> None:
-    assert_energy_descent(ExplicitEuler(0.5), lambda coupling, x: Energy("quadratic", 1.0, coupling=coupling))
+    assert_energy_descent(
+        ExplicitEuler(0.5), lambda coupling, x: Energy("quadratic", 1.0, coupling=coupling)
+    )
 
 
 def layer(diffusivity: Diffusivity, update: StateUpdate) -> DiffusionConv:
@@ -46,12 +65,17 @@ def layer(diffusivity: Diffusivity, update: StateUpdate) -> DiffusionConv:
 
 LAYERS = {
     "simple": layer(SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5)),
-    "simple-leak": layer(SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5, leak=0.3)),
+    "simple-leak": layer(
+        SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5, leak=0.3)
+    ),
     "sigmoid": layer(SigmoidDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(1.0)),
     "sigmoid-unnormalised": layer(
-        SigmoidDiffusivity(4, normalize=None, measure="distance", row_stochastic=False), ExplicitEuler(0.05)
+        SigmoidDiffusivity(4, normalize=None, measure="distance", row_stochastic=False),
+        ExplicitEuler(0.05),
     ),
-    "gcn": layer(AdjacencyDiffusivity("sym", direction="undirected"), ExplicitEuler(0.5, "residual")),
+    "gcn": layer(
+        AdjacencyDiffusivity("sym", direction="undirected"), ExplicitEuler(0.5, "residual")
+    ),
     "sum": layer(AdjacencyDiffusivity("sum", direction="undirected"), ExplicitEuler(0.05)),
 }
 
@@ -61,15 +85,27 @@ def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
     assert_energy_descent(LAYERS[name])
 
 
-@pytest.mark.parametrize(("module", "reason"), [
-    (layer(SimpleDiffusivity(4), ExplicitEuler(0.5)), "not symmetric"),
-    (layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)), "not symmetric"),
-    (layer(SimpleDiffusivity(4, heads=2, normalize=None, measure="distance"), ExplicitEuler(0.5)), "several heads"),
-    (layer(AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)), "pass assert_energy_descent"),
-    (layer(AdjacencyDiffusivity("row"), ExplicitEuler(0.5)), "not symmetric"),
-    (ExplicitEuler(5.0), "τ must be below τ_max"),
-    (ExplicitEuler(1.5, leak=1.0), "no energy is known to descend"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (layer(SimpleDiffusivity(4), ExplicitEuler(0.5)), "not symmetric"),
+        (layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)), "not symmetric"),
+        (
+            layer(
+                SimpleDiffusivity(4, heads=2, normalize=None, measure="distance"),
+                ExplicitEuler(0.5),
+            ),
+            "several heads",
+        ),
+        (
+            layer(AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)),
+            "pass assert_energy_descent",
+        ),
+        (layer(AdjacencyDiffusivity("row"), ExplicitEuler(0.5)), "not symmetric"),
+        (ExplicitEuler(5.0), "τ must be below τ_max"),
+        (ExplicitEuler(1.5, leak=1.0), "no energy is known to descend"),
+    ],
+)
 def test_what_no_theorem_covers_is_refused_with_the_reason(module: nn.Module, reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
         assert_energy_descent(module)

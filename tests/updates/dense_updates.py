@@ -32,7 +32,9 @@ def gradients(outs: Iterable[Tensor], leaves: Sequence[Tensor]) -> list[tuple[Te
     return [torch.autograd.grad((out * weight).sum(), leaves, **options) for out in outs]
 
 
-def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor | None = None) -> Tensor:
+def dense_update(
+    update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor | None = None
+) -> Tensor:
     """Return the next state by dense solves and exponentials, [N, H, D]."""
     s = coupling.to_dense().expand(x.size(1), -1, -1)
     eye = torch.eye(s.size(1), dtype=s.dtype).expand_as(s)

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from diffusion_mp import MixturePenalty
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, Sphere, get_constraint, get_penalty
+from diffusion_mp.energies import (
+    Ball,
+    Constraint,
+    JointEnergy,
+    Penalty,
+    Sphere,
+    get_constraint,
+    get_penalty,
+)
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler
@@ -40,15 +48,21 @@ class Problems:
         sizes = torch.tensor([sizes[k % len(sizes)] for k in range(count)])
         self.ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
         self.member = torch.repeat_interleave(torch.arange(count), sizes)
-        first, nodes = self.ptr[:-1].tolist(), int(self.ptr[-1])
-        half = torch.cat([torch.triu_indices(n, n, 1) + k for n, k in zip(sizes.tolist(), first, strict=True)], 1)
+        first = self.ptr[:-1].tolist()
+        nodes = int(self.ptr[-1])
+        half = torch.cat(
+            [torch.triu_indices(n, n, 1) + k for n, k in zip(sizes.tolist(), first, strict=True)], 1
+        )
         self.graph = Graph(nodes, torch.cat([half, half.flip(0)], 1), ptr=self.ptr)
 
         def randn(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
         self.scale = 10 ** (0.5 * randn(count, 1))[self.member]
-        self.free = {name: randn(nodes, CHANNELS) for name in "xh"} | {"m": randn(nodes), "a": 3 * randn(half.size(1))}
+        self.free = {name: randn(nodes, CHANNELS) for name in "xh"} | {
+            "m": randn(nodes),
+            "a": 3 * randn(half.size(1)),
+        }
         self.free |= {name: randn(count) for name in ("beta", "lam", "mu")}
         for number in self.free.values():
             number.requires_grad_()
@@ -68,7 +82,9 @@ class Problems:
         total = torch.zeros(len(self.ptr) - 1, dtype=torch.float64)
         if of_nodes is not None:
             total = total.index_add(0, self.member, of_nodes)
-        return total if of_pairs is None else total.index_add(0, self.member[self.graph.edges[0]], of_pairs)
+        if of_pairs is None:
+            return total
+        return total.index_add(0, self.member[self.graph.edges[0]], of_pairs)
 
     def distances(self, x: Tensor) -> Tensor:
         source, target = self.graph.edges
@@ -84,28 +100,46 @@ class Single(Problems):
         super().__init__(count, seed, sizes)
         generator = torch.Generator().manual_seed(seed)
         where, offset, scale = torch.rand(3, count, 1, generator=generator, dtype=torch.float64)
-        offset = torch.where(where < 0.2, 0.0, torch.where(where < 0.4, 0.5**0.5, 10 ** (6 * offset)))
+        offset = torch.where(
+            where < 0.2, 0.0, torch.where(where < 0.4, 0.5**0.5, 10 ** (6 * offset))
+        )
         scale = 10 ** torch.where(offset == 0.5**0.5, 4 * scale - 4, 8 * scale - 4)
-        self.offset, self.scale = offset[self.member], scale[self.member]
+        self.offset = offset[self.member]
+        self.scale = scale[self.member]
 
     def alone(self, number: int) -> Problems:
         first, stop = self.ptr[number : number + 2].tolist()
         one = Problems(1, 0, range(stop - first, stop - first + 1))
-        one.dtype, one.offset, one.scale = self.dtype, self.offset[first:stop], self.scale[first:stop]
+        one.dtype = self.dtype
+        one.offset = self.offset[first:stop]
+        one.scale = self.scale[first:stop]
         sizes = self.ptr.diff()
         pairs = (sizes * (sizes - 1) // 2).cumsum(0).tolist()
         for name, value in self.free.items():
-            rows = slice(pairs[number] - one.free["a"].numel(), pairs[number]) if name == "a" else slice(first, stop)
-            one.free[name] = value.detach()[slice(number, number + 1) if name in ("beta", "lam", "mu") else rows]
+            if name == "a":
+                rows = slice(pairs[number] - one.free["a"].numel(), pairs[number])
+            else:
+                rows = slice(first, stop)
+            one.free[name] = value.detach()[
+                slice(number, number + 1) if name in ("beta", "lam", "mu") else rows
+            ]
         return one
 
 
 def certified(
-    problems: Problems, penalty: Penalty, constraint: Constraint, graph: bool, taken_for: Constraint | None = None
+    problems: Problems,
+    penalty: Penalty,
+    constraint: Constraint,
+    graph: bool,
+    taken_for: Constraint | None = None,
 ) -> tuple[Map, Map, Map, Map]:
     """Where states lie, the library's step, T1's F of every problem, with δ from δ(0) on, and Σ p_i ‖x_i‖²."""
     bounded = penalty.domain[1] < np.inf and constraint.diameter == np.inf
-    inside = Ball() if bounded else constraint  # where f ≥ 0, as T1 asks of the state that a step starts from
+    # where f ≥ 0, as T1 asks of the state that a step starts from
+    if bounded:
+        inside = Ball()
+    else:
+        inside = constraint
     pairs_of = problems.graph.edges[0]
     lam = problems.weight("lam").to(problems.dtype)
     metric = (problems.weight("beta") * problems.free["m"].exp()).to(problems.dtype)
@@ -132,7 +166,9 @@ def certified(
         pairs = lam.double()[pairs_of] / 2 * (penalty.delta(s) - penalty.delta(torch.zeros_like(s)))
         if graph:
             pairs = pairs + edges.double() / 2 * s
-        return problems.sums(metric.double() * (x.double() - source.double()).square().sum((1, 2)), pairs)
+        return problems.sums(
+            metric.double() * (x.double() - source.double()).square().sum((1, 2)), pairs
+        )
 
     def size(x: Tensor) -> Tensor:
         damping = coupling(x).majorant(True).double() + metric.double().view(len(x), -1)
@@ -149,21 +185,31 @@ def printed(problems: Problems, penalty: Penalty, tau: float) -> tuple[Map, Map,
     graph_term = SparseCoupling(problems.graph, weight, symmetric=True, nonnegative=True)
 
     def step(x: Tensor) -> Tensor:
-        return ExplicitEuler(tau)(x, 0.5 * penalty.coupling(x, problems.ptr, normalize=True) + 0.5 * graph_term)
+        return ExplicitEuler(tau)(
+            x, 0.5 * penalty.coupling(x, problems.ptr, normalize=True) + 0.5 * graph_term
+        )
 
     def energy(x: Tensor) -> Tensor:
         s = problems.distances(x)
         pairs = penalty.delta(s) - penalty.delta(torch.zeros_like(s)) + weight * s
         return problems.sums(of_pairs=pairs / 2)
 
-    return Ball().project if penalty.domain[1] < np.inf else lambda x: x, step, energy, lambda x: problems.sums()
+    return (
+        Ball().project if penalty.domain[1] < np.inf else lambda x: x,
+        step,
+        energy,
+        lambda x: problems.sums(),
+    )
 
 
-def rise(problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]]) -> tuple[Tensor, Tensor, Tensor]:
+def rise(
+    problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]]
+) -> tuple[Tensor, Tensor, Tensor]:
     """(F(x′) − F(x)) / F(x) of every problem, x and x′; in single precision per F(x) + Σ p_i ‖x_i‖²."""
     confine, step, energy, size = attack(problems)
     x = confine(problems.rows("x"))
-    moved, before = step(x), energy(x)
+    moved = step(x)
+    before = energy(x)
     scale = before
     if problems.dtype == torch.float32:
         with torch.no_grad():
@@ -171,7 +217,9 @@ def rise(problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, M
     return (energy(moved) - before) / scale.clamp(min=1e-300), x, moved
 
 
-def climb(problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]], iterations: int) -> Tensor:
+def climb(
+    problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]], iterations: int
+) -> Tensor:
     """The largest (F(x′) − F(x)) / F(x) on the way up, of every problem.
 
     Half of the problems climb on that number, which is zero where nothing moves; the others on it per length moved.
@@ -200,18 +248,31 @@ ALL = range(2, 9)
 ROUNDING = 64 * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize(("kind", "starts", "iterations", "sizes", "rounding"), [
-    (Problems, 400, 5, range(3, 9, 5), 1e-12), pytest.param(Problems, 30_000, 40, ALL, 1e-12, marks=pytest.mark.slow),
-    (Single, 480, 6, ALL, ROUNDING), pytest.param(Single, 30_000, 40, ALL, ROUNDING, marks=pytest.mark.slow),
-])  # fmt: skip
-def test_no_rise_is_found(kind: type[Problems], starts: int, iterations: int, sizes: range, rounding: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "starts", "iterations", "sizes", "rounding"),
+    [
+        (Problems, 400, 5, range(3, 9, 5), 1e-12),
+        pytest.param(Problems, 30_000, 40, ALL, 1e-12, marks=pytest.mark.slow),
+        (Single, 480, 6, ALL, ROUNDING),
+        pytest.param(Single, 30_000, 40, ALL, ROUNDING, marks=pytest.mark.slow),
+    ],
+)
+def test_no_rise_is_found(
+    kind: type[Problems], starts: int, iterations: int, sizes: range, rounding: float
+) -> None:
     found = {}
     for seed, (penalty, constraint, graph) in enumerate(CASES):
-        attack = partial(certified, penalty=named(penalty), constraint=get_constraint(constraint), graph=graph)
+        attack = partial(
+            certified, penalty=named(penalty), constraint=get_constraint(constraint), graph=graph
+        )
         problems = kind(-(-starts // len(CASES)), seed, sizes)
         rises = [float(climb(problems, attack, iterations).max())]
-        if isinstance(problems, Single):  # where a problem of a batch is rounded with care, all are: so each by itself
-            rises += [float(rise(problems.alone(k), attack)[0]) for k in range(len(problems.ptr) - 1)]
+        if isinstance(
+            problems, Single
+        ):  # where a problem of a batch is rounded with care, all are: so each by itself
+            rises += [
+                float(rise(problems.alone(k), attack)[0]) for k in range(len(problems.ptr) - 1)
+            ]
         found[penalty, constraint, graph] = max(rises)
     assert max(found.values()) <= rounding, found
 
@@ -220,14 +281,16 @@ def test_no_rise_is_found(kind: type[Problems], starts: int, iterations: int, si
 def test_no_rise_on_the_way_to_rest() -> None:
     """Twenty steps from random starts; of what may be rounding, the share of pairs that lie together is known."""
     for seed, (name, constraint, graph) in enumerate(CASES):
-        problems, penalty = Problems(14, seed, range(2, 9)), named(name)
+        problems = Problems(14, seed, range(2, 9))
+        penalty = named(name)
         confine, step, energy, _ = certified(problems, penalty, get_constraint(constraint), graph)
         lowest = penalty.delta(torch.zeros((), dtype=torch.float64)).abs()
         rounding = problems.sums(of_pairs=lowest * problems.weight("lam")[problems.graph.edges[0]])
         x = confine(problems.rows("x"))
         for _ in range(20):
             moved = step(x)
-            before, after = energy(x), energy(moved)
+            before = energy(x)
+            after = energy(moved)
             assert (after - before <= 1e-12 * (before + rounding)).all(), (name, constraint, graph)
             x = confine(moved)
 
@@ -240,7 +303,9 @@ class CalledConvex(Sphere):
 
 @pytest.mark.parametrize("penalty", ["simple", "gaussian"])
 def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(penalty: str) -> None:
-    attack = partial(certified, penalty=named(penalty), constraint=Sphere(), graph=True, taken_for=CalledConvex())
+    attack = partial(
+        certified, penalty=named(penalty), constraint=Sphere(), graph=True, taken_for=CalledConvex()
+    )
     assert (climb(Problems(20, 0, range(3, 9, 5)), attack, 25) > 0.01).sum() >= 5
 
 
@@ -250,21 +315,31 @@ def test_the_search_finds_rises_with_equation_24_as_printed() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("penalty", "rises"), [
-    ("sigmoid", {1e-3: 0.002263, 0.1: 0.2436, 1.0: 3.831}), ("simple", {1e-3: 0.007166, 0.1: 0.4847})
-])  # fmt: skip
-def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(data_root, penalty, rises) -> None:
+@pytest.mark.parametrize(
+    ("penalty", "rises"),
+    [
+        ("sigmoid", {1e-3: 0.002263, 0.1: 0.2436, 1.0: 3.831}),
+        ("simple", {1e-3: 0.007166, 0.1: 0.4847}),
+    ],
+)
+def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
+    data_root, penalty, rises
+) -> None:
     found = np.load(data_root / "counterexamples" / f"eq25_{penalty}.npz")
     x, adjacency = (torch.from_numpy(found[name]) for name in ("x", "A"))
     receiver, sender = adjacency.nonzero(as_tuple=True)
     graph = Graph(len(x), torch.stack([sender, receiver]))
-    graph_term = SparseCoupling(graph, adjacency[receiver, sender], symmetric=True, nonnegative=True)
+    graph_term = SparseCoupling(
+        graph, adjacency[receiver, sender], symmetric=True, nonnegative=True
+    )
     energy = JointEnergy(penalty, graph_term=graph_term)
     attention = named(penalty).coupling(x, normalize=True)
     for tau, rise in rises.items():
         moved = ExplicitEuler(tau)(x, 0.5 * attention + 0.5 * graph_term)
         assert float(energy(moved) - energy(x)) == pytest.approx(rise, rel=1e-3)
-    assert penalty != "simple" or torch.cdist(x, x).max() <= 2  # as in a ball: so the simple f is not negative
+    assert (
+        penalty != "simple" or torch.cdist(x, x).max() <= 2
+    )  # as in a ball: so the simple f is not negative
     for _ in range(10):
         moved = CertifiedStep(0.0)(x, named(penalty).coupling(x, constraint=Ball()) + graph_term)
         assert energy(moved) < energy(x)
@@ -275,7 +350,9 @@ def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(d
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_the_energy_of_the_search_is_the_joint_energy(penalty: str, constraint: str | None) -> None:
     problems = Problems(1, 3, range(6, 7))
-    confine, _, energy, _ = certified(problems, named(penalty), get_constraint(constraint), graph=True)
+    confine, _, energy, _ = certified(
+        problems, named(penalty), get_constraint(constraint), graph=True
+    )
     with torch.no_grad():
         x = confine(problems.rows("x"))
         lam, mu = (float(problems.weight(name)[0]) for name in ("lam", "mu"))
@@ -294,15 +371,21 @@ def mixture(seed: int) -> MixturePenalty:
     return MixturePenalty(widths, weights).double().requires_grad_(False)
 
 
-@pytest.mark.parametrize(("mixtures", "starts", "iterations"), [
-    (4, 9, 4), pytest.param(30, 24, 30, marks=pytest.mark.slow)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mixtures", "starts", "iterations"),
+    [(4, 9, 4), pytest.param(30, 24, 30, marks=pytest.mark.slow)],
+)
 def test_no_mixture_makes_the_energy_rise(mixtures: int, starts: int, iterations: int) -> None:
     for seed in range(mixtures):
         for k, name in enumerate(CONSTRAINTS):
             graph = (seed + k) % 2 > 0
-            attack = partial(certified, penalty=mixture(seed), constraint=get_constraint(name), graph=graph)
-            assert climb(Problems(starts, 10 * seed + k, range(2, 8, 2)), attack, iterations).max() <= 1e-12
+            attack = partial(
+                certified, penalty=mixture(seed), constraint=get_constraint(name), graph=graph
+            )
+            assert (
+                climb(Problems(starts, 10 * seed + k, range(2, 8, 2)), attack, iterations).max()
+                <= 1e-12
+            )
 
 
 class NotMonotone(MixturePenalty):

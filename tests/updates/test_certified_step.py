@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
-from diffusion_mp.couplings import LowRankCoupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
+from diffusion_mp.couplings import (
+    LowRankCoupling,
+    ProjectedCoupling,
+    ScaledCoupling,
+    SparseCoupling,
+)
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penalty
 from diffusion_mp.energies.terms import CouplingTerm
@@ -45,14 +50,20 @@ def leaves(heads: int, constraint: str | None, nodes: int = 11) -> dict[str, Ten
     """State within the constraint and the ball, source, metric, edge weights, β, λ, μ."""
     x = PROJECT["ball"](0.6 * random(nodes, heads, 3))
     numbers = {
-        "x": PROJECT[constraint](x), "h": random(nodes, heads, 3, seed=1), "m": random(nodes, heads, seed=2).exp(),
-        "a": random(nodes, seed=3).exp(), "beta": random().exp(), "lam": random(seed=1).exp(),
+        "x": PROJECT[constraint](x),
+        "h": random(nodes, heads, 3, seed=1),
+        "m": random(nodes, heads, seed=2).exp(),
+        "a": random(nodes, seed=3).exp(),
+        "beta": random().exp(),
+        "lam": random(seed=1).exp(),
         "mu": random(seed=2).exp(),
-    }  # fmt: skip
+    }
     return {name: number.requires_grad_() for name, number in numbers.items()}
 
 
-def ours(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Tensor | None) -> Tensor:
+def ours(
+    free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Tensor | None
+) -> Tensor:
     graph = undirected(len(free["x"]), ptr)
     source, target = graph.edges
     weight = free["a"][source] * free["a"][target]
@@ -65,8 +76,11 @@ def ours(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Ten
     return step(free["x"], terms[0] + terms[1], source=free["h"], metric=free["m"])
 
 
-def plain(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Tensor | None) -> Tensor:
-    x, nodes = free["x"], len(free["x"])
+def plain(
+    free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Tensor | None
+) -> Tensor:
+    x = free["x"]
+    nodes = len(free["x"])
     bounds = torch.tensor([0, nodes]) if ptr is None else ptr
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
     source, target = undirected(nodes, ptr).edges
@@ -74,15 +88,22 @@ def plain(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Te
     graph_term = graph_term.index_put((target, source), free["a"][source] * free["a"][target])
     heads = []
     for head in range(x.size(1)):
-        z, h, m = x[:, head], free["h"][:, head], free["m"][:, head]
+        z = x[:, head]
+        h = free["h"][:, head]
+        m = free["m"][:, head]
         squares = (z.unsqueeze(1) - z.unsqueeze(0)).square().sum(2)
         omega = free["lam"] * PENALTIES[penalty].f(squares) * (member.unsqueeze(1) == member)
         edges = free["mu"] * graph_term
         definite = penalty != "sigmoid"
         w = (omega + edges).sum(1)
-        p = w if constraint != "sphere" else omega.sum(1) * (1 if definite else 2) + 2 * edges.sum(1)
+        if constraint != "sphere":
+            p = w
+        else:
+            p = omega.sum(1) * (1 if definite else 2) + 2 * edges.sum(1)
         anchor = (free["beta"] * m).unsqueeze(1)
-        y = (anchor * h + (p - w).unsqueeze(1) * z + (omega + edges) @ z) / (anchor + p.unsqueeze(1))
+        y = (anchor * h + (p - w).unsqueeze(1) * z + (omega + edges) @ z) / (
+            anchor + p.unsqueeze(1)
+        )
         heads.append(PROJECT[constraint](y))
     return torch.stack(heads, 1)
 
@@ -90,7 +111,9 @@ def plain(free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Te
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
 @pytest.mark.parametrize("constraint", PROJECT)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_step_is_its_formula_in_value_and_all_gradients(penalty: str, constraint: str | None, ptr: Tensor | None):
+def test_the_step_is_its_formula_in_value_and_all_gradients(
+    penalty: str, constraint: str | None, ptr: Tensor | None
+):
     free = leaves(2, constraint)
     got, expected = (formula(free, penalty, constraint, ptr) for formula in (ours, plain))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
@@ -99,7 +122,9 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(penalty: str, constr
         dict(zip(free, torch.autograd.grad((out * weight).sum(), list(free.values())), strict=True))
         for out in (got, expected)
     )
-    if constraint == "sphere":  # the plain formula also differentiates f off the sphere, where the state never is
+    if (
+        constraint == "sphere"
+    ):  # the plain formula also differentiates f off the sphere, where the state never is
         x = free["x"].detach()
         for found in (mine, theirs):
             found["x"] = found["x"] - (found["x"] * x).sum(2, keepdim=True) * x
@@ -108,8 +133,11 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(penalty: str, constr
 
 def test_projected_heads_move_one_state_together() -> None:
     """Against Σ_h W_hᵀ L_h W_h written out, and F with its projections falls."""
-    x, h, w = random(9, 1, 4), random(9, 1, 4, seed=1), random(3, 2, 4, seed=2).requires_grad_()
-    penalty, graph = get_penalty("gaussian"), undirected(9)
+    x = random(9, 1, 4)
+    h = random(9, 1, 4, seed=1)
+    w = random(3, 2, 4, seed=2).requires_grad_()
+    penalty = get_penalty("gaussian")
+    graph = undirected(9)
     edges = entries(graph, torch.ones(graph.num_edges, 1, dtype=x.dtype))
     seen = torch.einsum("hdc,nc->nhd", w, x[:, 0])
     omega = penalty.coupling(seen)
@@ -121,14 +149,25 @@ def test_projected_heads_move_one_state_together() -> None:
     adjacency = edges.to_dense()[0]
     pull = 2.0 * torch.einsum("hdc,hnm,hde,me->nc", w, laplacians, w, x[:, 0])
     pull = pull + 0.5 * (adjacency.sum(1, keepdim=True) * x[:, 0] - adjacency @ x[:, 0])
-    p = 2.0 * (dense.sum(2) * torch.linalg.matrix_norm(w, 2).square().unsqueeze(1)).sum(0) + adjacency.sum(1)
+    p = 2.0 * (dense.sum(2) * torch.linalg.matrix_norm(w, 2).square().unsqueeze(1)).sum(
+        0
+    ) + adjacency.sum(1)
     y = x[:, 0] + (0.3 * (h[:, 0] - x[:, 0]) - pull) / (0.3 + p.unsqueeze(1))
     expected = y / y.norm(dim=1, keepdim=True)
     torch.testing.assert_close(got[:, 0], expected, rtol=1e-12, atol=1e-12)
     (gradient,) = torch.autograd.grad((got * h).sum(), w, retain_graph=True)
     (expected_gradient,) = torch.autograd.grad((expected * h[:, 0]).sum(), w)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-11)
-    energy = JointEnergy(penalty, 2.0, graph_term=edges, mu=0.5, source=h, beta=0.3, constraint="sphere", projection=w)
+    energy = JointEnergy(
+        penalty,
+        2.0,
+        graph_term=edges,
+        mu=0.5,
+        source=h,
+        beta=0.3,
+        constraint="sphere",
+        projection=w,
+    )
     for _ in range(20):
         omega = penalty.coupling(torch.einsum("hdc,nc->nhd", w, x[:, 0]))
         moved = step(x, 2.0 * ProjectedCoupling(omega, w) + 0.5 * edges, source=h)
@@ -137,7 +176,9 @@ def test_projected_heads_move_one_state_together() -> None:
 
 
 @pytest.mark.parametrize("constraint", PROJECT)
-def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(constraint: str | None) -> None:
+def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
+    constraint: str | None,
+) -> None:
     coupling = entries(Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64))
     step = CertifiedStep(0.0, constraint=constraint)
     x = step.constraint.project(random(3, 1, 2)).requires_grad_()
@@ -185,26 +226,52 @@ def of_ones(**promises: bool) -> LowRankCoupling:
     return LowRankCoupling(torch.ones(5, 1, 1), torch.ones(5, 1, 1), **promises)
 
 
-MISMATCH, STEP = CouplingMismatchError, CertifiedStep()
-ONES, GOOD = torch.ones(5, 1, 2), of_ones(symmetric=True, nonnegative=True)
-BOTH, WAY = "symmetric or nonnegative", "Take row_stochastic=False"
+MISMATCH = CouplingMismatchError
+STEP = CertifiedStep()
+ONES = torch.ones(5, 1, 2)
+GOOD = of_ones(symmetric=True, nonnegative=True)
+BOTH = "symmetric or nonnegative"
+WAY = "Take row_stochastic=False"
 ONE_WAY = Graph(5, torch.tensor([[0, 1, 2], [1, 2, 3]]))
 test_what_does_not_fit_is_refused_in_sentences = refuses(
     *(
-        (lambda p=kept: STEP(ONES, of_ones(**p), source=ONES), MISMATCH, rf"does not promise to be {missing}\. {WAY}")
-        for missing, kept in {"symmetric": {"nonnegative": True}, "nonnegative": {"symmetric": True}, BOTH: {}}.items()
+        (
+            lambda p=kept: STEP(ONES, of_ones(**p), source=ONES),
+            MISMATCH,
+            rf"does not promise to be {missing}\. {WAY}",
+        )
+        for missing, kept in {
+            "symmetric": {"nonnegative": True},
+            "nonnegative": {"symmetric": True},
+            BOTH: {},
+        }.items()
     ),
     (
         lambda: STEP(ONES, AdjacencyDiffusivity("sym")(ONES[:, 0], ONE_WAY), source=ONES),
         MISMATCH,
         r"does not promise to be symmetric.*graph.to_undirected\(\)",
     ),
-    (lambda: STEP(ONES, GOOD, ONES.clone(), ONES), "CertifiedStep moves the state itself; got other values"),
+    (
+        lambda: STEP(ONES, GOOD, ONES.clone(), ONES),
+        "CertifiedStep moves the state itself; got other values",
+    ),
     (lambda: STEP(ONES, GOOD), "beta=1 weighs a source, but none came"),
-    (lambda: CertifiedStep(Positive(2.0))(ONES, GOOD), r"beta=Positive\(initial=2\) weighs a source, but none came"),
-    (lambda: STEP(ONES, GOOD, source=ONES, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
-    (lambda: STEP(ONES, GOOD, source=ONES, metric=torch.ones(5, 3)), r"metric must be \[5\] or \[5, heads\]"),
-    (lambda: CertifiedStep(0.0)(ONES, GOOD, metric=torch.ones(4)), r"metric must be \[5\] or \[5, heads\]"),
+    (
+        lambda: CertifiedStep(Positive(2.0))(ONES, GOOD),
+        r"beta=Positive\(initial=2\) weighs a source, but none came",
+    ),
+    (
+        lambda: STEP(ONES, GOOD, source=ONES, metric=torch.ones(4)),
+        r"metric must be \[5\] or \[5, heads\]",
+    ),
+    (
+        lambda: STEP(ONES, GOOD, source=ONES, metric=torch.ones(5, 3)),
+        r"metric must be \[5\] or \[5, heads\]",
+    ),
+    (
+        lambda: CertifiedStep(0.0)(ONES, GOOD, metric=torch.ones(4)),
+        r"metric must be \[5\] or \[5, heads\]",
+    ),
     error=ValueError,
 )
 
@@ -216,11 +283,18 @@ def test_the_state_may_come_as_its_values() -> None:
 def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
     x = random(5, 1, 2)
     simple = get_penalty("simple")
-    for constraint, nonnegative in ((None, False), ("nonnegative", False), ("ball", True), ("sphere", True)):
+    for constraint, nonnegative in (
+        (None, False),
+        ("nonnegative", False),
+        ("ball", True),
+        ("sphere", True),
+    ):
         inside = get_constraint(constraint)
         state = inside.project(x)
         assert simple.coupling(state, constraint=inside).nonnegative is nonnegative
-        reader = SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=inside)
+        reader = SimpleDiffusivity(
+            normalize=None, measure="distance", row_stochastic=False, constraint=inside
+        )
         found = reader(state[:, 0])
         assert found.nonnegative is nonnegative
         assert found.positive_semidefinite is (constraint == "sphere")
@@ -228,4 +302,6 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
     assert not simple.coupling(x, constraint=get_constraint("sphere", 1.01)).nonnegative
     small = get_constraint("sphere", 0.5)
     state = small.project(x)
-    torch.testing.assert_close(simple.coupling(state, constraint=small).to_dense(), simple.coupling(state).to_dense())
+    torch.testing.assert_close(
+        simple.coupling(state, constraint=small).to_dense(), simple.coupling(state).to_dense()
+    )

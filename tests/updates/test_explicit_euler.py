@@ -10,15 +10,20 @@ from diffusion_mp.updates import ExplicitEuler
 @pytest.mark.parametrize("problem", exact_problems(), ids=lambda problem: problem.name)
 @pytest.mark.parametrize(("beta", "leak"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.3), (0.7, 0.3)])
 def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
-    x, s, tau = problem.state, problem.matrix, 0.1
-    values, source = x.flip(0), x.roll(1, 0)
+    x = problem.state
+    s = problem.matrix
+    tau = 0.1
+    values = x.flip(0)
+    source = x.roll(1, 0)
     expected = torch.empty_like(x)
     for i in range(x.size(0)):
         d = s[i].sum() if problem.form == "conservative" else 1.0
         moved = sum(s[i, j] * values[j] for j in range(x.size(0)))
         expected[i] = (1 - tau * (d + leak)) * x[i] + tau * moved + tau * beta * source[i]
     step = ExplicitEuler(tau, problem.form, beta=beta, leak=leak)
-    torch.testing.assert_close(step(x, problem.coupling, values, source if beta else None), expected)
+    torch.testing.assert_close(
+        step(x, problem.coupling, values, source if beta else None), expected
+    )
 
 
 def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
@@ -39,7 +44,11 @@ def test_unit_residual_step_is_the_product_and_nothing_else() -> None:
     assert torch.equal(got, product)
     nearly = ExplicitEuler(1 - 1e-9, "residual")(problem.state, problem.coupling)
     torch.testing.assert_close(nearly - got, 1e-9 * (problem.state - got), rtol=1e-5, atol=1e-14)
-    arithmetic = {event.key for event in profile.key_averages()} & {"aten::add", "aten::mul", "aten::addcmul"}
+    arithmetic = {event.key for event in profile.key_averages()} & {
+        "aten::add",
+        "aten::mul",
+        "aten::addcmul",
+    }
     with torch.profiler.profile() as profile:
         problem.coupling @ problem.state
     assert arithmetic <= {event.key for event in profile.key_averages()}

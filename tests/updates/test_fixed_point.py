@@ -47,7 +47,8 @@ def test_values_and_gradients_are_those_of_ten_thousand_steps() -> None:
 
 def test_memory_of_the_backward_pass_does_not_grow_with_the_steps() -> None:
     def saved(mu: float) -> tuple[int, int]:
-        step, kept = Averages(mu=mu), [0]
+        step = Averages(mu=mu)
+        kept = [0]
 
         def keep(x: Tensor) -> Tensor:
             kept[0] += x.numel()
@@ -80,19 +81,25 @@ def test_a_worse_residual_sends_it_back_to_the_plain_iteration() -> None:
         return torch.where(z.abs() < 0.5, 0.9 * z, 0.45 * z.sign() + 0.1 * (3 * z).sin())
 
     for step in (torch.cos, kinked):
-        plain, mixed = (iterate(step, start, tol=1e-13, max_iter=100_000, memory=memory) for memory in (0, 10))
+        plain, mixed = (
+            iterate(step, start, tol=1e-13, max_iter=100_000, memory=memory) for memory in (0, 10)
+        )
         torch.testing.assert_close(mixed, plain, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("memory", [1, 10])
 @pytest.mark.parametrize("beyond", [1.0, math.nan])
-def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(memory: int, beyond: float) -> None:
+def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(
+    memory: int, beyond: float
+) -> None:
     """z ← z − ½ arctan(z − 1) always contracts, and its secants from afar lead ever further away."""
 
     def step(z: Tensor) -> Tensor:
         return torch.where(z > 0, 1.0, beyond) * (z - 0.5 * (z - 1).atan())
 
-    limit = iterate(step, torch.full((1,), 10.0, dtype=torch.float64), tol=1e-12, max_iter=100, memory=memory)
+    limit = iterate(
+        step, torch.full((1,), 10.0, dtype=torch.float64), tol=1e-12, max_iter=100, memory=memory
+    )
     assert limit.item() == pytest.approx(1.0, abs=1e-10)
 
 
@@ -114,7 +121,9 @@ def test_a_limit_of_higher_energy_is_not_taken() -> None:
 
 def test_on_a_sphere_the_energy_is_asked_without_attention_too() -> None:
     """The first node is sent away from the second and comes back; near the far side, acceleration stops at the pole."""
-    model = CertifiedDIFFormer(2, 2, 2, None, penalty=None, constraint="sphere", mu=1.0, beta=1.0).double()
+    model = CertifiedDIFFormer(
+        2, 2, 2, None, penalty=None, constraint="sphere", mu=1.0, beta=1.0
+    ).double()
     model.encoder = torch.nn.Identity()
     x = torch.tensor([[-0.3, 0.015], [3.0, 0.0]], dtype=torch.float64)
     before, after = model.energies(x, torch.tensor([[0, 1], [1, 0]]))
@@ -155,11 +164,17 @@ def test_half_precision_and_autocast_iterate_in_single(dtype: torch.dtype, autoc
 
 
 def test_the_result_is_an_image_as_exact_as_is_asked_for() -> None:
-    assert iterate(torch.ones_like, torch.tensor([0.9]), tol=0.5, max_iter=9, memory=10).item() == 1.0
+    assert (
+        iterate(torch.ones_like, torch.tensor([0.9]), tol=0.5, max_iter=9, memory=10).item() == 1.0
+    )
     h = torch.ones(2, requires_grad=True)
-    fixed_point(lambda z: 2 * h, torch.zeros(2)).sum().backward()  # a step that does not depend on the state
+    fixed_point(
+        lambda z: 2 * h, torch.zeros(2)
+    ).sum().backward()  # a step that does not depend on the state
     assert h.grad.tolist() == [2.0, 2.0]
-    assert (fixed_point(lambda z: 0.5 * z + 1, torch.zeros(1), tol=0.1, memory=0) - 2).item() == -0.125
+    assert (
+        fixed_point(lambda z: 0.5 * z + 1, torch.zeros(1), tol=0.1, memory=0) - 2
+    ).item() == -0.125
 
 
 def test_under_torch_compile() -> None:
@@ -178,20 +193,26 @@ def test_what_is_recorded_is_differentiable_once() -> None:
     with torch.no_grad():
         assert not fixed_point(step, step.h).requires_grad
     assert not fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3)).requires_grad
-    (first,) = torch.autograd.grad(fixed_point(step, step.h).square().sum(), step.h, create_graph=True)
+    (first,) = torch.autograd.grad(
+        fixed_point(step, step.h).square().sum(), step.h, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once differentiable"):
         first.sum().backward()
 
 
 def test_no_limit_is_an_error_that_says_how_far_it_came() -> None:
-    with pytest.raises(ConvergenceError, match=r"the fixed point was not reached in max_iter=7 steps"):
+    with pytest.raises(
+        ConvergenceError, match=r"the fixed point was not reached in max_iter=7 steps"
+    ):
         fixed_point(lambda z: z + 1, torch.zeros(3), max_iter=7)
     with pytest.raises(ConvergenceError, match="the last one moved the state by nan"):
         fixed_point(lambda z: z * math.nan, torch.ones(3))
     for memory in (0, 10):  # a step that runs away is at no limit where its squares overflow
         with pytest.raises(ConvergenceError, match="the fixed point was not reached"):
             fixed_point(lambda z: z * z + 2, torch.zeros(3), memory=memory)
-    torch.testing.assert_close(fixed_point(lambda z: 0.5 * z + 1e30, torch.zeros(3)), torch.full((3,), 2e30))
+    torch.testing.assert_close(
+        fixed_point(lambda z: 0.5 * z + 1e30, torch.zeros(3)), torch.full((3,), 2e30)
+    )
     # The step contracts, and the gradient of its limit is asked for in too few steps.
     step = Averages(mu=1000.0)
     limit = fixed_point(step, fixed_point(step, step.h).detach(), max_iter=2)

@@ -12,18 +12,43 @@ from torch import Tensor
 from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, SparseCoupling
 from diffusion_mp.energies.spectrum import spectral_interval, spectral_radius_bound
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing import cosine_mode, exact_problems, path_problem, problem_on_graph, random_problem
-from diffusion_mp.testing.problems import Problem, cycle_problem, grid_problem, order_of_convergence, path_adjacency
-from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.testing import (
+    cosine_mode,
+    exact_problems,
+    path_problem,
+    problem_on_graph,
+    random_problem,
+)
+from diffusion_mp.testing.problems import (
+    Problem,
+    cycle_problem,
+    grid_problem,
+    order_of_convergence,
+    path_adjacency,
+)
+from diffusion_mp.updates import (
+    CrankNicolson,
+    Equilibrium,
+    ExplicitEuler,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 from diffusion_mp.updates.heat_kernel import chebyshev_weights
 
-every_problem = pytest.mark.parametrize("problem", exact_problems(), ids=lambda problem: problem.name)
+every_problem = pytest.mark.parametrize(
+    "problem", exact_problems(), ids=lambda problem: problem.name
+)
 UPDATES = [
     *(HeatKernel(t) for t in (1e-3, 1.0, 50.0)),
-    *(step(tau, **kw) for step in (ImplicitEuler, CrankNicolson) for tau in (1e-3, 1.0, 100.0)
-      for kw in ({}, {"beta": 0.4, "leak": 0.2})),
+    *(
+        step(tau, **kw)
+        for step in (ImplicitEuler, CrankNicolson)
+        for tau in (1e-3, 1.0, 100.0)
+        for kw in ({}, {"beta": 0.4, "leak": 0.2})
+    ),
     *(Equilibrium(beta=0.7, leak=leak) for leak in (0.01, 1.0)),
-]  # fmt: skip
+]
 
 
 @every_problem
@@ -34,18 +59,25 @@ def test_the_problems_solve_their_equations(problem: Problem) -> None:
     assert abs(eigenvalues[0]) < 1e-12 < eigenvalues[1]  # connected
     half = Problem("half", problem.matrix, problem.heat(0.5), problem.form)
     torch.testing.assert_close(half.heat(0.5), problem.heat(1.0))
-    before, after = problem.heat(1.0 - 1e-4), problem.heat(1.0 + 1e-4)
+    before = problem.heat(1.0 - 1e-4)
+    after = problem.heat(1.0 + 1e-4)
     slope = -torch.einsum("ij,jhd->ihd", problem.laplacian, problem.heat(1.0))
     torch.testing.assert_close((after - before) / 2e-4, slope, rtol=1e-5, atol=1e-5)
     low, high = spectral_interval(problem.coupling, problem.form)
     assert low <= eigenvalues[0] + 1e-12
     assert high >= eigenvalues[-1] - 1e-12
     source = problem.state.flip(0)
-    implicit, steady = ImplicitEuler(2.0, problem.form, beta=0.4, leak=0.2), Equilibrium(problem.form, leak=0.2)
-    solved = problem.implicit_step(2.0, source, beta=0.4, leak=0.2), problem.steady_state(source, leak=0.2)
+    implicit = ImplicitEuler(2.0, problem.form, beta=0.4, leak=0.2)
+    steady = Equilibrium(problem.form, leak=0.2)
+    solved = (
+        problem.implicit_step(2.0, source, beta=0.4, leak=0.2),
+        problem.steady_state(source, leak=0.2),
+    )
     updates = implicit, steady, HeatKernel(0.3, problem.form)
     for got, update in zip((*solved, problem.heat(0.3)), updates, strict=True):
-        torch.testing.assert_close(got, dense_update(update, problem.coupling, problem.state, source))
+        torch.testing.assert_close(
+            got, dense_update(update, problem.coupling, problem.state, source)
+        )
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
@@ -56,18 +88,28 @@ def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
     torch.testing.assert_close(*both(update, problem.coupling, problem.state), rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize(("step", "problem", "order", "t", "counts"), [
-    *((ExplicitEuler, problem, 1.0, 0.25, (32, 64, 128)) for problem in (cycle_problem(), grid_problem())),
-    (ExplicitEuler, random_problem(), 1.0, 0.25, (32, 64, 128)),
-    (ImplicitEuler, path_problem(6), 1.0, 0.2, (16, 32, 64)),
-    (CrankNicolson, path_problem(6), 2.0, 0.5, (8, 16, 32)),
-    (CrankNicolson, path_problem(6, "residual"), 2.0, 0.5, (8, 16, 32)),
-])  # fmt: skip
-def test_orders_of_convergence(step, problem: Problem, order: float, t: float, counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("step", "problem", "order", "t", "counts"),
+    [
+        *(
+            (ExplicitEuler, problem, 1.0, 0.25, (32, 64, 128))
+            for problem in (cycle_problem(), grid_problem())
+        ),
+        (ExplicitEuler, random_problem(), 1.0, 0.25, (32, 64, 128)),
+        (ImplicitEuler, path_problem(6), 1.0, 0.2, (16, 32, 64)),
+        (CrankNicolson, path_problem(6), 2.0, 0.5, (8, 16, 32)),
+        (CrankNicolson, path_problem(6, "residual"), 2.0, 0.5, (8, 16, 32)),
+    ],
+)
+def test_orders_of_convergence(
+    step, problem: Problem, order: float, t: float, counts: tuple[int, ...]
+) -> None:
     def update(tau: float) -> StateUpdate:
         return step(tau) if problem.form == "conservative" else step(tau, problem.form)
 
-    assert order_of_convergence(update, problem, t=t, counts=counts) == pytest.approx(order, abs=0.05)
+    assert order_of_convergence(update, problem, t=t, counts=counts) == pytest.approx(
+        order, abs=0.05
+    )
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 11])
@@ -79,9 +121,14 @@ def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
         (ExplicitEuler(0.2), 1 - 0.2 * rate),
         (HeatKernel(2.0), math.exp(-2 * rate)),
         (ImplicitEuler(5.0), 1 / (1 + 5 * rate)),
-        *((CrankNicolson(tau), (1 - tau * rate / 2) / (1 + tau * rate / 2)) for tau in (0.1, 1.0, 50.0)),
+        *(
+            (CrankNicolson(tau), (1 - tau * rate / 2) / (1 + tau * rate / 2))
+            for tau in (0.1, 1.0, 50.0)
+        ),
     ]:
-        torch.testing.assert_close(update(mode, path_problem(12).coupling), factor * mode, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            update(mode, path_problem(12).coupling), factor * mode, rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0, 100.0, 1e4, 1e6])
@@ -89,21 +136,28 @@ def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
 @pytest.mark.parametrize("step", [ImplicitEuler, CrankNicolson])
 def test_implicit_steps_never_expand(step, form, tau: float) -> None:
     problem = random_problem(form=form)
-    x, rounding = problem.state, 1e-11 + 1e-14 * tau  # the condition number grows with τ
+    # the condition number grows with τ
+    x = problem.state
+    rounding = 1e-11 + 1e-14 * tau
     for _ in range(3):
         after = step(tau, problem.form)(x, problem.coupling)
         assert (after.norm(dim=0) <= x.norm(dim=0) * (1 + rounding)).all()
         x = after
     if (form, tau) == ("conservative", 100.0):
-        assert ExplicitEuler(tau)(problem.state, problem.coupling).norm() > 100 * problem.state.norm()
+        assert (
+            ExplicitEuler(tau)(problem.state, problem.coupling).norm() > 100 * problem.state.norm()
+        )
 
 
 def test_a_signed_coupling_takes_its_interval_from_lanczos() -> None:
     problem = path_problem(260)
-    weight, graph = problem.coupling.weight.clone(), problem.coupling.graph
+    weight = problem.coupling.weight.clone()
+    graph = problem.coupling.graph
     weight[graph.edges.sum(0) == 1] = -0.5  # between the first two nodes
     coupling = SparseCoupling(graph, weight, symmetric=True)
-    torch.testing.assert_close(*both(HeatKernel(2.0), coupling, problem.state), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        *both(HeatKernel(2.0), coupling, problem.state), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_a_star_has_radius_one_though_its_largest_row_sum_is_ten() -> None:
@@ -123,31 +177,41 @@ def test_the_chebyshev_series_is_as_long_as_needed(z: float, tol: float) -> None
     points = np.cos(np.linspace(0, np.pi, 101))
     series = np.polynomial.chebyshev.chebval(points, weights)
     assert np.abs(series - np.exp(-z * (points + 1))).max() <= tol + 5e-14
-    assert len(weights) <= 2 + 2 * math.sqrt(z * (math.log(1 / tol) + 5)) + 2 * (math.log(1 / tol) + 5)
+    assert len(weights) <= 2 + 2 * math.sqrt(z * (math.log(1 / tol) + 5)) + 2 * (
+        math.log(1 / tol) + 5
+    )
 
 
 def test_heat_without_edges_and_over_all_pairs() -> None:
-    x, empty = random(4, 2, 3).float(), SparseCoupling(Graph(4), symmetric=True, nonnegative=True)
+    x = random(4, 2, 3).float()
+    empty = SparseCoupling(Graph(4), symmetric=True, nonnegative=True)
     assert torch.equal(HeatKernel(2.0)(x, empty), x)
     torch.testing.assert_close(HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x)
     torch.testing.assert_close(HeatKernel(2.0)(x, IdentityCoupling(4)), x)
-    feature, x = random(20, 2, 3).abs(), random(20, 2, 4, seed=1)
+    feature = random(20, 2, 3).abs()
+    x = random(20, 2, 4, seed=1)
     pairs = LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
     torch.testing.assert_close(*both(HeatKernel(0.3), pairs, x), rtol=1e-10, atol=1e-10)
 
 
 def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is_given() -> None:
-    problem, update, step = path_problem(), Equilibrium(leak=0.5), ImplicitEuler(0.5)
+    problem = path_problem()
+    update = Equilibrium(leak=0.5)
+    step = ImplicitEuler(0.5)
     values = problem.state.flip(0)
-    assert torch.equal(step(problem.state, problem.coupling, values), step(values, problem.coupling))
-    own, zero = update(problem.state, problem.coupling), torch.zeros_like(problem.state)
+    assert torch.equal(
+        step(problem.state, problem.coupling, values), step(values, problem.coupling)
+    )
+    own = update(problem.state, problem.coupling)
+    zero = torch.zeros_like(problem.state)
     assert torch.equal(own, update(zero, problem.coupling, source=problem.state))
     assert torch.equal(own, update(zero, problem.coupling, values=problem.state))
 
 
 def test_gradients_do_not_unroll_the_iteration_and_have_no_derivative() -> None:
     def nodes(tensor: Tensor) -> int:
-        seen, stack = set(), [tensor.grad_fn]
+        seen = set()
+        stack = [tensor.grad_fn]
         while stack:
             node = stack.pop()
             if node is not None and node not in seen:

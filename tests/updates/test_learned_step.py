@@ -51,11 +51,18 @@ def test_it_is_saved_moved_reset_and_named() -> None:
 
 
 def test_a_layer_of_many_steps_tells_the_state_before() -> None:
-    x, graph = random(6, 4), dm.Graph(6, EDGES).to_undirected()
+    x = random(6, 4)
+    graph = dm.Graph(6, EDGES).to_undirected()
     adjacency = dm.AdjacencyDiffusivity("sum")
     options = {"transform": False, "bias": False}
-    cases = (dm.MomentumStep(0.1, 0.6, steps=1), 7), (dm.MomentumStep(0.1, 0.6, steps=7), 1), (dm.ExplicitEuler(0.1), 7)
-    many, once, still = (dm.DiffusionConv(4, 4, adjacency, step, steps=n, **options) for step, n in cases)
+    cases = (
+        (dm.MomentumStep(0.1, 0.6, steps=1), 7),
+        (dm.MomentumStep(0.1, 0.6, steps=7), 1),
+        (dm.ExplicitEuler(0.1), 7),
+    )
+    many, once, still = (
+        dm.DiffusionConv(4, 4, adjacency, step, steps=n, **options) for step, n in cases
+    )
     torch.testing.assert_close(many(x, graph), once(x, graph), rtol=1e-12, atol=1e-13)
     assert (many(x, graph) - still(x, graph)).abs().max() > 0.01
 
@@ -64,7 +71,8 @@ def test_the_layers_of_a_model_tell_the_state_before() -> None:
     torch.manual_seed(0)
     update = dm.MomentumStep(0.2, 0.5, steps=1, form="residual")
     model = dm.DIFFormer(4, 6, 3, 5, layer_norm=False, update=update).double()
-    x, graph = random(6, 4), dm.Graph(6, EDGES)
+    x = random(6, 4)
+    graph = dm.Graph(6, EDGES)
     state = previous = model.encoder(x).relu()
     for conv in model.convs:
         s = conv.diffusivity(state, graph).to_dense()[0]
@@ -80,7 +88,8 @@ def test_the_state_before_goes_to_those_that_look_at_it() -> None:
         conv(x, previous=x)
     step = dm.MomentumStep(0.1, 0.5, steps=1)
     momentum = dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), step, transform=False, bias=False)
-    still, moving = momentum(x), momentum(x, previous=x - 1)
+    still = momentum(x)
+    moving = momentum(x, previous=x - 1)
     torch.testing.assert_close(moving, still + 0.5)
     with pytest.raises(ValueError, match="previous must have 4 channels"):
         momentum(x, previous=x[:, :3])
@@ -101,7 +110,9 @@ class Damped(dm.StateUpdate):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.a, 0.25)
 
-    def step(self, x: Tensor, coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+    def step(
+        self, x: Tensor, coupling, values: Tensor | None = None, source: Tensor | None = None
+    ) -> Tensor:
         values = self.validate(x, coupling, values, source)
         return x + self.a * (coupling.matmul(values) - x)
 
@@ -113,7 +124,16 @@ def test_every_layer_of_difformer_has_a_copy_of_its_update() -> None:
     plain = dm.DIFFormer(4, 6, 3, 3, tau=0.25, graph=None)
     x = random(6, 4).float()
     torch.testing.assert_close(model(x), plain(x))
-    assert len({id(parameter) for name, parameter in model.named_parameters() if name.endswith("update.a")}) == 3
+    assert (
+        len(
+            {
+                id(parameter)
+                for name, parameter in model.named_parameters()
+                if name.endswith("update.a")
+            }
+        )
+        == 3
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(17.0)
@@ -138,6 +158,8 @@ def test_an_update_beside_its_own_options_is_refused(no_typecheck: None) -> None
         dm.DIFFormer(4, 6, 3, update=0.5)
     x = random(6, 4).float()
     torch.manual_seed(0)
-    own = dm.DIFFormer(4, 6, 3, 2, source=True, update=dm.ExplicitEuler(0.5, "residual", beta=1.0, leak=0.5))
+    own = dm.DIFFormer(
+        4, 6, 3, 2, source=True, update=dm.ExplicitEuler(0.5, "residual", beta=1.0, leak=0.5)
+    )
     torch.manual_seed(0)
     torch.testing.assert_close(own(x), dm.DIFFormer(4, 6, 3, 2, source=True, tau=0.5, leak=0.5)(x))

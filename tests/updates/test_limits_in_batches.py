@@ -98,7 +98,9 @@ def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
 
 def block() -> CertifiedBlock:
     """Attention and an MLP on one channel, in a ball: two nodes alone end at its surface."""
-    made = CertifiedBlock(1, [RowAttention(1), TiedMLP(1, 4)], None, constraint="ball", radius=3.0).double()
+    made = CertifiedBlock(
+        1, [RowAttention(1), TiedMLP(1, 4)], None, constraint="ball", radius=3.0
+    ).double()
     numbers = {
         "terms.0.query": [[[0.4]]],
         "terms.0.key": [[[-0.3]]],
@@ -109,13 +111,16 @@ def block() -> CertifiedBlock:
         "terms.1.linear.bias": [0.0, 0.5, 0.8, -0.4],
         "update.source_weight.raw": -4.6,
     }
-    made.load_state_dict({name: torch.tensor(value, dtype=DOUBLE) for name, value in numbers.items()})
+    made.load_state_dict(
+        {name: torch.tensor(value, dtype=DOUBLE) for name, value in numbers.items()}
+    )
     return made.requires_grad_(False)
 
 
 def test_a_certified_limit_of_a_batch_is_that_of_every_graph() -> None:
     certified = block()
-    first, second = torch.tensor([[-0.1], [0.1]], dtype=DOUBLE), torch.tensor([[2.0]], dtype=DOUBLE)
+    first = torch.tensor([[-0.1], [0.1]], dtype=DOUBLE)
+    second = torch.tensor([[2.0]], dtype=DOUBLE)
     batch = torch.tensor([0, 0, 1])
     together = certified(torch.cat([first, second]), None, None, batch)
     torch.testing.assert_close(together[:2], certified(first), rtol=1e-9, atol=1e-9)
@@ -126,12 +131,19 @@ def test_a_certified_limit_of_a_batch_is_that_of_every_graph() -> None:
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere", "nonnegative", None])
 def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
-    terms = [WeightedGraph(4)] if constraint is None else [WeightedGraph(4), RowAttention(4), TiedMLP(4, 5, 0.1)]
-    certified = built(lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=2.0)).double()
+    if constraint is None:
+        terms = [WeightedGraph(4)]
+    else:
+        terms = [WeightedGraph(4), RowAttention(4), TiedMLP(4, 5, 0.1)]
+    certified = built(
+        lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=2.0)
+    ).double()
     sizes = [1, 3, 2, 5, 1, 4]
     batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     x = torch.randn(16, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
-    x = x * torch.logspace(-6, 3, 6, dtype=DOUBLE)[batch].unsqueeze(1)  # of very different sizes, too
+    x = x * torch.logspace(-6, 3, 6, dtype=DOUBLE)[batch].unsqueeze(
+        1
+    )  # of very different sizes, too
     node = torch.arange(15)
     inside = batch[:-1] == batch[1:]
     edges = torch.stack([node, node + 1])[:, inside]
@@ -142,7 +154,9 @@ def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
         first = int(rows[0])
         own = edges[:, batch[edges[0]] == graph] - first
         alone = certified(x[rows], own)
-        torch.testing.assert_close(together[rows], alone, rtol=1e-7, atol=1e-9 * float(alone.detach().abs().max()))
+        torch.testing.assert_close(
+            together[rows], alone, rtol=1e-7, atol=1e-9 * float(alone.detach().abs().max())
+        )
 
 
 def test_a_small_column_of_a_batch_is_solved_as_well_as_a_large_one() -> None:
@@ -159,7 +173,10 @@ def test_a_small_column_of_a_batch_is_solved_as_well_as_a_large_one() -> None:
     got = conjugate_gradients(operator, b, ptr=torch.tensor([0, 6, 12]), least=1.0, tol=1e-6)
     for rows in (slice(0, 6), slice(6, 12)):
         alone = conjugate_gradients(
-            lambda v, rows=rows: (matrix[rows, rows] @ v.flatten(1)).view_as(v), b[rows], least=1.0, tol=1e-6
+            lambda v, rows=rows: (matrix[rows, rows] @ v.flatten(1)).view_as(v),
+            b[rows],
+            least=1.0,
+            tol=1e-6,
         )
         torch.testing.assert_close(got[rows], alone, rtol=1e-10, atol=0)
         exact = torch.linalg.solve(matrix[rows, rows], b[rows].flatten(1)).view_as(alone)

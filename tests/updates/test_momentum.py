@@ -14,10 +14,15 @@ from diffusion_mp.testing.problems import Problem, path_problem, random_problem
 from diffusion_mp.updates import ExplicitEuler, MomentumStep
 
 PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
-PENALTIES += [dm.GaussianPenalty(0.3), dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)]
+PENALTIES += [
+    dm.GaussianPenalty(0.3),
+    dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+]
 
 
-def dense(problem: Problem, tau: float, momentum: float, steps: int, leak: float, drive: Tensor) -> Tensor:
+def dense(
+    problem: Problem, tau: float, momentum: float, steps: int, leak: float, drive: Tensor
+) -> Tensor:
     z = before = problem.state
     for _ in range(steps):
         slope = torch.einsum("ij,jhd->ihd", problem.laplacian, z) + leak * z - drive
@@ -32,11 +37,17 @@ def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
     h = problem.state.cos()
     update = MomentumStep(0.1, 0.7, steps, problem.form, beta=0.4, leak=0.2)
     expected = dense(problem, 0.1, 0.7, steps, 0.2, 0.4 * h)
-    torch.testing.assert_close(update(problem.state, problem.coupling, source=h), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        update(problem.state, problem.coupling, source=h), expected, rtol=1e-12, atol=1e-12
+    )
     from_values = update(problem.state.flip(0), problem.coupling, values=problem.state, source=h)
     torch.testing.assert_close(from_values, expected, rtol=1e-12, atol=1e-12)
-    still = MomentumStep(0.1, 0.0, 1, problem.form, beta=0.4, leak=0.2)(problem.state, problem.coupling, source=h)
-    explicit = ExplicitEuler(0.1, problem.form, beta=0.4, leak=0.2)(problem.state, problem.coupling, source=h)
+    still = MomentumStep(0.1, 0.0, 1, problem.form, beta=0.4, leak=0.2)(
+        problem.state, problem.coupling, source=h
+    )
+    explicit = ExplicitEuler(0.1, problem.form, beta=0.4, leak=0.2)(
+        problem.state, problem.coupling, source=h
+    )
     torch.testing.assert_close(still, explicit, rtol=1e-12, atol=1e-12)
 
 
@@ -71,14 +82,17 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty: 
 def pair_energy(update: MomentumStep, coupling: Coupling, z: Tensor, after: Tensor) -> float:
     """½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩."""
     slope = coupling.laplacian(z) + update.leak * z
-    return float((1 + update.momentum) / 2 * (after - z).square().sum() + update.tau * (after * slope).sum())
+    return float(
+        (1 + update.momentum) / 2 * (after - z).square().sum() + update.tau * (after * slope).sum()
+    )
 
 
 @pytest.mark.parametrize("seed", range(0, 10, 3))
 def test_one_coupling_allows_longer_steps(seed: int) -> None:
     """Up to 2(1 + m)/λ₁ the energy of two states falls and is positive; beyond it the state explodes."""
     problem = random_problem(seed=seed)
-    momentum, leak = 0.1 + 0.085 * seed, 0.3
+    momentum = 0.1 + 0.085 * seed
+    leak = 0.3
     bound = 2 * (1 + momentum) / (float(torch.linalg.eigvalsh(problem.laplacian)[-1]) + leak)
     update = MomentumStep(0.999 * bound, momentum, 1, leak=leak)
     z = previous = problem.state
@@ -96,11 +110,17 @@ def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
     """100 nodes, until their differences are a millionth: against the fastest step without momentum, 2/(λ₁ + μ)."""
     problem = path_problem(100)
     rates, modes = torch.linalg.eigh(problem.laplacian)
-    top, mu = float(rates[-1]), float(rates[1])
+    top = float(rates[-1])
+    mu = float(rates[1])
     start = torch.einsum("im,ihd->mhd", modes, problem.state)[1:]
     factor = (1 - 2 / (top + mu) * rates[1:]).view(-1, 1, 1)
-    without = bisect(range(100_000), -1e-6 * float(start.norm()), key=lambda k: -float((factor**k * start).norm()))
-    root, low = math.sqrt(top), math.sqrt(mu)
+    without = bisect(
+        range(100_000),
+        -1e-6 * float(start.norm()),
+        key=lambda k: -float((factor**k * start).norm()),
+    )
+    root = math.sqrt(top)
+    low = math.sqrt(mu)
     steps = without // 20
     fastest = MomentumStep(4 / (root + low) ** 2, ((root - low) / (root + low)) ** 2, steps)
     rest = fastest(problem.state, problem.coupling)

@@ -7,9 +7,19 @@ from dense_updates import DOUBLE, both, gradients, random, source_for
 from diffusion_mp.couplings import Coupling, NeumannCoupling, SparseCoupling
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.graph import Graph
-from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import (
+    CrankNicolson,
+    Equilibrium,
+    ExplicitEuler,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 
-UPDATES = [HeatKernel(0.7), *(step(0.8, beta=0.5, leak=0.3) for step in (ImplicitEuler, CrankNicolson))]
+UPDATES = [
+    HeatKernel(0.7),
+    *(step(0.8, beta=0.5, leak=0.3) for step in (ImplicitEuler, CrankNicolson)),
+]
 UPDATES.append(Equilibrium(beta=0.5, leak=0.3))
 KINDS = {"symmetric": (1, 2, 5, 40), "periodic": (1, 3), "replicate": (1,), "drop": (1, 1)}
 
@@ -45,16 +55,22 @@ def test_the_exact_step_is_what_the_iteration_converges_to(update, kind, lengths
 @pytest.mark.parametrize("t", [0.01, 1.0, 30.0])
 def test_the_heat_semigroup_is_expm(length: int, t: float) -> None:
     """To 1e-10, for several strides that commute, some of them longer than the sequence."""
-    alpha, strides = torch.tensor([[1.0], [0.5], [2.0]], dtype=DOUBLE), (1, 4, 70)
+    alpha = torch.tensor([[1.0], [0.5], [2.0]], dtype=DOUBLE)
+    strides = (1, 4, 70)
     coupling = NeumannCoupling(length, alpha, strides, nonnegative=True)
-    x, update = random(length, 1, 4), HeatKernel(t)
+    x = random(length, 1, 4)
+    update = HeatKernel(t)
     got, exact = both(update, coupling, x)
     torch.testing.assert_close(got, exact, rtol=0, atol=1e-10)
     if t < 30:
-        torch.testing.assert_close(update(got, coupling), HeatKernel(2 * t)(x, coupling), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            update(got, coupling), HeatKernel(2 * t)(x, coupling), rtol=0, atol=1e-12
+        )
 
 
-@pytest.mark.parametrize("update", [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0)], ids=repr)
+@pytest.mark.parametrize(
+    "update", [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0)], ids=repr
+)
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
 def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dtype) -> None:
     alpha = torch.tensor([[100.0], [100.0]], dtype=dtype)
@@ -63,7 +79,8 @@ def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dty
     rounding = 1 + 8 * torch.finfo(dtype).eps
     after = x
     for _ in range(5):
-        before, after = after, update(after, coupling)
+        before = after
+        after = update(after, coupling)
         assert (after.norm(dim=0) <= before.norm(dim=0) * rounding).all()
     torch.testing.assert_close(after.mean(0), x.mean(0), rtol=1e-5, atol=1e-6)
     assert ExplicitEuler(1.0)(x, coupling).norm() > 100 * x.norm()
@@ -72,7 +89,9 @@ def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dty
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 100.0])
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 def test_one_head_of_alpha_serves_all(update: StateUpdate, alpha: float) -> None:
-    torch.testing.assert_close(*both(update, path(12, alpha), random(12, 2, 3)), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        *both(update, path(12, alpha), random(12, 2, 3)), rtol=1e-11, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
@@ -97,14 +116,22 @@ def test_what_is_not_known_to_be_definite_is_left_to_the_iteration() -> None:
         with pytest.raises(ConvergenceError, match="not positive definite"):
             update(x, negative)
     one = NeumannCoupling(12, torch.full((1, 1), 0.3, dtype=DOUBLE))
-    torch.testing.assert_close(ImplicitEuler(1.0)(x, one), ImplicitEuler(1.0)(x, path(12, 0.3)), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        ImplicitEuler(1.0)(x, one), ImplicitEuler(1.0)(x, path(12, 0.3)), rtol=0, atol=1e-10
+    )
 
 
 def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration() -> None:
-    x, alpha = random(12, 1, 2), torch.full((1, 1), 0.2, dtype=DOUBLE)
+    x = random(12, 1, 2)
+    alpha = torch.full((1, 1), 0.2, dtype=DOUBLE)
     dropped = NeumannCoupling(12, alpha, (3,), "drop", nonnegative=True)
     assert dropped.laplacian_function(torch.exp, x) is None
-    for update in (HeatKernel(1.0), ImplicitEuler(1.0), HeatKernel(1.0, "residual"), ImplicitEuler(1.0, "residual")):
+    for update in (
+        HeatKernel(1.0),
+        ImplicitEuler(1.0),
+        HeatKernel(1.0, "residual"),
+        ImplicitEuler(1.0, "residual"),
+    ):
         for coupling in (dropped, path(12, 0.2)):
             expected = update(x, general(coupling))
             torch.testing.assert_close(update(x, coupling), expected, rtol=1e-9, atol=1e-9)

@@ -35,4 +35,6 @@ def test_a_source_with_a_leak_alone_keeps_directions_apart() -> None:
     assert 1.8 < growth[2] / growth[1] < 2.2  # linearly, along the constants
     leaking = ExplicitEuler(0.5, beta=0.5, leak=0.5)
     assert spread(run(leaking)) > 0.1 * spread(run(leaking, 1))
-    torch.testing.assert_close(run(leaking), Equilibrium(beta=0.5, leak=0.5)(STATE, COUPLING), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        run(leaking), Equilibrium(beta=0.5, leak=0.5)(STATE, COUPLING), rtol=1e-10, atol=1e-10
+    )

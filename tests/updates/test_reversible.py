@@ -7,21 +7,36 @@ from torch import Tensor
 
 import diffusion_mp as dm
 from diffusion_mp.couplings import distance_features, row_normalized
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SimpleDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    GaussianDiffusivity,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+)
 from diffusion_mp.energies.spectrum import laplacian_extremes
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_coupling
 from diffusion_mp.testing.problems import random_problem
-from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate, implicit
+from diffusion_mp.updates import (
+    CrankNicolson,
+    Equilibrium,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+    implicit,
+)
 from diffusion_mp.updates.implicit import precondition
 
-N, PTR = 30, torch.tensor([0, 9, 9, 10, 30])
+N = 30
+PTR = torch.tensor([0, 9, 9, 10, 30])
 X = random(N, 2, 3, seed=7)
 
 
 def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
-    pairs = torch.randint(num_nodes - 1, (2, per_node * num_nodes), generator=torch.Generator().manual_seed(3))
+    pairs = torch.randint(
+        num_nodes - 1, (2, per_node * num_nodes), generator=torch.Generator().manual_seed(3)
+    )
     weight = random(pairs.size(1), seed=4).exp()
     return Graph(num_nodes, torch.cat([pairs, pairs.flip(0)], 1), weight.repeat(2))
 
@@ -30,12 +45,16 @@ def symmetric_graph(num_nodes: int = N) -> dm.couplings.SparseCoupling:
     return dm.couplings.SparseCoupling(edges(num_nodes), nonnegative=True)
 
 
-def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> dm.couplings.LowRankCoupling:
+def attention(
+    num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2
+) -> dm.couplings.LowRankCoupling:
     feature = random(num_nodes, heads, 4, seed=5).abs()
     return dm.couplings.LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
 
 
-def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **more: bool) -> dm.couplings.PairwiseCoupling:
+def gaussian(
+    *, normalize: bool = True, ptr: Tensor | None = None, **more: bool
+) -> dm.couplings.PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
     promises = {"symmetric": not normalize, "reversible": True}
     return dm.couplings.PairwiseCoupling(query, key, ptr, normalize=normalize, **promises, **more)
@@ -54,11 +73,18 @@ KINDS = {
     "polynomial": lambda: dm.couplings.PolynomialCoupling(
         row_normalized(symmetric_graph()), torch.tensor([0.5, 0.5], dtype=DOUBLE), nonnegative=True
     ),
-    "half-lazy": lambda: 0.5 * row_normalized(symmetric_graph()) + 0.5 * dm.couplings.IdentityCoupling(N, dtype=DOUBLE),
-    "rescaled": lambda: dm.couplings.ReweightedCoupling(
-        symmetric_graph(), random(N, 2).exp(), random(N, 1, seed=1).exp(), nonnegative=True, positive=True
+    "half-lazy": lambda: (
+        0.5 * row_normalized(symmetric_graph())
+        + 0.5 * dm.couplings.IdentityCoupling(N, dtype=DOUBLE)
     ),
-}  # fmt: skip
+    "rescaled": lambda: dm.couplings.ReweightedCoupling(
+        symmetric_graph(),
+        random(N, 2).exp(),
+        random(N, 1, seed=1).exp(),
+        nonnegative=True,
+        positive=True,
+    ),
+}
 UPDATES = [HeatKernel(2.0), HeatKernel(2.0, "residual"), ImplicitEuler(5.0, beta=0.3, leak=0.1)]
 UPDATES += [CrankNicolson(1.0, "residual", leak=0.1), Equilibrium(leak=0.05)]
 UPDATES.append(Equilibrium("residual", beta=0.5, leak=0.05))
@@ -83,34 +109,48 @@ def test_keeps_the_laws(kind: str) -> None:
 @pytest.mark.parametrize("update", [UPDATES[2], UPDATES[5], HeatKernel(0.5)], ids=repr)
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
 def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
-    graph, size = edges(), (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
+    graph = edges()
+    size = (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()
-    x, source = X.clone().requires_grad_(), X.cos().requires_grad_()
+    x = X.clone().requires_grad_()
+    source = X.cos().requires_grad_()
     known = {"symmetric": True, "nonnegative": True}
     sparse = dm.couplings.SparseCoupling(graph, weight.repeat(2), **known)
     pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
         "both": lambda: row_normalized(dm.couplings.LowRankCoupling(size, size, **known) + sparse),
-        "gaussian": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), reversible=True),
-        "label-spreading": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), **pairs),
+        "gaussian": lambda: dm.couplings.PairwiseCoupling(
+            *distance_features(feature), reversible=True
+        ),
+        "label-spreading": lambda: dm.couplings.PairwiseCoupling(
+            *distance_features(feature), **pairs
+        ),
     }[kind]()
-    outs = update(x, coupling, source=source if update.beta else None), dense_update(update, coupling, x, source)
+    outs = (
+        update(x, coupling, source=source if update.beta else None),
+        dense_update(update, coupling, x, source),
+    )
     torch.testing.assert_close(*gradients(outs, (x, source, weight, feature)), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
 def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
     rows = row_normalized(symmetric_graph(num_nodes))
-    x, update = random(num_nodes, 1, 2), Equilibrium("residual")
+    x = random(num_nodes, 1, 2)
+    update = Equilibrium("residual")
     for damped in (0.9 * rows, 0.9 * random_problem(num_nodes, "residual").coupling):
-        torch.testing.assert_close(update(x, damped), dense_update(update, damped, x, x), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(
+            update(x, damped), dense_update(update, damped, x, x), rtol=1e-8, atol=1e-8
+        )
     with pytest.raises(SingularSystemError, match="smallest eigenvalue"):
         update(x, rows)
     for form in ("conservative", "residual"):
         low, high = laplacian_extremes(0.9 * rows, form)
         dense = 0.9 * rows.to_dense()[0]
-        rates = (dense.sum(1).diag() if form == "conservative" else torch.eye(num_nodes, dtype=DOUBLE)) - dense
+        rates = (
+            dense.sum(1).diag() if form == "conservative" else torch.eye(num_nodes, dtype=DOUBLE)
+        ) - dense
         exact = torch.linalg.eigvals(rates).real
         assert low == pytest.approx(float(exact.min()), abs=1e-7)
         assert high == pytest.approx(float(exact.max()), abs=1e-7)
@@ -119,24 +159,35 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
 def test_a_long_time_takes_the_exact_ends_of_the_spectrum() -> None:
     """A cheap bound lies 0.02 outside: rounding would be multiplied by e⁶⁰."""
     rows = dm.couplings.symmetric_normalized(symmetric_graph(40))
-    torch.testing.assert_close(*both(HeatKernel(3000.0, "residual"), rows, random(40, 1, 2)), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        *both(HeatKernel(3000.0, "residual"), rows, random(40, 1, 2)), rtol=1e-9, atol=1e-10
+    )
 
 
 def test_single_precision_with_a_small_leak_still_has_six_digits() -> None:
-    graph, y, update = symmetric_graph(300), random(300, 1, 2), Equilibrium(leak=1e-3)
+    graph = symmetric_graph(300)
+    y = random(300, 1, 2)
+    update = Equilibrium(leak=1e-3)
     source = (graph.laplacian(y - y.mean(0)) + 1e-3 * y).float()
-    torch.testing.assert_close(update(source, graph).double(), update(source.double(), graph), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        update(source, graph).double(), update(source.double(), graph), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
     graph = symmetric_graph()
     assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
-    metric, degree = row_normalized(graph).metric, graph.degree()
+    metric = row_normalized(graph).metric
+    degree = graph.degree()
     torch.testing.assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
     assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
-    assert gaussian(ptr=torch.tensor([0, 1, N]), loops=False).metric[0].eq(1).all()  # one alone in its graph
+    assert (
+        gaussian(ptr=torch.tensor([0, 1, N]), loops=False).metric[0].eq(1).all()
+    )  # one alone in its graph
     unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
-    torch.testing.assert_close(SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1))
+    torch.testing.assert_close(
+        SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1)
+    )
 
 
 @pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity])
@@ -148,7 +199,9 @@ def test_attention_is_reversible_where_queries_are_keys(kind: type, measure: str
 
 
 def test_nothing_is_promised_that_may_be_false() -> None:
-    rows, query, one_way = row_normalized(symmetric_graph()), random(N, 1, 3), Graph(3, torch.tensor([[0, 1], [1, 2]]))
+    rows = row_normalized(symmetric_graph())
+    query = random(N, 1, 3)
+    one_way = Graph(3, torch.tensor([[0, 1], [1, 2]]))
     for coupling in (
         dm.couplings.LinearAttentionCoupling(query, query),  # row sums may be negative
         dm.couplings.LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
@@ -166,18 +219,29 @@ def test_nothing_is_promised_that_may_be_false() -> None:
 
 def test_a_false_metric_is_found() -> None:
     query = random(N, 1, 3).abs()
-    with pytest.raises(AssertionError, match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose"):
-        check_coupling(dm.couplings.LinearAttentionCoupling(query, query.flip(0), nonnegative=True, reversible=True))
+    with pytest.raises(
+        AssertionError, match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose"
+    ):
+        check_coupling(
+            dm.couplings.LinearAttentionCoupling(
+                query, query.flip(0), nonnegative=True, reversible=True
+            )
+        )
 
 
 class Counted(dm.Coupling):
     def __init__(self, coupling: dm.Coupling) -> None:
         super().__init__(
-            coupling.num_nodes, coupling.heads, coupling, symmetric=lambda: coupling.symmetric,
-            nonnegative=lambda: coupling.nonnegative, row_stochastic=lambda: coupling.row_stochastic,
+            coupling.num_nodes,
+            coupling.heads,
+            coupling,
+            symmetric=lambda: coupling.symmetric,
+            nonnegative=lambda: coupling.nonnegative,
+            row_stochastic=lambda: coupling.row_stochastic,
             metric=lambda: coupling.metric,
-        )  # fmt: skip
-        self.coupling, self.products = coupling, 0
+        )
+        self.coupling = coupling
+        self.products = 0
 
     def _product(self, v: Tensor) -> Tensor:
         self.products += 1
@@ -196,9 +260,12 @@ class Counted(dm.Coupling):
         return self.coupling.low_rank_form(dtype)
 
 
-def products(update: StateUpdate, coupling: dm.Coupling, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+def products(
+    update: StateUpdate, coupling: dm.Coupling, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int]:
     """How many products of S a solve takes, preconditioned and not; the answers agree."""
-    counted, plain = Counted(coupling), Counted(coupling)
+    counted = Counted(coupling)
+    plain = Counted(coupling)
     first = update(x, counted)
     with monkeypatch.context() as patch:
         patch.setattr("diffusion_mp.updates.implicit.precondition", lambda *_: None)
@@ -206,14 +273,20 @@ def products(update: StateUpdate, coupling: dm.Coupling, x: Tensor, monkeypatch:
     return counted.products, plain.products
 
 
-@pytest.mark.parametrize(("update", "normalize", "share"), [
-    (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
-    (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
-    # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
-    (Equilibrium("residual", leak=0.01), True, 1.0),
-    (ImplicitEuler(100.0), True, 1.0),
-], ids=repr)  # fmt: skip
-def test_features_beside_edges_are_the_preconditioner(update, normalize, share, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("update", "normalize", "share"),
+    [
+        (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
+        (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
+        # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
+        (Equilibrium("residual", leak=0.01), True, 1.0),
+        (ImplicitEuler(100.0), True, 1.0),
+    ],
+    ids=repr,
+)
+def test_features_beside_edges_are_the_preconditioner(
+    update, normalize, share, monkeypatch
+) -> None:
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     size = 500
     feature = random(size, 1, 8, seed=5).abs() * (2 * random(size, 1, 1, seed=6)).exp()
@@ -225,12 +298,16 @@ def test_features_beside_edges_are_the_preconditioner(update, normalize, share, 
 
 
 def test_degrees_that_vary_are_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_it, without = products(Equilibrium(leak=0.1), symmetric_graph(300), random(300, 1, 3), monkeypatch)
+    with_it, without = products(
+        Equilibrium(leak=0.1), symmetric_graph(300), random(300, 1, 3), monkeypatch
+    )
     assert with_it < 0.6 * without
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_all_pairs_are_factorised_where_they_are_few(normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pairs_are_factorised_where_they_are_few(
+    normalize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     coupling = gaussian(normalize=normalize)
     assert coupling.quadratic
     assert (0.5 * coupling + symmetric_graph()).quadratic
@@ -242,7 +319,9 @@ def test_all_pairs_are_factorised_where_they_are_few(normalize: bool, monkeypatc
     assert counted.products <= 5
     got.sum().backward()
     assert counted.products <= 10
-    torch.testing.assert_close(got, dense_update(Equilibrium(leak=1e-4), coupling, X, X), rtol=1e-9, atol=1e-7)
+    torch.testing.assert_close(
+        got, dense_update(Equilibrium(leak=1e-4), coupling, X, X), rtol=1e-9, atol=1e-7
+    )
     monkeypatch.setattr(implicit, "DENSE", 2 * N * N - 1)
     slow = Counted(coupling)
     slow.quadratic = True
@@ -270,9 +349,14 @@ def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> 
 
 @pytest.mark.parametrize("row_stochastic", [True, False])
 def test_a_float32_state_over_all_pairs_is_right_to_six_digits(row_stochastic: bool) -> None:
-    x, y = random(300, 5, seed=2).float(), random(300, 1, 4).float()
-    diffusivity = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=row_stochastic)
-    coupling, double, update = diffusivity(x), diffusivity(x.double()), Equilibrium(leak=0.01)
+    x = random(300, 5, seed=2).float()
+    y = random(300, 1, 4).float()
+    diffusivity = GaussianDiffusivity(
+        normalize=None, measure="distance", row_stochastic=row_stochastic
+    )
+    coupling = diffusivity(x)
+    double = diffusivity(x.double())
+    update = Equilibrium(leak=0.01)
     expected = dense_update(update, double, y.double(), y.double())
     error = (update(y, coupling).double() - expected).abs().max() / expected.abs().max()
     assert error <= 1e-6

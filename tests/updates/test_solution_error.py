@@ -40,15 +40,20 @@ def edges(kind: str) -> Tensor:
 
 def limit(layer: str, ratio: float, normalization: str) -> torch.nn.Module:
     """A block or convolution at rest with μ/β = ``ratio``."""
-    mu, beta = ratio**0.5, ratio**-0.5
+    mu = ratio**0.5
+    beta = ratio**-0.5
     if layer == "conv":
         graph = dm.AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
-        return CertifiedConv(3, penalty=None, constraint=None, num_layers=None, beta=beta, mu=mu, graph=graph)
+        return CertifiedConv(
+            3, penalty=None, constraint=None, num_layers=None, beta=beta, mu=mu, graph=graph
+        )
     weighted = WeightedGraph(3, mu, matrix="identity", normalization=normalization)  # type: ignore[arg-type]
     return CertifiedBlock(3, [weighted], None, constraint=None, beta=beta)
 
 
-def exact(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, normalization: str) -> tuple[Tensor, list[Tensor]]:
+def exact(
+    layer: torch.nn.Module, x: Tensor, edge_index: Tensor, normalization: str
+) -> tuple[Tensor, list[Tensor]]:
     """The minimiser in double, of the same weights, and x, β and μ, which it is a function of."""
     wide = torch.promote_types(x.dtype, torch.float32)
     diffusivity = dm.AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
@@ -71,7 +76,9 @@ def relative(got: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("normalization", ["sum", "sym"])
 @pytest.mark.parametrize("layer", ["block", "conv"])
-def test_the_solution_is_right_at_any_weight(layer: str, normalization: str, kind: str, dtype: torch.dtype) -> None:
+def test_the_solution_is_right_at_any_weight(
+    layer: str, normalization: str, kind: str, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(NODES, 3, generator=generator) + 1).to(dtype)
     readout = torch.randn(NODES, 3, generator=generator, dtype=torch.float64)
@@ -91,7 +98,9 @@ def test_the_solution_is_right_at_any_weight(layer: str, normalization: str, kin
             continue
         assert relative(got.detach(), expected.detach()) <= rounding
         assert relative(leaf.grad, slopes[0]) <= rounding
-        if ratio <= 1e4:  # beyond, what is left of these gradients is below the rounding of the reference
+        if (
+            ratio <= 1e4
+        ):  # beyond, what is left of these gradients is below the rounding of the reference
             mu = module.mu if isinstance(module, CertifiedConv) else module.terms[0].weight
             for weight, slope in zip((module.beta, mu), slopes[1:], strict=True):
                 by_raw = slope * weight.raw.detach().double().sigmoid()
@@ -122,18 +131,28 @@ def test_couplings_as_terms_are_solved_like_the_layers() -> None:
     graph = dm.Graph(NODES, edges("path"))
     coupling = dm.AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
     x = torch.randn(NODES, 3, generator=torch.Generator().manual_seed(0))
-    block = built(lambda: CertifiedBlock(3, [1e3 * CouplingTerm(coupling)], None, constraint=None, beta=1e-3))
+    block = built(
+        lambda: CertifiedBlock(3, [1e3 * CouplingTerm(coupling)], None, constraint=None, beta=1e-3)
+    )
     matrices = built(lambda: limit("block", 1e6, "sum"))
     torch.testing.assert_close(block(x, graph), matrices(x, graph), rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_not_reached_is_an_error() -> None:
     matrix = torch.diag(torch.logspace(-14, 0, 20, dtype=torch.float64))
-    turn = torch.linalg.qr(torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    turn = torch.linalg.qr(
+        torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    )[0]
     matrix = turn @ matrix @ turn.mT
     matrix = (matrix + matrix.mT) / 2
     b = torch.ones(20, 1, 1, dtype=torch.float64)
-    with pytest.raises(ConvergenceError, match=r"relative error of .* in the precision of torch.float64; tol=1e-12"):
-        conjugate_gradients(lambda v: (matrix @ v.flatten(1)).view_as(v), b, least=1e-14, max_iter=10_000)
+    with pytest.raises(
+        ConvergenceError, match=r"relative error of .* in the precision of torch.float64; tol=1e-12"
+    ):
+        conjugate_gradients(
+            lambda v: (matrix @ v.flatten(1)).view_as(v), b, least=1e-14, max_iter=10_000
+        )
     with pytest.raises(ConvergenceError, match=r"relative error of .* in max_iter=3 iterations"):
-        conjugate_gradients(lambda v: (matrix @ v.flatten(1)).view_as(v), b, least=1e-14, max_iter=3)
+        conjugate_gradients(
+            lambda v: (matrix @ v.flatten(1)).view_as(v), b, least=1e-14, max_iter=3
+        )

@@ -17,7 +17,13 @@ def test_solves_are_exported_and_compiled(select: str) -> None:
 
 def test_the_page_names_what_is_exported() -> None:
     text = PAGE.read_text()
-    for name in ("ImplicitEuler", "CrankNicolson", "HeatKernel", "APPNPConv(K=None)", "LabelPropagation(None)"):
+    for name in (
+        "ImplicitEuler",
+        "CrankNicolson",
+        "HeatKernel",
+        "APPNPConv(K=None)",
+        "LabelPropagation(None)",
+    ):
         assert name in solve_cases.EXPORTED
         assert f"`{name}`" in text
     for name in solve_cases.REFUSED:

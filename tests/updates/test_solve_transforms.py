@@ -69,17 +69,23 @@ LINEAR: dict[str, State] = {
     "own-weights": lambda x: ImplicitEuler(0.7)(x, of_states(x)),
     "heat-own-weights": lambda x: HeatKernel(0.7)(x, of_states(x)),
     "appnp": layer(lambda: APPNPConv(4, K=None)),
-    "certified-conv": layer(lambda: CertifiedConv(4, penalty=None, constraint=None, num_layers=None)),
+    "certified-conv": layer(
+        lambda: CertifiedConv(4, penalty=None, constraint=None, num_layers=None)
+    ),
     "certified-block": layer(lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint=None)),
     "certified-difformer": layer(
-        lambda: dm.CertifiedDIFFormer(4, 8, 3, num_layers=None, penalty=None, constraint=None, dropout=0.0)
+        lambda: dm.CertifiedDIFFormer(
+            4, 8, 3, num_layers=None, penalty=None, constraint=None, dropout=0.0
+        )
     ),
 }
 #: Fixed points of steps that are not linear.
 NONLINEAR: dict[str, State] = {
     "fixed-point": lambda x: fixed_point(lambda z: hidden(z, x), torch.zeros_like(x)),
     "ball": layer(lambda: CertifiedConv(4, penalty=None, num_layers=None)),
-    "sphere": layer(lambda: CertifiedConv(4, penalty=None, num_layers=None, constraint="sphere", beta=3.0)),
+    "sphere": layer(
+        lambda: CertifiedConv(4, penalty=None, num_layers=None, constraint="sphere", beta=3.0)
+    ),
 }
 ALL = LINEAR | NONLINEAR
 #: Attention and sequences have the same formulas, and operations between them that have their own tests.
@@ -91,13 +97,17 @@ FIRST_ORDER: dict[str, State] = {
     "sequence": lambda x: ImplicitEuler(0.7)(x, dm.NeumannDiffusivity(budget=None)(x)),
     "heat-sequence": lambda x: HeatKernel(0.7)(x, dm.NeumannDiffusivity(budget=None)(x)),
     "attention-limit": layer(lambda: CertifiedConv(4, num_layers=None)),
-    "batch": lambda x: ImplicitEuler(0.7)(x, dm.GaussianDiffusivity()(x, Graph(6, ptr=torch.tensor([0, 4, 6])))),
+    "batch": lambda x: ImplicitEuler(0.7)(
+        x, dm.GaussianDiffusivity()(x, Graph(6, ptr=torch.tensor([0, 4, 6])))
+    ),
     "labels": layer(lambda: dm.LabelPropagation(None)),
 }
 
 
 def loss(solve: State) -> Callable[[Tensor], Tensor]:
-    return lambda x: (solve(x) * torch.linspace(-1, 1, solve_numel(solve), dtype=x.dtype).view(6, -1)).sum()
+    return lambda x: (
+        solve(x) * torch.linspace(-1, 1, solve_numel(solve), dtype=x.dtype).view(6, -1)
+    ).sum()
 
 
 def solve_numel(solve: State) -> int:
@@ -177,10 +187,14 @@ def test_parameters_have_the_same_derivatives() -> None:
             return (functional_call(module, values, (X, EDGES)) * G).sum()
 
         expected = torch.autograd.grad((module(X, EDGES) * G).sum(), list(module.parameters()))
-        torch.testing.assert_close(list(grad(out)(values).values()), list(expected), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            list(grad(out)(values).values()), list(expected), rtol=1e-8, atol=1e-10
+        )
         tangents = {name: torch.ones_like(value) for name, value in values.items()}
         pushed = jvp(out, (values,), (tangents,))[1]
-        torch.testing.assert_close(pushed, sum(part.sum() for part in expected), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            pushed, sum(part.sum() for part in expected), rtol=1e-8, atol=1e-10
+        )
 
 
 @pytest.fixture
@@ -189,7 +203,15 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(derivatives, "DENSE", 3)
 
 
-LARGE = ("implicit", "crank", "equilibrium", "teleport", "own-weights", "certified-conv", "certified-block")
+LARGE = (
+    "implicit",
+    "crank",
+    "equilibrium",
+    "teleport",
+    "own-weights",
+    "certified-conv",
+    "certified-block",
+)
 
 
 @pytest.mark.usefixtures("large")
@@ -207,15 +229,25 @@ def test_large_systems_are_differentiated_once_without_a_matrix(name: str) -> No
 @pytest.mark.parametrize("name", ["own-weights", "fixed-point", "certified-block"])
 def test_large_systems_say_what_they_cannot_do(name: str) -> None:
     solve = ALL[name]
-    with pytest.raises(RuntimeError, match="once differentiable: the derivative of a solved system"):
+    with pytest.raises(
+        RuntimeError, match="once differentiable: the derivative of a solved system"
+    ):
         grad(lambda x: grad(loss(solve))(x).square().sum())(X)
-    for call in (lambda: jacrev(solve)(X), lambda: jacfwd(solve)(X), lambda: linearize(solve, X)[1](V)):
-        with pytest.raises(NotImplementedError, match=r"more than 4096 unknowns .* Take torch.func.vjp or jvp"):
+    for call in (
+        lambda: jacrev(solve)(X),
+        lambda: jacfwd(solve)(X),
+        lambda: linearize(solve, X)[1](V),
+    ):
+        with pytest.raises(
+            NotImplementedError, match=r"more than 4096 unknowns .* Take torch.func.vjp or jvp"
+        ):
             call()
 
 
 @pytest.mark.parametrize("name", NONLINEAR)
 def test_a_limit_that_iterates_refuses_vmap(name: str) -> None:
     for call in (NONLINEAR[name], grad(loss(NONLINEAR[name]))):
-        with pytest.raises(NotImplementedError, match="another number of steps for every entry of a vmap"):
+        with pytest.raises(
+            NotImplementedError, match="another number of steps for every entry of a vmap"
+        ):
             vmap(call)(torch.stack([X, V]))

@@ -22,15 +22,25 @@ from helpers import refuses
 
 FIXED = [
     *(dm.ExplicitEuler(0.05), dm.ImplicitEuler(3.0), dm.CrankNicolson(3.0), dm.HeatKernel(2.0)),
-    *(dm.ExplicitEuler(0.3, "residual"), dm.ExplicitEuler(0.05, beta=0.7, leak=0.2), dm.HeatKernel(2.0, "residual")),
+    *(
+        dm.ExplicitEuler(0.3, "residual"),
+        dm.ExplicitEuler(0.05, beta=0.7, leak=0.2),
+        dm.HeatKernel(2.0, "residual"),
+    ),
     *(step(3.0, "residual", beta=0.7, leak=0.2) for step in (dm.ImplicitEuler, dm.CrankNicolson)),
     *(dm.Equilibrium(leak=0.1), dm.Equilibrium("residual", beta=0.7, leak=0.2)),
     *(dm.CertifiedStep(beta) for beta in (0.0, 0.7)),
-    *(dm.CertifiedStep(0.7, constraint=constraint) for constraint in ("nonnegative", "ball", "sphere")),
+    *(
+        dm.CertifiedStep(0.7, constraint=constraint)
+        for constraint in ("nonnegative", "ball", "sphere")
+    ),
     dm.Backtracking(QuadraticPenalty(), tau=0.1),
 ]
 MOMENTUM = [dm.MomentumStep(0.3, 0.5, 3, "residual"), dm.MomentumStep(0.3, 0.5, steps=1)]
-LEARNED = [dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), dm.ExplicitEuler(Positive(0.3), beta=0.7)]
+LEARNED = [
+    dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))),
+    dm.ExplicitEuler(Positive(0.3), beta=0.7),
+]
 LEARNED.append(dm.CertifiedStep(Positive()))
 
 
@@ -42,13 +52,22 @@ def test_the_laws_for_everybody(update: dm.StateUpdate) -> None:
 
 
 @pytest.mark.parametrize("update", [*FIXED, *LEARNED], ids=repr)
-def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(update: dm.StateUpdate) -> None:
+def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(
+    update: dm.StateUpdate,
+) -> None:
     assert update in LEARNED or not update.state_dict()
     assert ("constraint=" if isinstance(update, dm.CertifiedStep) else "form=") in repr(update)
 
 
-@given(num_nodes=st.integers(1, 8), seed=st.integers(0, 1000), density=st.floats(0.0, 1.0), leak=st.floats(0.05, 3.0))
-def test_any_graph_ends_in_its_equilibrium(num_nodes: int, seed: int, density: float, leak: float) -> None:
+@given(
+    num_nodes=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+    density=st.floats(0.0, 1.0),
+    leak=st.floats(0.05, 3.0),
+)
+def test_any_graph_ends_in_its_equilibrium(
+    num_nodes: int, seed: int, density: float, leak: float
+) -> None:
     """Disconnected, isolated, with self-loops: an implicit step of enormous τ is the steady state."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator)
@@ -61,18 +80,35 @@ def test_any_graph_ends_in_its_equilibrium(num_nodes: int, seed: int, density: f
     torch.testing.assert_close(step, limit, rtol=1e-6, atol=1e-6)
 
 
-SOLVERS = [dm.ImplicitEuler(1.0), dm.CrankNicolson(1.0), dm.HeatKernel(1.0), dm.Equilibrium(leak=0.1)]
+SOLVERS = [
+    dm.ImplicitEuler(1.0),
+    dm.CrankNicolson(1.0),
+    dm.HeatKernel(1.0),
+    dm.Equilibrium(leak=0.1),
+]
 solvers = pytest.mark.parametrize("update", SOLVERS, ids=lambda update: type(update).__name__)
 
 
 TWO = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, 2))
 test_bad_options_and_heads = refuses(
-    (lambda: dm.ExplicitEuler(0.1)(torch.zeros(3, 3, 1), TWO), ValueError, r"x must have 2 heads \(or 1\)"),
-    (lambda: dm.ExplicitEuler(0.1)(torch.zeros(3, 5), TWO), ValueError, "2 heads must divide the channels of x"),
+    (
+        lambda: dm.ExplicitEuler(0.1)(torch.zeros(3, 3, 1), TWO),
+        ValueError,
+        r"x must have 2 heads \(or 1\)",
+    ),
+    (
+        lambda: dm.ExplicitEuler(0.1)(torch.zeros(3, 5), TWO),
+        ValueError,
+        "2 heads must divide the channels of x",
+    ),
     (lambda: dm.ExplicitEuler(torch.tensor(-0.5)), ValueError, "tau must be finite and > 0"),
     (lambda: dm.ExplicitEuler(torch.tensor([0.5])), ValueError, "tau must be one number"),
     (lambda: dm.ExplicitEuler(torch.tensor(1)), TypeError, "tau must be floating point"),
-    (lambda: dm.Backtracking(SigmoidPenalty(), exact=True), ValueError, r"exact=True needs Simple.*got Sigmoid"),
+    (
+        lambda: dm.Backtracking(SigmoidPenalty(), exact=True),
+        ValueError,
+        r"exact=True needs Simple.*got Sigmoid",
+    ),
 )
 
 
@@ -80,7 +116,9 @@ PATH = path_problem()
 
 
 def moved(update: dm.StateUpdate, **change: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: update(**{"x": PATH.state, "coupling": PATH.coupling, "source": PATH.state} | change)
+    return lambda: update(
+        **{"x": PATH.state, "coupling": PATH.coupling, "source": PATH.state} | change
+    )
 
 
 test_shapes_and_sources = refuses(
@@ -90,12 +128,18 @@ test_shapes_and_sources = refuses(
         for change, sentence in (
             ({"x": torch.zeros(12)}, "x must have three dimensions"),
             ({"x": torch.zeros(11, 2, 3)}, "x must have 12 rows"),
-            ({"values": torch.zeros(12, 2, 4)}, r"values must match the state x of shape \[12, 2, 3\]"),
+            (
+                {"values": torch.zeros(12, 2, 4)},
+                r"values must match the state x of shape \[12, 2, 3\]",
+            ),
             ({"values": torch.zeros(12, 3, 3)}, r"values must match .*got shape \[12, 3, 3\]"),
             ({"source": torch.zeros(12, 2, 4)}, "source must match the state"),
         )
     ),
-    (moved(dm.ImplicitEuler(0.1, beta=0.5), source=None), "beta=0.5 weighs a source, but none came; pass source="),
+    (
+        moved(dm.ImplicitEuler(0.1, beta=0.5), source=None),
+        "beta=0.5 weighs a source, but none came; pass source=",
+    ),
     (moved(dm.HeatKernel(0.1)), "HeatKernel has no source term; got a source of shape"),
     error=ValueError,
 )
@@ -114,7 +158,9 @@ class Untouchable(SparseCoupling):
 def test_an_asymmetric_coupling_is_found_before_any_arithmetic(update: dm.StateUpdate) -> None:
     directed = Untouchable(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
     x = torch.zeros(3, 1, 1)
-    sentence = r"needs a reversible coupling.*got a \w+ that declares symmetric=False and knows no metric."
+    sentence = (
+        r"needs a reversible coupling.*got a \w+ that declares symmetric=False and knows no metric."
+    )
     with pytest.raises(CouplingMismatchError, match=f"{type(update).__name__} {sentence} Use Adja"):
         update(x, directed)
     with pytest.raises(CouplingMismatchError):
@@ -127,7 +173,11 @@ def test_an_asymmetric_coupling_is_found_before_any_arithmetic(update: dm.StateU
 def test_rows_of_one_rank_are_not_all_rows(update: dm.StateUpdate) -> None:
     """The sums in a solver would be over those alone."""
     feature = torch.rand(3, 1, 2)
-    part = SummedCoupling(LowRankCoupling(feature, feature, symmetric=True, nonnegative=True), lambda v: v, None)
+    part = SummedCoupling(
+        LowRankCoupling(feature, feature, symmetric=True, nonnegative=True), lambda v: v, None
+    )
     for coupling in (part, 0.5 * part, part + part):
-        with pytest.raises(CouplingMismatchError, match=r"solves for all rows at once; got .* rows of one rank"):
+        with pytest.raises(
+            CouplingMismatchError, match=r"solves for all rows at once; got .* rows of one rank"
+        ):
             update(torch.ones(3, 1, 1), coupling)

@@ -23,5 +23,10 @@ def configuration(path: str) -> str:
         return str(packaged)
     names = sorted(file.stem for file in configs_folder().glob("*.yaml"))
     stem = Path(path).stem
-    way_out = f"Give --config {stem}" if stem in names else f"Give the path of a file, or one of {', '.join(names)}"
-    raise FileNotFoundError(f"--config must be a YAML file, or the name of a configuration; got {path}. {way_out}.")
+    if stem in names:
+        way_out = f"Give --config {stem}"
+    else:
+        way_out = f"Give the path of a file, or one of {', '.join(names)}"
+    raise FileNotFoundError(
+        f"--config must be a YAML file, or the name of a configuration; got {path}. {way_out}."
+    )

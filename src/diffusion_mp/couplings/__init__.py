@@ -1,6 +1,11 @@
 """Couplings: matrix-free linear operators over nodes, one per head."""
 
-from diffusion_mp.couplings.algebra import IdentityCoupling, PolynomialCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.algebra import (
+    IdentityCoupling,
+    PolynomialCoupling,
+    ScaledCoupling,
+    SumCoupling,
+)
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.log_low_rank import LogLowRankCoupling
@@ -25,9 +30,30 @@ from diffusion_mp.couplings.weighted import (
 )
 
 __all__ = [
-    "Coupling", "DenseCoupling", "DistanceCoupling", "IdentityCoupling", "LinearAttentionCoupling",
-    "LogLowRankCoupling", "LowRankCoupling", "NeumannCoupling", "PairwiseCoupling", "PolynomialCoupling",
-    "PooledCoupling", "ProjectedCoupling", "ReweightedCoupling", "ScaledCoupling", "Score", "SparseCoupling",
-    "SparseFlowCoupling", "SumCoupling", "Sums", "UniformCoupling", "distance_features", "merged", "row_normalized",
-    "symmetric_normalized", "with_constant", "without_diagonal",
-]  # fmt: skip
+    "Coupling",
+    "DenseCoupling",
+    "DistanceCoupling",
+    "IdentityCoupling",
+    "LinearAttentionCoupling",
+    "LogLowRankCoupling",
+    "LowRankCoupling",
+    "NeumannCoupling",
+    "PairwiseCoupling",
+    "PolynomialCoupling",
+    "PooledCoupling",
+    "ProjectedCoupling",
+    "ReweightedCoupling",
+    "ScaledCoupling",
+    "Score",
+    "SparseCoupling",
+    "SparseFlowCoupling",
+    "SumCoupling",
+    "Sums",
+    "UniformCoupling",
+    "distance_features",
+    "merged",
+    "row_normalized",
+    "symmetric_normalized",
+    "with_constant",
+    "without_diagonal",
+]

@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating, python_number
+from diffusion_mp.errors import (
+    check_device,
+    check_flags,
+    check_tensor,
+    describe,
+    floating,
+    python_number,
+)
 
 
 class LowRankForm(NamedTuple):
@@ -27,13 +34,17 @@ class LowRankForm(NamedTuple):
 
     def reweighted(self, row: Tensor | None, column: Tensor | None = None) -> LowRankForm:
         """diag(r) S diag(c) for r and c [N, H]."""
-        left, right, diagonal = self.left, self.right, self.diagonal
+        left = self.left
+        right = self.right
+        diagonal = self.diagonal
         if row is not None:
             row = row.to(left.dtype)
-            left, diagonal = row.unsqueeze(2) * left, None if diagonal is None else row * diagonal
+            left = row.unsqueeze(2) * left
+            diagonal = None if diagonal is None else row * diagonal
         if column is not None:
             column = column.to(right.dtype)
-            right, diagonal = column.unsqueeze(2) * right, None if diagonal is None else diagonal * column
+            right = column.unsqueeze(2) * right
+            diagonal = None if diagonal is None else diagonal * column
         return LowRankForm(left, right, diagonal, self.ptr)
 
     @classmethod
@@ -43,7 +54,10 @@ class LowRankForm(NamedTuple):
         left = torch.cat([term.left.expand(-1, heads, -1) for term in terms], dim=2)
         right = torch.cat([term.right.expand(-1, heads, -1) for term in terms], dim=2)
         diagonals = [term.diagonal for term in terms if term.diagonal is not None]
-        diagonal = torch.stack(torch.broadcast_tensors(*diagonals)).sum(0) if diagonals else None
+        if diagonals:
+            diagonal = torch.stack(torch.broadcast_tensors(*diagonals)).sum(0)
+        else:
+            diagonal = None
         reaching = [term.ptr for term in terms if term.left.size(2)]
         return cls(left, right, diagonal, reaching[0] if reaching else None)
 
@@ -59,10 +73,16 @@ class IdentityCoupling(Coupling):
     """
 
     def __init__(
-        self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        self,
+        num_nodes: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         kept = ("row_stochastic", "nonnegative", "positive_semidefinite", "low_rank")
-        promises: dict[str, Any] = {"ptr": lambda: torch.arange(num_nodes + 1)} | dict.fromkeys(kept, True)
+        promises: dict[str, Any] = {"ptr": lambda: torch.arange(num_nodes + 1)} | dict.fromkeys(
+            kept, True
+        )
         super().__init__(num_nodes, 1, floating((0,), dtype, device), **promises)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -89,10 +109,15 @@ def as_scale(scale: object, heads: int) -> float | Tensor:
         if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
             raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
         if scale.dim() > 1 or not scale.numel() or (heads != 1 and scale.numel() not in (1, heads)):
-            raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
+            raise ValueError(
+                f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}."
+            )
         return scale
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
-        way_out = " A tensor has one factor per head." if isinstance(scale, np.ndarray) else ""
+        if isinstance(scale, np.ndarray):
+            way_out = " A tensor has one factor per head."
+        else:
+            way_out = ""
         raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.{way_out}")
     if not torch.compiler.is_compiling() and not math.isfinite(scale):  # symbolic while tracing
         raise ValueError(f"scale must be a finite number; got {scale}.")
@@ -111,7 +136,9 @@ class ScaledCoupling(Coupling):
         True
     """
 
-    def __init__(self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False) -> None:
+    def __init__(
+        self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False
+    ) -> None:
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         if isinstance(scale, Tensor):
@@ -124,14 +151,31 @@ class ScaledCoupling(Coupling):
         if type(nonnegative) is not bool:
             check_flags(nonnegative=nonnegative)
         # bool() also makes a comparison of symbols concrete.
-        positive = nonnegative if isinstance(scale, Tensor) else bool(scale >= 0)
+        if isinstance(scale, Tensor):
+            positive = nonnegative
+        else:
+            positive = bool(scale >= 0)
         one = not isinstance(scale, Tensor) and bool(scale == 1)
-        heads = max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads
-        same, signs = [coupling], positive and [coupling]
-        promises: dict[str, Any] = {"symmetric": same, "low_rank": same, "row_stochastic": one and same}
-        promises |= {"nonnegative": signs, "positive_semidefinite": signs, "metric": lambda: coupling.metric}
+        if isinstance(scale, Tensor):
+            heads = max(coupling.heads, scale.numel())
+        else:
+            heads = coupling.heads
+        same = [coupling]
+        signs = positive and [coupling]
+        promises: dict[str, Any] = {
+            "symmetric": same,
+            "low_rank": same,
+            "row_stochastic": one and same,
+        }
+        promises |= {
+            "nonnegative": signs,
+            "positive_semidefinite": signs,
+            "metric": lambda: coupling.metric,
+        }
         super().__init__(coupling.num_nodes, heads, coupling, **promises)
-        self.scale, self.coupling, self._positive = scale, coupling, positive
+        self.scale = scale
+        self.coupling = coupling
+        self._positive = positive
 
     def _by_head(self, value: Tensor, dim: int) -> Tensor:
         """a · value, with the head axis of ``value`` at ``dim``."""
@@ -160,7 +204,9 @@ class ScaledCoupling(Coupling):
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
         one = torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device)
-        return None if form is None else form.reweighted(self._by_head(one, 1))
+        if form is None:
+            return None
+        return form.reweighted(self._by_head(one, 1))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_head(self.coupling.to_dense(), 0)
@@ -185,27 +231,44 @@ class SumCoupling(Coupling):
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
         first = flat[0]
-        heads, dtype, quadratic, whole, one_graph = 1, first.dtype, False, True, None
+        heads = 1
+        dtype = first.dtype
+        quadratic = False
+        whole = True
+        one_graph = None
         for term in flat:
             if term.num_nodes != first.num_nodes:
                 sizes = f"{first.num_nodes} and {term.num_nodes}"
-                raise ValueError(f"the terms of a sum must couple the same nodes; got {sizes} nodes.")
+                raise ValueError(
+                    f"the terms of a sum must couple the same nodes; got {sizes} nodes."
+                )
             if term.device != first.device:
                 got = f"got {first.device} and {term.device}. Move one with .to(device)."
                 raise ValueError(f"the terms of a sum must couple nodes on one device; {got}")
             if term.heads not in (1, heads) and heads != 1:
                 most = max(t.heads for t in flat)
-                raise ValueError(f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}.")
-            heads, dtype = max(heads, term.heads), torch.promote_types(dtype, term.dtype)
-            quadratic, whole = quadratic or term.quadratic, whole and term.whole
+                raise ValueError(
+                    f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}."
+                )
+            heads = max(heads, term.heads)
+            dtype = torch.promote_types(dtype, term.dtype)
+            quadratic = quadratic or term.quadratic
+            whole = whole and term.whole
             if vars(term).get("ptr", term) is None:  # known to be one graph, so the sum is one too
                 one_graph = term
-        promises: dict[str, Any] = dict.fromkeys(("symmetric", "nonnegative", "positive_semidefinite"), flat)
-        promises |= {"row_stochastic": lambda: _sums_to_one(flat), "metric": lambda: _common_metric(flat)}
+        promises: dict[str, Any] = dict.fromkeys(
+            ("symmetric", "nonnegative", "positive_semidefinite"), flat
+        )
+        promises |= {
+            "row_stochastic": lambda: _sums_to_one(flat),
+            "metric": lambda: _common_metric(flat),
+        }
         promises["low_rank"] = lambda: all(term.low_rank for term in flat) and _same_graphs(flat)
         promises["ptr"] = None if one_graph else lambda: _common_boundaries(flat)
         super().__init__(first.num_nodes, heads, one_graph or first, **promises)
-        self.quadratic, self.whole, self.dtype = quadratic, whole, dtype
+        self.quadratic = quadratic
+        self.whole = whole
+        self.dtype = dtype
         self.terms: list[Coupling] = flat
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -224,7 +287,8 @@ class SumCoupling(Coupling):
         moved, bound = self.terms[0]._majorized(v, convex)
         for term in self.terms[1:]:
             more, further = term._majorized(v, convex)
-            moved, bound = moved + more, bound + further
+            moved = moved + more
+            bound = bound + further
         return moved, bound
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -232,7 +296,9 @@ class SumCoupling(Coupling):
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         known = [form for term in self.terms if (form := term.low_rank_form(dtype)) is not None]
-        return LowRankForm.total(known) if known and _same_graphs(self.terms) else None
+        if known and _same_graphs(self.terms):
+            return LowRankForm.total(known)
+        return None
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return reduce(add, [term.to_dense() for term in self.terms])
@@ -257,23 +323,30 @@ def _reaching(terms: Sequence[Coupling]) -> list[Coupling]:
 def _same_graphs(terms: Sequence[Coupling]) -> bool:
     """Whether all terms that couple different nodes have the same row boundaries."""
     ptr, *others = [term.ptr for term in _reaching(terms)] or [None]
-    return all(p is ptr or (p is not None and ptr is not None and torch.equal(p, ptr)) for p in others)
+    return all(
+        p is ptr or (p is not None and ptr is not None and torch.equal(p, ptr)) for p in others
+    )
 
 
 def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
     """The metric of all terms; a diagonal term is self-adjoint in any."""
     metrics = [term.metric for term in _reaching(terms) or terms]
     first = metrics[0]
-    return first if all(m is not None and first is not None and bool((m == first).all()) for m in metrics) else None
+    if all(m is not None and first is not None and bool((m == first).all()) for m in metrics):
+        return first
+    return None
 
 
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:
     """Whether terms are row-stochastic up to factors that add up to one, and a row of zeros in one is zero in all."""
-    total, empty = 0.0, []
+    total = 0.0
+    empty = []
     for term in terms:
-        factor, part = 1.0, term
+        factor = 1.0
+        part = term
         if isinstance(term, ScaledCoupling) and not isinstance(term.scale, Tensor):
-            factor, part = term.scale, term.coupling
+            factor = term.scale
+            part = term.coupling
         if not part.row_stochastic:
             return False
         total += factor
@@ -294,20 +367,38 @@ class PolynomialCoupling(Coupling):
         True
     """
 
-    def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:
+    def __init__(
+        self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False
+    ) -> None:
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
-        check_tensor(coefficients, "coefficients", "[degree] or [degree, heads]", coupling.device, "the coupling")
-        by_head = coefficients.unsqueeze(1) if coefficients.dim() == 1 else coefficients
-        if by_head.dim() != 2 or not by_head.numel() or len({1, coupling.heads, by_head.size(1)}) > 2:
+        check_tensor(
+            coefficients,
+            "coefficients",
+            "[degree] or [degree, heads]",
+            coupling.device,
+            "the coupling",
+        )
+        if coefficients.dim() == 1:
+            by_head = coefficients.unsqueeze(1)
+        else:
+            by_head = coefficients
+        if (
+            by_head.dim() != 2
+            or not by_head.numel()
+            or len({1, coupling.heads, by_head.size(1)}) > 2
+        ):
             raise ValueError(
                 f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
                 f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
             )
         heads = max(coupling.heads, by_head.size(1))
         promises: dict[str, Any] = {"symmetric": [coupling], "nonnegative": nonnegative}
-        super().__init__(coupling.num_nodes, heads, coupling, metric=lambda: coupling.metric, **promises)
-        self.coupling, self.coefficients = coupling, by_head
+        super().__init__(
+            coupling.num_nodes, heads, coupling, metric=lambda: coupling.metric, **promises
+        )
+        self.coupling = coupling
+        self.coefficients = by_head
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
@@ -335,4 +426,5 @@ class PolynomialCoupling(Coupling):
         return reduce(lambda dense, c: c * base + dense @ base, reversed(lower), last * base)
 
 
-Coupling._multiple, Coupling._sum = ScaledCoupling, SumCoupling
+Coupling._multiple = ScaledCoupling
+Coupling._sum = SumCoupling

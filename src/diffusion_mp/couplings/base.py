@@ -50,7 +50,9 @@ class Lazy(Generic[T]):
 
     def __get__(self, coupling: Any, kind: type | None = None) -> T:
         question = coupling._questions[self.name]
-        answer: Any = question() if callable(question) else all(getattr(part, self.name) for part in question)
+        answer: Any = (
+            question() if callable(question) else all(getattr(part, self.name) for part in question)
+        )
         setattr(coupling, self.name, answer)
         return cast("T", answer)
 
@@ -101,19 +103,37 @@ class Coupling(ABC):
     _sum: ClassVar[Callable[[list[Coupling]], Coupling]]
 
     def __init__(
-        self, num_nodes: int, heads: int, like: Tensor | Coupling,
-        *, ptr: Tensor | Callable[[], Tensor | None] | None = None, symmetric: Promise = False,
-        row_stochastic: Promise = False, nonnegative: Promise = False, positive_semidefinite: Promise = False,
-        low_rank: Promise = False, metric: Callable[[], Tensor | None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_nodes: int,
+        heads: int,
+        like: Tensor | Coupling,
+        *,
+        ptr: Tensor | Callable[[], Tensor | None] | None = None,
+        symmetric: Promise = False,
+        row_stochastic: Promise = False,
+        nonnegative: Promise = False,
+        positive_semidefinite: Promise = False,
+        low_rank: Promise = False,
+        metric: Callable[[], Tensor | None] | None = None,
+    ) -> None:
         if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
-            plain = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
+            plain = (
+                type(num_nodes) is int
+                and type(heads) is int
+                and isinstance(like, (Tensor, Coupling))
+            )
             if not (plain and 0 <= num_nodes <= MOST_NODES and heads > 0):
                 num_nodes = as_num_nodes(num_nodes)
                 errors.check_counts(heads=heads)
-                errors.check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
+                errors.check_kind(
+                    like,
+                    "like",
+                    (Tensor, Coupling),
+                    "a tensor with the coupling's dtype and device",
+                )
         origin = like if isinstance(like, Coupling) else None
-        self.num_nodes, self.heads = num_nodes, heads
+        self.num_nodes = num_nodes
+        self.heads = heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
         #: Whether a product costs O(N²), so that a dense factorisation of a small system is cheaper than many products.
@@ -122,7 +142,9 @@ class Coupling(ABC):
         self.whole: bool = origin is None or origin.whole
         self._questions: dict[str, Any] = {"_metric": metric}
         promises: dict[str, Promise] = {
-            "symmetric": True if positive_semidefinite is True and symmetric is False else symmetric,
+            "symmetric": True
+            if positive_semidefinite is True and symmetric is False
+            else symmetric,
             "row_stochastic": row_stochastic,
             "nonnegative": nonnegative,
             "positive_semidefinite": positive_semidefinite,
@@ -154,7 +176,10 @@ class Coupling(ABC):
         elif callable(ptr) and not isinstance(ptr, nn.Module):
             self._questions["ptr"] = ptr
         else:
-            self.ptr = None if ptr is None else row_bounds(ptr, self.num_nodes)
+            if ptr is None:
+                self.ptr = None
+            else:
+                self.ptr = row_bounds(ptr, self.num_nodes)
 
     @abstractmethod
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -176,18 +201,26 @@ class Coupling(ABC):
     def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
         self.check(v, "v")
-        values = v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1)
+        if v.size(1) >= self.heads:
+            values = v
+        else:
+            values = v.expand(-1, self.heads, -1)
         moved = self._product(values)
         # Only here does the identity copy: inside sums and multiples nobody writes to the values that it passes on.
         return moved.clone() if moved is values else moved
 
     def transformed(
-        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
+        self,
+        v: Float[Tensor, "N C"],
+        matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
         hops: int = 1,
-    ) -> Float[Tensor, "N C"]:  # fmt: skip
+    ) -> Float[Tensor, "N C"]:
         """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
         if matrix is None or matrix.dim() == 2:
-            out = v.unsqueeze(1) if matrix is None else v.unsqueeze(1) * matrix
+            if matrix is None:
+                out = v.unsqueeze(1)
+            else:
+                out = v.unsqueeze(1) * matrix
         else:
             out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
         for _ in range(hops):
@@ -197,8 +230,15 @@ class Coupling(ABC):
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
         # Valid values pass in two expressions; the checks below explain the others.
-        shaped = isinstance(v, Tensor) and v.dim() == 3 and v.size(0) == self.num_nodes and v.layout is torch.strided
-        fits = shaped and (self.heads == 1 or v.size(1) in (1, self.heads)) and v.is_floating_point()
+        shaped = (
+            isinstance(v, Tensor)
+            and v.dim() == 3
+            and v.size(0) == self.num_nodes
+            and v.layout is torch.strided
+        )
+        fits = (
+            shaped and (self.heads == 1 or v.size(1) in (1, self.heads)) and v.is_floating_point()
+        )
         if not (fits and v.device == self.device):
             errors.check_values(v, self.num_nodes, self.heads, name)
             errors.check_device(v, name, self.device, "the coupling")
@@ -206,7 +246,9 @@ class Coupling(ABC):
     @property
     def T(self) -> Coupling:
         """Sᵀ as a coupling; S itself where it is known to be symmetric. (Transposing is cheaper than finding out.)"""
-        return self if "symmetric" not in self._questions and self.symmetric else self._transpose()
+        if "symmetric" not in self._questions and self.symmetric:
+            return self
+        return self._transpose()
 
     def _ones(self, dtype: torch.dtype | None = None) -> Float[Tensor, "N heads"]:
         """Ones [N, H], by default in at least float32: a sum over many nodes leaves the range of half precision."""
@@ -232,7 +274,10 @@ class Coupling(ABC):
 
         Accumulates in at least float32.
         """
-        values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
+        if isinstance(x, Tensor) and x.dim() == 2:
+            values = x.unsqueeze(1)
+        else:
+            values = x
         self.check(values, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # Without the mean of each graph, which changes nothing, the two terms cancel fewer digits.
@@ -255,7 +300,9 @@ class Coupling(ABC):
         nothing = self._ones().unsqueeze(2)[:, :, :0]
         return self.majorized(nothing, convex)[1].squeeze(2)
 
-    def majorized(self, v: Tensor, convex: bool) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
+    def majorized(
+        self, v: Tensor, convex: bool
+    ) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
         """`laplacian` and `majorant` by one product, for checked values of at least float32."""
         if not (self.symmetric and self.nonnegative):
             missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
@@ -271,9 +318,13 @@ class Coupling(ABC):
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         """(D − S) v and p, from one product with [v, 1]."""
         values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
-        moved = self._product(values if v.size(1) >= self.heads else values.expand(-1, self.heads, -1))
+        moved = self._product(
+            values if v.size(1) >= self.heads else values.expand(-1, self.heads, -1)
+        )
         degree = moved[:, :, -1:]
-        return degree * v - moved[:, :, :-1], degree if convex or self.positive_semidefinite else 2 * degree
+        return degree * v - moved[
+            :, :, :-1
+        ], degree if convex or self.positive_semidefinite else 2 * degree
 
     @property
     def shape(self) -> torch.Size:
@@ -286,7 +337,9 @@ class Coupling(ABC):
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
-        return self._log_at(errors.check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
+        return self._log_at(
+            errors.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
+        )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
@@ -312,7 +365,10 @@ class Coupling(ABC):
         entries = self.heads * self.num_nodes**2
         if entries > LARGE:
             way_out = "S @ v, S.degree() and S.at(edge_index) work without them."
-            warnings.warn(f"to_dense() of {type(self).__name__} writes {entries:,} entries; {way_out}", stacklevel=3)
+            warnings.warn(
+                f"to_dense() of {type(self).__name__} writes {entries:,} entries; {way_out}",
+                stacklevel=3,
+            )
 
     @property
     def metric(self) -> Float[Tensor, "N heads"] | None:
@@ -324,7 +380,9 @@ class Coupling(ABC):
             return self._ones(torch.float64)
         with torch.no_grad():
             # A copy, since the one that was computed is kept.
-            return None if self._metric is None else self._metric.expand(-1, self.heads).clone()
+            if self._metric is None:
+                return None
+            return self._metric.expand(-1, self.heads).clone()
 
     @property
     def reversible(self) -> bool:
@@ -347,19 +405,29 @@ class Coupling(ABC):
 
         errors.check_index(head, "head", self.heads)
         if self.device.type == "meta":
-            raise ValueError(f"the coupling must have values; got {self!r} on the meta device, where there are none.")
+            raise ValueError(
+                f"the coupling must have values; got {self!r} on the meta device, where there are none."
+            )
 
         def apply(turned: bool, x: np.ndarray) -> np.ndarray:
             coupling = self.T if turned else self
-            columns = np.ascontiguousarray(x, dtype=np.float64).reshape(self.num_nodes, 1, math.prod(x.shape[1:]))
+            columns = np.ascontiguousarray(x, dtype=np.float64).reshape(
+                self.num_nodes, 1, math.prod(x.shape[1:])
+            )
             with torch.no_grad():
                 result = coupling @ torch.from_numpy(columns).to(self.device)
             return result[:, head].double().cpu().numpy().reshape(x.shape)
 
-        forward, adjoint, shape = partial(apply, False), partial(apply, True), (self.num_nodes, self.num_nodes)
-        return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=np.float64)
+        forward = partial(apply, False)
+        adjoint = partial(apply, True)
+        shape = (self.num_nodes, self.num_nodes)
+        return LinearOperator(
+            shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=np.float64
+        )
 
-    def to(self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Coupling:
+    def to(
+        self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Coupling:
         """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
         Gradients flow through. Row boundaries stay on the CPU.
@@ -385,8 +453,13 @@ class Coupling(ABC):
         for name, value in vars(self).items():
             # A metric that was found stays in double precision, whatever the dtype of the coupling.
             in_double = name == "_metric" and isinstance(value, Tensor)
-            setattr(changed, name, value.to(change.device or value.device) if in_double else change.of(value))
-        changed.dtype, changed.device = change.dtype or self.dtype, change.device or self.device
+            setattr(
+                changed,
+                name,
+                value.to(change.device or value.device) if in_double else change.of(value),
+            )
+        changed.dtype = change.dtype or self.dtype
+        changed.device = change.device or self.device
         return changed
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
@@ -399,7 +472,9 @@ class Coupling(ABC):
 
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
-            raise TypeError(f"a coupling can only be added to a coupling; got {errors.describe(other)}.")
+            raise TypeError(
+                f"a coupling can only be added to a coupling; got {errors.describe(other)}."
+            )
         return Coupling._sum([self, other])
 
     __radd__ = __add__
@@ -408,7 +483,9 @@ class Coupling(ABC):
         return self + (-other if isinstance(other, Coupling) else other)
 
     def __rsub__(self, other: object) -> None:
-        raise TypeError(f"a coupling can only be subtracted from a coupling; got {errors.describe(other)}.")
+        raise TypeError(
+            f"a coupling can only be subtracted from a coupling; got {errors.describe(other)}."
+        )
 
     def __rmatmul__(self, other: object) -> None:
         raise TypeError(
@@ -417,13 +494,19 @@ class Coupling(ABC):
         )
 
     def __repr__(self) -> str:
-        promises = [f", {name}" for name in PROMISES if vars(self).get(name)]  # promises not accessed yet stay unknown
+        promises = [
+            f", {name}" for name in PROMISES if vars(self).get(name)
+        ]  # promises not accessed yet stay unknown
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
 
 def _is_view(earlier: Tensor, now: Tensor) -> bool:
     """Whether a view taken earlier is the view now: v may have new ``data`` since, or require a gradient."""
-    return values_only() and earlier.data_ptr() == now.data_ptr() and (earlier.grad_fn is None) == (now.grad_fn is None)
+    return (
+        values_only()
+        and earlier.data_ptr() == now.data_ptr()
+        and (earlier.grad_fn is None) == (now.grad_fn is None)
+    )
 
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
@@ -439,14 +522,26 @@ def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, in
     """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
     # Valid features pass in two expressions; the checks below explain the others.
     tensors = isinstance(query, Tensor) and (key is query or isinstance(key, Tensor))
-    alike = tensors and key.shape == query.shape and key.dtype == query.dtype and query.device == key.device
-    if not (alike and query.dim() == 3 and query.is_floating_point() and query.layout is key.layout is torch.strided):
+    alike = (
+        tensors
+        and key.shape == query.shape
+        and key.dtype == query.dtype
+        and query.device == key.device
+    )
+    if not (
+        alike
+        and query.dim() == 3
+        and query.is_floating_point()
+        and query.layout is key.layout is torch.strided
+    ):
         for name, features in (("query", query), ("key", key)):
             errors.check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
         got = f"got {errors.describe(query)} and {errors.describe(key)}."
         if query.dim() != 3 or query.shape != key.shape:
             shape = "[num_nodes, heads, features]"
-            raise ValueError(f"{prefix}query and {prefix}key must both be {shape} of one shape; {got}")
+            raise ValueError(
+                f"{prefix}query and {prefix}key must both be {shape} of one shape; {got}"
+            )
         if query.dtype != key.dtype:
             raise TypeError(f"{prefix}query and {prefix}key must have one dtype; {got}")
         errors.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
@@ -459,8 +554,15 @@ class Change:
     An object held in several places is copied once. Closures of functions that compute promises are rebuilt.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None, device: torch.device | None = None, detach: bool = False):
-        self.dtype, self.device, self.detach = dtype, device, detach
+    def __init__(
+        self,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        detach: bool = False,
+    ):
+        self.dtype = dtype
+        self.device = device
+        self.detach = detach
         # Copies by the id of the original, which is kept as well so that its id is not given to another object.
         self._copies: dict[int, tuple[Any, Any]] = {}
 
@@ -475,7 +577,10 @@ class Change:
         if isinstance(value, Tensor):
             tensor = value.detach() if self.detach else value
             dtype = self.dtype if value.is_floating_point() else None
-            place = value.device if self.device is None else errors.as_device(self.device, value.device)
+            if self.device is None:
+                place = value.device
+            else:
+                place = errors.as_device(self.device, value.device)
             return self.keep(value, tensor.to(place, dtype))
         if isinstance(value, Coupling):
             return value._changed(self)
@@ -486,14 +591,20 @@ class Change:
             return self.keep(value, module.requires_grad_(False) if self.detach else module)
         if isinstance(value, (list, tuple)):
             parts = map(self.of, value)
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            if hasattr(value, "_fields"):
+                return type(value)(*parts)
+            return type(value)(parts)
         if isinstance(value, dict):
             return {key: self.of(part) for key, part in value.items()}
         if isinstance(value, MethodType):
             return MethodType(value.__func__, self.of(value.__self__))
         if isinstance(value, partial):
-            return self.keep(value, partial(self.of(value.func), *self.of(value.args), **self.of(value.keywords)))
-        if isinstance(value, FunctionType) and (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
+            return self.keep(
+                value, partial(self.of(value.func), *self.of(value.args), **self.of(value.keywords))
+            )
+        if isinstance(value, FunctionType) and (
+            value.__closure__ or value.__defaults__ or value.__kwdefaults__
+        ):
             return self.keep(value, self._function(value))
         return value
 
@@ -503,12 +614,16 @@ class Change:
         if not self.detach or graph.edge_weight is None or not graph.edge_weight.requires_grad:
             return graph
         graph = copy.copy(graph)
-        graph.edge_weight, graph._derived = self.of(graph.edge_weight), {}
+        graph.edge_weight = self.of(graph.edge_weight)
+        graph._derived = {}
         return graph
 
     def _function(self, function: FunctionType) -> FunctionType:
         cells = tuple(CellType(self.of(cell.cell_contents)) for cell in function.__closure__ or ())
-        defaults, keyword_only = self.of(function.__defaults__), self.of(function.__kwdefaults__)
-        changed = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+        defaults = self.of(function.__defaults__)
+        keyword_only = self.of(function.__kwdefaults__)
+        changed = FunctionType(
+            function.__code__, function.__globals__, function.__name__, defaults, cells
+        )
         changed.__kwdefaults__ = keyword_only
         return changed

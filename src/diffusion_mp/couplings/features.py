@@ -22,17 +22,25 @@ RESOLVED = 64.0
 def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
     """Expand the features [N, H, F] to the heads of the values."""
     heads = v.size(1)
-    return features if features[0].size(1) == heads else tuple(t.expand(-1, heads, -1) for t in features)
+    if features[0].size(1) == heads:
+        return features
+    return tuple(t.expand(-1, heads, -1) for t in features)
 
 
-def fill_across(pairs: Float[Tensor, "E H"], edge_index: Tensor, ptr: Tensor | None, fill: float) -> Tensor:
+def fill_across(
+    pairs: Float[Tensor, "E H"], edge_index: Tensor, ptr: Tensor | None, fill: float
+) -> Tensor:
     """Numbers of listed pairs [2, E], with ``fill`` where source and target lie in different graphs."""
     if ptr is None:
         return pairs
-    return pairs.masked_fill((graph_of(ptr, edge_index[1]) != graph_of(ptr, edge_index[0])).unsqueeze(1), fill)
+    return pairs.masked_fill(
+        (graph_of(ptr, edge_index[1]) != graph_of(ptr, edge_index[0])).unsqueeze(1), fill
+    )
 
 
-def fill_blocks(pairs: Float[Tensor, "H R C"], ptr: Tensor | None, fill: float) -> Float[Tensor, "H R C"]:
+def fill_blocks(
+    pairs: Float[Tensor, "H R C"], ptr: Tensor | None, fill: float
+) -> Float[Tensor, "H R C"]:
     """Numbers of all pairs, with ``fill`` where their nodes lie in different graphs."""
     if ptr is None:
         return pairs
@@ -40,14 +48,18 @@ def fill_blocks(pairs: Float[Tensor, "H R C"], ptr: Tensor | None, fill: float) 
     return pairs.masked_fill(member[:, None] != member[None, :], fill)
 
 
-def listed_products(query: Tensor, key: Tensor, edge_index: Tensor, ptr: Tensor | None, across: float) -> Tensor:
+def listed_products(
+    query: Tensor, key: Tensor, edge_index: Tensor, ptr: Tensor | None, across: float
+) -> Tensor:
     """q_i·k_j of listed pairs, [E, H] with j = ``edge_index[0]``, i = ``edge_index[1]``; ``across`` between graphs."""
     # Between graphs nothing bounds a product, so it is replaced before an exponential: ∞ · 0 is NaN.
     products = sddmm(Graph(query.size(0), edge_index, validate=False).pattern, query, key)
     return fill_across(products, edge_index, ptr, across)
 
 
-def all_products(query: Tensor, key: Tensor, ptr: Tensor | None, across: float) -> Float[Tensor, "H N N"]:
+def all_products(
+    query: Tensor, key: Tensor, ptr: Tensor | None, across: float
+) -> Float[Tensor, "H N N"]:
     """q_i·k_j of all pairs, ``across`` between graphs."""
     return fill_blocks(torch.einsum("ihf,jhf->hij", query, key), ptr, across)
 
@@ -59,7 +71,9 @@ def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Ten
 
 
 def _refuse(features: object, name: str) -> NoReturn:
-    raise ValueError(f"{name} must be a tensor [num_nodes, heads, features]; got {describe(features)}.")
+    raise ValueError(
+        f"{name} must be a tensor [num_nodes, heads, features]; got {describe(features)}."
+    )
 
 
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:
@@ -75,9 +89,12 @@ def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Te
 
 
 def measured_from(
-    x: Float[Tensor, "N H D"], y: Float[Tensor, "N H D"], ptr: Tensor | None = None, centre: Tensor | None = None,
+    x: Float[Tensor, "N H D"],
+    y: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:  # fmt: skip
+) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
     """x − c and y − c in at least float32, one object if x is y; c is ``centre`` or the mean of y in its graph.
 
     A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
@@ -88,7 +105,9 @@ def measured_from(
     point = mean_rows(y.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)
     second = first if y is x else y.to(dtype) - point.to(dtype)
-    if sharpness is None or resolved(sharpness, *(-0.5 * z.detach().square().sum(2) for z in {first, second})):
+    if sharpness is None or resolved(
+        sharpness, *(-0.5 * z.detach().square().sum(2) for z in {first, second})
+    ):
         return first, second
     wide = x.double()
     return measured_from(wide, wide if y is x else y.double(), ptr, point)
@@ -96,15 +115,23 @@ def measured_from(
 
 def resolved(sharpness: float | Tensor, *halves: Tensor) -> bool:
     """Whether the dtype resolves e^{−a·½z²} of vectors with these −½‖x‖²; ``True`` where there are no values."""
-    if halves[0].dtype == torch.float64 or not (halves[0].numel() and values_only()) or halves[0].is_meta:
+    if (
+        halves[0].dtype == torch.float64
+        or not (halves[0].numel() and values_only())
+        or halves[0].is_meta
+    ):
         return True
     return not bool(sharpness * max(-half.detach().min() for half in halves) > RESOLVED)
 
 
 def distance_features(
-    x: Float[Tensor, "N H D"], y: Float[Tensor, "N H D"] | None = None, ptr: Tensor | None = None,
-    *, centre: Tensor | None = None, sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:  # fmt: skip
+    x: Float[Tensor, "N H D"],
+    y: Float[Tensor, "N H D"] | None = None,
+    ptr: Tensor | None = None,
+    *,
+    centre: Tensor | None = None,
+    sharpness: float | Tensor | None = None,
+) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
     r"""Return q = [x, −½‖x‖², 1] and k = [y, 1, −½‖y‖²], with q_i·k_j = −½‖x_i − y_j‖² (y = x by default).
 
     The result is in at least float32. A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for any norm;
@@ -127,7 +154,10 @@ def distance_features(
     y = x if y is None else y
     first, second = measured_from(x, y, ptr, centre)
     first_half = -0.5 * first.square().sum(2, keepdim=True)
-    second_half = first_half if second is first else -0.5 * second.square().sum(2, keepdim=True)
+    if second is first:
+        second_half = first_half
+    else:
+        second_half = -0.5 * second.square().sum(2, keepdim=True)
     if sharpness is not None and not resolved(sharpness, first_half, second_half):
         return distance_features(x.double(), None if y is x else y.double(), ptr, centre=centre)
     one = torch.ones_like(first_half)

@@ -37,7 +37,8 @@ class LogTerms(NamedTuple):
 
         ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, for all nodes or one per node.
         """
-        dtype, most = torch.promote_types(self.log_query.dtype, torch.float32), _finite(most)
+        dtype = torch.promote_types(self.log_query.dtype, torch.float32)
+        most = _finite(most)
         log_query = self.log_query.double() + most
         log_query = log_query - log_query.detach().amax(2, keepdim=True)
         log_key = self.log_key.double() + (self.heaviest - most)
@@ -48,7 +49,9 @@ class LogTerms(NamedTuple):
         """log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
         shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
-        return kernels.log_linear_entries(edge_index, self.log_query, self.log_key) + shifts.logsumexp(2)
+        return kernels.log_linear_entries(
+            edge_index, self.log_query, self.log_key
+        ) + shifts.logsumexp(2)
 
 
 def _finite(shift: Tensor) -> Tensor:
@@ -77,29 +80,50 @@ class LogLowRankCoupling(PooledCoupling):
     """
 
     def __init__(
-        self, log_query: Float[Tensor, "N H F"], log_key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
+        self,
+        log_query: Float[Tensor, "N H F"],
+        log_key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
         log_weight: Float[Tensor, "N H K"] | None = None,
-        *, normalize: bool = True, symmetric: bool = False,
-    ) -> None:  # fmt: skip
+        *,
+        normalize: bool = True,
+        symmetric: bool = False,
+    ) -> None:
         sizes = feature_sizes(log_query, log_key, "log_")
         if type(normalize) is not bool:
             check_flags(normalize=normalize)
         if not log_query.size(2):
             why = "or every entry is zero and no row can be divided by its sum"
-            raise ValueError(f"log_query and log_key must have a feature at least, {why}; got {describe(log_query)}.")
+            raise ValueError(
+                f"log_query and log_key must have a feature at least, {why}; got {describe(log_query)}."
+            )
         if log_weight is None:
-            log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
+            log_weight = torch.zeros(
+                *log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device
+            )
         else:
-            check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]", log_key.device, "log_key")
-        if log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
+            check_tensor(
+                log_weight, "log_weight", "[num_nodes, heads, samples]", log_key.device, "log_key"
+            )
+        if (
+            log_weight.dim() != 3
+            or log_weight.shape[:2] != log_key.shape[:2]
+            or not log_weight.size(2)
+        ):
             sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
             shape = f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
             raise ValueError(f"log_weight must be {shape}; got {describe(log_weight)}.")
-        super().__init__(*sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
-        self.log_query, self.log_key = log_query, log_key
+        super().__init__(
+            *sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
+        )
+        self.log_query = log_query
+        self.log_key = log_key
         # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.
         self.col_shift = log_weight
-        self.row_shift = None if normalize else torch.full_like(log_weight, -math.log(log_weight.size(2)))
+        if normalize:
+            self.row_shift = None
+        else:
+            self.row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
 
     @cached_property
     def terms(self) -> LogTerms:
@@ -107,16 +131,25 @@ class LogLowRankCoupling(PooledCoupling):
         given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
         if self.row_shift is not None:
             return given
-        with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
+        with (
+            torch.enable_grad()
+        ):  # kept for later callers, who may need gradients if this one does not
             # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
-            terms = given.around(max_rows(given.log_key.detach().double() + given.heaviest, self.ptr))
-            log_sum = kernels.log_linear_logsumexp(terms.log_query, terms.log_key, terms.col_shift, self.ptr)
+            terms = given.around(
+                max_rows(given.log_key.detach().double() + given.heaviest, self.ptr)
+            )
+            log_sum = kernels.log_linear_logsumexp(
+                terms.log_query, terms.log_key, terms.col_shift, self.ptr
+            )
             return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         terms = self.log_query, self.log_key, self.col_shift
         log_query, log_key, col_shift = terms if self.heads == v.size(1) else heads_of(v, *terms)
-        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        if self.row_shift is None:
+            row_shift = self.row_shift
+        else:
+            row_shift = heads_of(v, self.row_shift)[0]
         return kernels.log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -124,14 +157,22 @@ class LogLowRankCoupling(PooledCoupling):
         return Sums(*kernels.log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        if self.row_shift is None:
+            row_shift = self.row_shift
+        else:
+            row_shift = heads_of(v, self.row_shift)[0]
         receivers = Receivers(heads_of(v, self.log_query)[0], row_shift)
-        return kernels.log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
+        return kernels.log_linear_read(
+            receivers, Pooled(sums.totals, cast("Tensor", sums.shift))
+        ).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         terms = self.log_query[rows], self.log_key[rows], None, self.col_shift[rows]
         block = LogLowRankCoupling(*terms, normalize=self.row_stochastic)
-        block.row_shift = None if self.row_shift is None else self.row_shift[rows]
+        if self.row_shift is None:
+            block.row_shift = None
+        else:
+            block.row_shift = self.row_shift[rows]
         return block
 
     def _transpose(self) -> Coupling:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from diffusion_mp.couplings.algebra import IdentityCoupling, LowRankForm, SumCoupling
 from diffusion_mp.couplings.base import Coupling, feature_sizes
-from diffusion_mp.couplings.features import all_products, heads_of, listed_products, unit_rows, with_constant
+from diffusion_mp.couplings.features import (
+    all_products,
+    heads_of,
+    listed_products,
+    unit_rows,
+    with_constant,
+)
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number, floating
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
@@ -37,7 +43,9 @@ class Sums(NamedTuple):
         if self.shift is None or shift is None:
             return self.totals
         # Sums over no senders have the shift −∞ and totals of zero; −∞ − (−∞) would make them NaN.
-        return self.totals * (self.shift - shift).masked_fill(self.shift == shift, 0.0).exp().to(self.totals)
+        return self.totals * (self.shift - shift).masked_fill(self.shift == shift, 0.0).exp().to(
+            self.totals
+        )
 
 
 def merged(parts: list[Sums]) -> Sums:
@@ -51,12 +59,17 @@ def merged(parts: list[Sums]) -> Sums:
     """
 
     def merge(a: Sums, b: Sums) -> Sums:
-        shift = None if a.shift is None or b.shift is None else torch.maximum(a.shift, b.shift)
+        if a.shift is None or b.shift is None:
+            shift = None
+        else:
+            shift = torch.maximum(a.shift, b.shift)
         return Sums(a.shifted(shift) + b.shifted(shift), shift)
 
     if not parts:
         raise ValueError("parts must hold the sums of a block at least; got none.")
-    first = Sums(parts[0].totals.clone(), None if parts[0].shift is None else parts[0].shift.clone())
+    first = Sums(
+        parts[0].totals.clone(), None if parts[0].shift is None else parts[0].shift.clone()
+    )
     return reduce(merge, parts[1:], first)
 
 
@@ -89,7 +102,9 @@ class PooledCoupling(Coupling):
         """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
         if self.ptr is not None:
             batch = f"by its ptr this {type(self).__name__} is of a batch of {self.ptr.numel() - 1}"
-            raise ValueError(f"pool sums over the nodes of one graph; {batch}. Take the graphs one by one.")
+            raise ValueError(
+                f"pool sums over the nodes of one graph; {batch}. Take the graphs one by one."
+            )
         return self._pool(self._by_head(v))
 
     def read(self, sums: Sums, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
@@ -115,16 +130,29 @@ class LowRankCoupling(PooledCoupling):
     """
 
     def __init__(
-        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
-        *, symmetric: bool = False, row_stochastic: bool = False, nonnegative: bool = False,
-    ) -> None:  # fmt: skip
-        promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": row_stochastic, "low_rank": True}
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
+        *,
+        symmetric: bool = False,
+        row_stochastic: bool = False,
+        nonnegative: bool = False,
+    ) -> None:
+        promises: dict[str, Any] = {
+            "symmetric": symmetric,
+            "row_stochastic": row_stochastic,
+            "low_rank": True,
+        }
         promises |= {"nonnegative": nonnegative, "positive_semidefinite": query is key}
         super().__init__(*feature_sizes(query, key), ptr=ptr, **promises)
-        self.query, self.key = query, key
+        self.query = query
+        self.key = key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        query, key = (
+            (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        )
         return kernels.trilinear(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -171,32 +199,49 @@ class UniformCoupling(LowRankCoupling):
     """
 
     def __init__(
-        self, num_nodes: int, ptr: Tensor | None = None,
-        *, normalize: bool = True, dtype: torch.dtype | None = None, device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_nodes: int,
+        ptr: Tensor | None = None,
+        *,
+        normalize: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
-        one = one.to(torch.promote_types(one.dtype, torch.float32))  # a count and its reciprocal may not fit in half
+        one = one.to(
+            torch.promote_types(one.dtype, torch.float32)
+        )  # a count and its reciprocal may not fit in half
         ptr = row_bounds(ptr, one.size(0))
-        query = reciprocal(kernels.linear_product(one, one, one, ptr)) if normalize else one
-        super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
+        if normalize:
+            query = reciprocal(kernels.linear_product(one, one, one, ptr))
+        else:
+            query = one
+        super().__init__(
+            query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True
+        )
         self.positive_semidefinite = True
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # Torch's sum adds in pairs, which keeps digits that a product of matrices loses.
-        return super()._product(v) if self.ptr is not None else self._read(self._pool(v), v)
+        if self.ptr is not None:
+            return super()._product(v)
+        return self._read(self._pool(v), v)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
         return Sums(torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        total, count = sums.totals[:, :-1], sums.totals[:, -1:]
+        total = sums.totals[:, :-1]
+        count = sums.totals[:, -1:]
         row = quotient(total, count) if self.row_stochastic else total
         return row.to(v.dtype).expand_as(v).clone()
 
     def block(self, rows: slice) -> PooledCoupling:
-        return UniformCoupling(len(self.key[rows]), normalize=self.row_stochastic, dtype=self.dtype, device=self.device)
+        return UniformCoupling(
+            len(self.key[rows]), normalize=self.row_stochastic, dtype=self.dtype, device=self.device
+        )
 
 
 class LinearAttentionCoupling(PooledCoupling):
@@ -220,53 +265,90 @@ class LinearAttentionCoupling(PooledCoupling):
     """
 
     def __init__(
-        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
-        *, constant: float = 0.0, own: float = 0.0, unit: bool = False, symmetric: bool = False,
-        nonnegative: bool = False, reversible: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
+        *,
+        constant: float = 0.0,
+        own: float = 0.0,
+        unit: bool = False,
+        symmetric: bool = False,
+        nonnegative: bool = False,
+        reversible: bool = False,
+    ) -> None:
         sizes = feature_sizes(query, key)
         if not (type(unit) is type(reversible) is type(nonnegative) is bool):
             check_flags(unit=unit, reversible=reversible, nonnegative=nonnegative)
-        for name, value in (("constant", constant), ("own", own)):  # they may be symbolic while tracing
-            if not (torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))):
+        for name, value in (
+            ("constant", constant),
+            ("own", own),
+        ):  # they may be symbolic while tracing
+            if not (
+                torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))
+            ):
                 check_number(value, name)
         terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
         mutual = reversible or query is key
 
         def metric() -> Tensor | None:
             wide = query.double(), key.double(), ptr
-            return LinearAttentionCoupling(*wide, nonnegative=True, reversible=True, **terms)._by_entries().metric
+            return (
+                LinearAttentionCoupling(*wide, nonnegative=True, reversible=True, **terms)
+                ._by_entries()
+                .metric
+            )
 
-        promises: dict[str, Any] = {"symmetric": symmetric, "nonnegative": nonnegative, "row_stochastic": True}
+        promises: dict[str, Any] = {
+            "symmetric": symmetric,
+            "nonnegative": nonnegative,
+            "row_stochastic": True,
+        }
         promises |= {"metric": metric if nonnegative and mutual else None, "low_rank": True}
         super().__init__(*sizes, ptr=ptr, **promises)
-        self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
+        self.query = query
+        self.key = key
+        self.terms = terms
+        self.mutual = mutual
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        query, key = (
+            (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
+        )
         return kernels.linear_rows(query, key, v, kernels.Terms(self.ptr, **self.terms)).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         return Sums(kernels.linear_pool(heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return kernels.linear_read(heads_of(v, self.query)[0], v, sums.totals, kernels.Terms(**self.terms))
+        return kernels.linear_read(
+            heads_of(v, self.query)[0], v, sums.totals, kernels.Terms(**self.terms)
+        )
 
     def block(self, rows: slice) -> PooledCoupling:
-        return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)
+        return LinearAttentionCoupling(
+            self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms
+        )
 
     def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
         """The same operator D⁻¹(own n I + c 11ᵀ + QKᵀ), composed of couplings with explicit entries."""
         constant, own, unit = self.terms.values()
-        query, key = self.query.to(dtype or self.dtype), self.key.to(dtype or self.dtype)
+        query = self.query.to(dtype or self.dtype)
+        key = self.key.to(dtype or self.dtype)
         query, key = unit_rows(query, key) if unit else (query, key)
         features = with_constant(query, constant), with_constant(key, 1.0)
-        pairs: Coupling = LowRankCoupling(*features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative)
+        pairs: Coupling = LowRankCoupling(
+            *features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative
+        )
         if own:
             like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
-            weight = own * UniformCoupling(self.num_nodes, self.ptr, normalize=False, **like).degree()
+            weight = (
+                own * UniformCoupling(self.num_nodes, self.ptr, normalize=False, **like).degree()
+            )
             identity = IdentityCoupling(self.num_nodes, **like)
-            pairs = SumCoupling([ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0), pairs])
+            pairs = SumCoupling(
+                [ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0), pairs]
+            )
         return row_normalized(pairs)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -278,7 +360,9 @@ class LinearAttentionCoupling(PooledCoupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         """1, or 0 for a row whose sum is zero."""
         with torch.no_grad():
-            return (self._product(self._ones(self.dtype).unsqueeze(2)) != 0).squeeze(2).to(self.dtype)
+            return (
+                (self._product(self._ones(self.dtype).unsqueeze(2)) != 0).squeeze(2).to(self.dtype)
+            )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_entries()._at(edge_index)

@@ -9,7 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_has_values, check_tensor, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_has_values,
+    check_tensor,
+    describe,
+)
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 
 
@@ -44,29 +51,48 @@ class NeumannCoupling(Coupling):
     """
 
     def __init__(
-        self, num_nodes: int, alpha: Float[Tensor, "K H"], strides: Sequence[int] = (1,),
-        boundary: Boundary = "symmetric", ptr: Tensor | None = None,
-        *, nonnegative: bool = False, transposed: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        num_nodes: int,
+        alpha: Float[Tensor, "K H"],
+        strides: Sequence[int] = (1,),
+        boundary: Boundary = "symmetric",
+        ptr: Tensor | None = None,
+        *,
+        nonnegative: bool = False,
+        transposed: bool = False,
+    ) -> None:
         symmetric = check_stencil(strides, boundary)
         check_flags(transposed=transposed)
         check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
         check_has_values(alpha, "alpha")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
-            raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
-        super().__init__(num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative)
-        self.alpha, self.strides, self.boundary, self.transposed = alpha, tuple(strides), boundary, transposed
+            raise ValueError(
+                f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}."
+            )
+        super().__init__(
+            num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative
+        )
+        self.alpha = alpha
+        self.strides = tuple(strides)
+        self.boundary = boundary
+        self.transposed = transposed
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         alpha = self.alpha.expand(-1, v.size(1))
-        return neumann_product(v, alpha, self.strides, self.boundary, self.ptr, transpose=self.transposed)
+        return neumann_product(
+            v, alpha, self.strides, self.boundary, self.ptr, transpose=self.transposed
+        )
 
     def _transpose(self) -> Coupling:
         stencil = (self.num_nodes, self.alpha, self.strides, self.boundary, self.ptr)
-        return NeumannCoupling(*stencil, nonnegative=self.nonnegative, transposed=not self.transposed)
+        return NeumannCoupling(
+            *stencil, nonnegative=self.nonnegative, transposed=not self.transposed
+        )
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        return super().degree() if self.transposed else (2 * self.alpha.sum(0)).repeat(self.num_nodes, 1)
+        if self.transposed:
+            return super().degree()
+        return (2 * self.alpha.sum(0)).repeat(self.num_nodes, 1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         column, row = edge_index.flip(0) if self.transposed else edge_index
@@ -79,7 +105,11 @@ class NeumannCoupling(Coupling):
     ) -> Float[Tensor, "N H D"] | None:
         """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
         periodic = self.boundary == "periodic"
-        if not periodic and self.boundary != "symmetric" and not (self.symmetric and set(self.strides) == {1}):
+        if (
+            not periodic
+            and self.boundary != "symmetric"
+            and not (self.symmetric and set(self.strides) == {1})
+        ):
             return None
         return neumann_function(function, v, self.alpha, self.strides, self.ptr, periodic=periodic)
 
@@ -88,8 +118,14 @@ def check_stencil(strides: Sequence[int], boundary: str) -> bool:
     """Return whether A_h is symmetric for all strides h; raise unless these are integers ≥ 1 and the boundary known."""
     check_choice(boundary, "boundary", get_args(Boundary))
     if isinstance(strides, str) or not isinstance(strides, Sequence):
-        raise TypeError(f"strides must be a sequence of integers, such as (1,) or (1, 2, 4); got {describe(strides)}.")
+        raise TypeError(
+            f"strides must be a sequence of integers, such as (1,) or (1, 2, 4); got {describe(strides)}."
+        )
     if len(strides) == 0:
-        raise ValueError("strides must name at least one stride, such as (1,) or (1, 2, 4); got none.")
+        raise ValueError(
+            "strides must name at least one stride, such as (1,) or (1, 2, 4); got none."
+        )
     check_counts(**{f"strides[{k}]": stride for k, stride in enumerate(strides)})
-    return boundary in ("symmetric", "drop", "periodic") or (boundary == "replicate" and set(strides) == {1})
+    return boundary in ("symmetric", "drop", "periodic") or (
+        boundary == "replicate" and set(strides) == {1}
+    )

@@ -22,7 +22,14 @@ from diffusion_mp.couplings.features import (
     listed_products,
 )
 from diffusion_mp.couplings.stored import SparseCoupling
-from diffusion_mp.errors import check_choice, check_flags, check_function, check_has_values, check_positive, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_flags,
+    check_function,
+    check_has_values,
+    check_positive,
+    describe,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import cached_property, values_only
 from diffusion_mp.kernels import pairwise, sparse_flow
@@ -57,23 +64,44 @@ class PairwiseCoupling(Coupling):
     """
 
     def __init__(
-        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"], ptr: Tensor | None = None,
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
         score: Literal["exp", "sigmoid"] = "exp",
-        *, normalize: bool | Literal["symmetric"] = True, loops: bool = True, symmetric: bool = False,
-        positive_semidefinite: bool = False, reversible: bool = False,
-    ) -> None:  # fmt: skip
+        *,
+        normalize: bool | Literal["symmetric"] = True,
+        loops: bool = True,
+        symmetric: bool = False,
+        positive_semidefinite: bool = False,
+        reversible: bool = False,
+    ) -> None:
         if type(score) is not str or score not in pairwise.SCORES:
             check_choice(score, "score", pairwise.SCORES)
         sizes = feature_sizes(query, key)
         if not (type(normalize) is type(loops) is type(reversible) is bool):
-            divides = True if isinstance(normalize, str) and normalize == "symmetric" else normalize
+            if isinstance(normalize, str) and normalize == "symmetric":
+                divides = True
+            else:
+                divides = normalize
             check_flags(normalize=divides, loops=loops, reversible=reversible)
-        divided, mutual = normalize is True, reversible or query is key
-        promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": divided, "nonnegative": True}
-        promises["metric"] = (lambda: _row_sums(query, key, ptr, score, loops)) if divided and mutual else None
+        divided = normalize is True
+        mutual = reversible or query is key
+        promises: dict[str, Any] = {
+            "symmetric": symmetric,
+            "row_stochastic": divided,
+            "nonnegative": True,
+        }
+        promises["metric"] = (
+            (lambda: _row_sums(query, key, ptr, score, loops)) if divided and mutual else None
+        )
         super().__init__(*sizes, ptr=ptr, positive_semidefinite=positive_semidefinite, **promises)
         self.quadratic = True
-        self.query, self.key, self.score, self.normalize, self.loops = query, key, score, normalize, loops
+        self.query = query
+        self.key = key
+        self.score = score
+        self.normalize = normalize
+        self.loops = loops
         self.mutual = mutual
 
     @cached_property
@@ -82,16 +110,29 @@ class PairwiseCoupling(Coupling):
         zero = self.query.new_zeros(self.num_nodes, self.heads)
         if not self.normalize:
             return zero, zero
-        with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
-            lse = pairwise.pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
-            lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row: its entries are zero at any shift
+        with (
+            torch.enable_grad()
+        ):  # kept for later callers, who may need gradients if this one does not
+            lse = pairwise.pairwise_logsumexp(
+                self.query, self.key, self.ptr, score=self.score, loops=self.loops
+            )
+            lse = lse.masked_fill(
+                lse == -torch.inf, 0.0
+            )  # an empty row: its entries are zero at any shift
             half = -0.5 * lse
-            return (half, half) if self.normalize == "symmetric" else (-lse, zero)
+            if self.normalize == "symmetric":
+                return (half, half)
+            return (-lse, zero)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # A single head of S takes the heads of the values as channels.
-        values = v.flatten(1).unsqueeze(1) if self.heads == 1 < v.size(1) else v
-        pairs, score, mutual = (self.query, self.key, values), self.score, self.mutual
+        if self.heads == 1 < v.size(1):
+            values = v.flatten(1).unsqueeze(1)
+        else:
+            values = v
+        pairs = (self.query, self.key, values)
+        score = self.score
+        mutual = self.mutual
         if self.row_stochastic and self.loops:
             out = pairwise.pairwise_attention(*pairs, self.ptr, score=score, mutual=mutual)
             return out if values is v else out.view_as(v)
@@ -100,7 +141,9 @@ class PairwiseCoupling(Coupling):
         return pairwise.pairwise_product(*pairs, a, b, self.ptr, **options).view_as(v)
 
     def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
-        if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(self):
+        if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(
+            self
+        ):
             return super().both(v, w)
         options: dict[str, Any] = {"score": self.score, "mutual": self.mutual}
         found, log_sums = pairwise.pairwise_rows(self.query, self.key, v, self.ptr, **options)
@@ -111,12 +154,18 @@ class PairwiseCoupling(Coupling):
 
     def _turned(self, row: Tensor, column: Tensor) -> Coupling:
         """Return the transpose, given the shifts of S."""
-        transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops)
-        transposed.normalize, transposed.shifts, transposed.mutual = self.normalize, (column, row), self.mutual
+        transposed = PairwiseCoupling(
+            self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops
+        )
+        transposed.normalize = self.normalize
+        transposed.shifts = (column, row)
+        transposed.mutual = self.mutual
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        return self._ones() if self.row_stochastic and self.loops else super().degree()
+        if self.row_stochastic and self.loops:
+            return self._ones()
+        return super().degree()
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._log_at(edge_index).exp()
@@ -130,14 +179,20 @@ class PairwiseCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        logs = fill_blocks(log_scores(self.query, self.key, self.score, self.loops), self.ptr, -torch.inf)
+        logs = fill_blocks(
+            log_scores(self.query, self.key, self.score, self.loops), self.ptr, -torch.inf
+        )
         row, column = (shift.t() for shift in self.shifts)
         return (logs + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
-def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"], loops: bool) -> Tensor:
+def _row_sums(
+    query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"], loops: bool
+) -> Tensor:
     """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
-    log_sums = pairwise.pairwise_logsumexp(query.double(), key.double(), ptr, score=score, loops=loops)
+    log_sums = pairwise.pairwise_logsumexp(
+        query.double(), key.double(), ptr, score=score, loops=loops
+    )
     largest = log_sums.amax(0) if len(log_sums) else 0.0
     sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
     return sums.masked_fill(log_sums == -torch.inf, 1.0)
@@ -162,16 +217,26 @@ class DistanceCoupling(Coupling):
     """
 
     def __init__(
-        self, function: Callable[[Tensor], Tensor], query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"],
+        self,
+        function: Callable[[Tensor], Tensor],
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
         ptr: Tensor | None = None,
-        *, nonnegative: bool = False, positive_semidefinite: bool = False,
-    ) -> None:  # fmt: skip
+        *,
+        nonnegative: bool = False,
+        positive_semidefinite: bool = False,
+    ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
-        promises: dict[str, Any] = {"nonnegative": nonnegative, "positive_semidefinite": positive_semidefinite}
+        promises: dict[str, Any] = {
+            "nonnegative": nonnegative,
+            "positive_semidefinite": positive_semidefinite,
+        }
         super().__init__(*feature_sizes(query, key), ptr=ptr, symmetric=query is key, **promises)
         self.quadratic = True
         self.mutual = query is key
-        self.function, self.query, self.key = function, query, key
+        self.function = function
+        self.query = query
+        self.key = key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         (_, values), dtype = accumulating(self.query, v)
@@ -235,13 +300,18 @@ class DistanceCoupling(Coupling):
         """The rows and columns of every tile, each within one graph; a single empty tile if there are no nodes."""
         tiles = []
         for graph in slices(self.ptr, self.num_nodes):
-            start, stop = graph.start, graph.stop
+            start = graph.start
+            stop = graph.stop
             step = max(1, TILE_ENTRIES // max(1, self.heads * (stop - start)))
-            tiles += [(slice(row, min(row + step, stop)), graph) for row in range(start, stop, step)]
+            tiles += [
+                (slice(row, min(row + step, stop)), graph) for row in range(start, stop, step)
+            ]
         return tiles or [(slice(0, 0), slice(0, 0))]
 
     def _transpose(self) -> Coupling:
-        return DistanceCoupling(self.function, self.key, self.query, self.ptr, nonnegative=self.nonnegative)
+        return DistanceCoupling(
+            self.function, self.key, self.query, self.ptr, nonnegative=self.nonnegative
+        )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
@@ -251,7 +321,9 @@ class DistanceCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        entries = self._entries(*self._distance_features(), torch.promote_types(self.dtype, torch.float32))
+        entries = self._entries(
+            *self._distance_features(), torch.promote_types(self.dtype, torch.float32)
+        )
         return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
 
 
@@ -279,20 +351,30 @@ class SparseFlowCoupling(Coupling):
     """
 
     def __init__(
-        self, query: Float[Tensor, "N H F"], key: Float[Tensor, "N H F"],
-        friction_query: Float[Tensor, "N H G"] | None = None, friction_key: Float[Tensor, "N H G"] | None = None,
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        friction_query: Float[Tensor, "N H G"] | None = None,
+        friction_key: Float[Tensor, "N H G"] | None = None,
         ptr: Tensor | None = None,
-        *, lam: float | Tensor, alpha: float | Tensor = math.inf,
-    ) -> None:  # fmt: skip
+        *,
+        lam: float | Tensor,
+        alpha: float | Tensor = math.inf,
+    ) -> None:
         sizes = feature_sizes(query, key)
         if (friction_query is None) != (friction_key is None):
-            raise ValueError("friction_query and friction_key come together; got one of them. Neither: f = 1/n.")
+            raise ValueError(
+                "friction_query and friction_key come together; got one of them. Neither: f = 1/n."
+            )
         if friction_query is None or friction_key is None:
             friction_query = friction_key = query[:, :, :0]
         feature_sizes(friction_query, friction_key, "friction_")
         if friction_query.shape[:2] != query.shape[:2]:
-            shape, got = list(query.shape[:2]), describe(friction_query)
-            raise ValueError(f"friction_query must have the nodes and heads of query, {shape}; got {got}.")
+            shape = list(query.shape[:2])
+            got = describe(friction_query)
+            raise ValueError(
+                f"friction_query must have the nodes and heads of query, {shape}; got {got}."
+            )
         conserved = isinstance(alpha, float) and alpha == math.inf
         if not torch.compiler.is_compiling():  # numbers may be symbolic while tracing
             if not isinstance(lam, Tensor):
@@ -302,28 +384,41 @@ class SparseFlowCoupling(Coupling):
         super().__init__(*sizes, ptr=ptr, row_stochastic=conserved, nonnegative=True)
         features, _ = accumulating(query, key, friction_query, friction_key)
         self._features = sparse_flow.Features(*features)
-        self.lam, leak = self._by_row(lam, "lam", features[0]), self._by_row(1 / alpha, "alpha", features[0])
+        self.lam, leak = (
+            self._by_row(lam, "lam", features[0]),
+            self._by_row(1 / alpha, "alpha", features[0]),
+        )
         solved = sparse_flow.sparse_flow_potentials(*self._features, self.lam, leak, self.ptr)
-        self._terms, self.log_potentials = solved.terms, solved.log_mu
-        self._work, self._support = solved.work, solved.support
+        self._terms = solved.terms
+        self.log_potentials = solved.log_mu
+        self._work = solved.work
+        self._support = solved.support
 
     def _by_row(self, value: float | Tensor, name: str, like: Tensor) -> Tensor:
         shape = (self.num_nodes, self.heads)
         if not isinstance(value, Tensor):
             return like.new_full(shape, value)
         sizes = value.shape[::-1]  # broadcasting aligns the last dimensions
-        if len(sizes) > 2 or any(size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)):
+        if len(sizes) > 2 or any(
+            size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)
+        ):
             full_shape = f"[num_nodes, heads] = {list(shape)}"
-            raise ValueError(f"{name} must be a number or broadcast to {full_shape}; got {describe(value)}.")
+            raise ValueError(
+                f"{name} must be a number or broadcast to {full_shape}; got {describe(value)}."
+            )
         if value.is_meta and not like.is_meta:
             check_has_values(value, name)
         return value.to(like).expand(shape)
 
-    def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:
+    def moved(
+        self, v: Float[Tensor, "N H D"], *, transpose: bool = False
+    ) -> Float[Tensor, "N H D"]:
         """S v or Sᵀ v, for values with the heads of S, or with any number of heads if S has one."""
         q, k, friction_q, friction_k = heads_of(v, *self._features)
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
-        return sparse_flow.sparse_flow_product(q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose)
+        return sparse_flow.sparse_flow_product(
+            q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose
+        )
 
     _product = moved
 
@@ -331,7 +426,9 @@ class SparseFlowCoupling(Coupling):
         return _Transposed(self)
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        return self._ones(self.dtype) if self.row_stochastic else super().degree()
+        if self.row_stochastic:
+            return self._ones(self.dtype)
+        return super().degree()
 
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
         """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
@@ -366,7 +463,10 @@ class SparseFlowCoupling(Coupling):
 
     def density(self) -> Float[Tensor, " heads"]:
         """The fraction of nonzero entries among the pairs within graphs."""
-        sizes = torch.tensor([self.num_nodes]) if self.ptr is None else self.ptr.diff()
+        if self.ptr is None:
+            sizes = torch.tensor([self.num_nodes])
+        else:
+            sizes = self.ptr.diff()
         return self._support.sum(0) / max(1, int(sizes.square().sum()))
 
     def without_friction(self) -> PairwiseCoupling:
@@ -379,7 +479,9 @@ class SparseFlowCoupling(Coupling):
             edge_index = sparse_flow.support(self._features, self._terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
         weight = self._at(edge_index)
-        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True)
+        return SparseCoupling(
+            graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
+        )
 
 
 class _Transposed(Coupling):

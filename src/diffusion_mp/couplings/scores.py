@@ -14,7 +14,12 @@ from torch import Tensor
 
 from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import distance_features, measured_from, unit_rows, with_constant
+from diffusion_mp.couplings.features import (
+    distance_features,
+    measured_from,
+    unit_rows,
+    with_constant,
+)
 from diffusion_mp.couplings.low_rank import LinearAttentionCoupling, LowRankCoupling
 from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling
 from diffusion_mp.couplings.weighted import row_normalized
@@ -27,13 +32,19 @@ _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "constant": torch.ones_like,
 }
-_INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
+_INVERSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda f: f,
+    "exp": torch.log,
+    "sigmoid": torch.logit,
+}
 
 
 class AnyScore(ABC):
     """f of s = −½z²; a subclass has ``__call__`` and ``_pairs``, the coupling of all pairs of vectors."""
 
-    sharpness: float | Tensor | None = 1.0  #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
+    sharpness: float | Tensor | None = (
+        1.0  #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
+    )
 
     @abstractmethod
     def __call__(self, s: Tensor) -> Tensor:
@@ -44,10 +55,17 @@ class AnyScore(ABC):
         return self(s).log()
 
     def coupling(
-        self, q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-        *, measure: Literal["inner", "distance"] = "distance", unit: bool = False, normalize: bool = False,
-        nonnegative: bool = True, centre: Tensor | None = None,
-    ) -> Coupling:  # fmt: skip
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        measure: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
+        normalize: bool = False,
+        nonnegative: bool = True,
+        centre: Tensor | None = None,
+    ) -> Coupling:
         """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric if q is k.
 
         ``unit`` divides every q_i and k_j by its norm first; for ``centre`` see `distance_features`.
@@ -96,7 +114,9 @@ class Score(AnyScore):
 
     def log(self, s: Tensor) -> Tensor:
         """log f(s), elementwise, also where f(s) itself underflows; not for a linear f, which may be negative."""
-        return torch.zeros_like(s) if self.g == "constant" else log_score(self.scale * (s + self.offset), self.g)
+        if self.g == "constant":
+            return torch.zeros_like(s)
+        return log_score(self.scale * (s + self.offset), self.g)
 
     def inverse(self, f: Tensor) -> Tensor:
         """The s with this f(s), elementwise; not for a constant."""
@@ -112,10 +132,17 @@ class Score(AnyScore):
         return replace(self, scale=self.scale * radius**2, offset=self.offset / radius**2)
 
     def coupling(
-        self, q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-        *, measure: Literal["inner", "distance"] = "distance", unit: bool = False, normalize: bool = False,
-        nonnegative: bool = True, centre: Tensor | None = None,
-    ) -> Coupling:  # fmt: skip
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        measure: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
+        normalize: bool = False,
+        nonnegative: bool = True,
+        centre: Tensor | None = None,
+    ) -> Coupling:
         if measure not in ("inner", "distance"):
             check_choice(measure, "measure", ["inner", "distance"])
         if self.g == "constant":
@@ -123,12 +150,19 @@ class Score(AnyScore):
             kind = LinearAttentionCoupling if normalize else LowRankCoupling
             return kind(one, one, ptr, symmetric=True, nonnegative=True)
         offset = self.offset if measure == "distance" else self.offset - 1
-        mutual, fused = q is k, self.g == "linear" and normalize
+        mutual = q is k
+        fused = self.g == "linear" and normalize
         symmetric = mutual and not normalize
         if unit and (measure == "distance" or not fused):
-            (q, k), unit, centre = unit_rows(q, k), False, q.new_zeros(1, 1, 1)  # they lie around the origin
+            (q, k), unit, centre = (
+                unit_rows(q, k),
+                False,
+                q.new_zeros(1, 1, 1),
+            )  # they lie around the origin
         if measure == "distance":
-            q, k = distance_features(q, k, ptr, centre=centre, sharpness=None if self.g == "linear" else self.sharpness)
+            q, k = distance_features(
+                q, k, ptr, centre=centre, sharpness=None if self.g == "linear" else self.sharpness
+            )
         if fused:  # the scale cancels
             promises = {"nonnegative": nonnegative, "reversible": mutual}
             return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, **promises)
@@ -155,7 +189,8 @@ def _bisected(f: Callable[[Tensor], Tensor], value: Tensor, low: Tensor, high: T
     for _ in range(100):
         middle = (low + high) / 2
         above = f(middle) > value
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        low = torch.where(above, low, middle)
+        high = torch.where(above, middle, high)
     return low
 
 
@@ -168,11 +203,15 @@ class MixtureScore(AnyScore):
     g: Literal["mixture"] = "mixture"
 
     def __call__(self, s: Tensor) -> Tensor:
-        return (self.weights.to(s.dtype) * (s.unsqueeze(-1) / self.widths.to(s.dtype).square()).exp()).sum(-1)
+        return (
+            self.weights.to(s.dtype) * (s.unsqueeze(-1) / self.widths.to(s.dtype).square()).exp()
+        ).sum(-1)
 
     def log(self, s: Tensor) -> Tensor:
         """log f(s), elementwise, also where f(s) itself underflows."""
-        return (s.unsqueeze(-1) / self.widths.to(s.dtype).square() + self.weights.to(s.dtype).log()).logsumexp(-1)
+        return (
+            s.unsqueeze(-1) / self.widths.to(s.dtype).square() + self.weights.to(s.dtype).log()
+        ).logsumexp(-1)
 
     @torch.no_grad()
     def inverse(self, f: Tensor) -> Tensor:
@@ -194,10 +233,13 @@ class MixtureScore(AnyScore):
         nonnegative: bool,
     ) -> Coupling:
         q, k = measured_from(q, k, ptr, centre, self.sharpness)
-        terms, origin = [], q.new_zeros(1, 1, 1)
+        terms = []
+        origin = q.new_zeros(1, 1, 1)
         for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
             scaled = q / width
-            gaussian = Score("exp").coupling(scaled, scaled if k is q else k / width, ptr, centre=origin)
+            gaussian = Score("exp").coupling(
+                scaled, scaled if k is q else k / width, ptr, centre=origin
+            )
             terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
         return SumCoupling(terms)
 

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffusion_mp.couplings.base import Coupling, Promise
-from diffusion_mp.errors import check_device, check_has_values, check_kind, check_tensor, describe, values_to_check
+from diffusion_mp.errors import (
+    check_device,
+    check_has_values,
+    check_kind,
+    check_tensor,
+    describe,
+    values_to_check,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import cached_property, values_only
 from diffusion_mp.graph.checks import row_bounds
@@ -37,13 +44,20 @@ class DenseCoupling(Coupling):
     """
 
     def __init__(
-        self, matrix: Tensor | Sequence[Tensor], ptr: Tensor | None = None,
-        *, symmetric: Promise | None = None, row_stochastic: Promise | None = None, nonnegative: Promise | None = None,
+        self,
+        matrix: Tensor | Sequence[Tensor],
+        ptr: Tensor | None = None,
+        *,
+        symmetric: Promise | None = None,
+        row_stochastic: Promise | None = None,
+        nonnegative: Promise | None = None,
         positive_semidefinite: Promise = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(matrix, (list, tuple)):
             if ptr is not None:
-                raise ValueError("ptr goes with one matrix of all nodes; a list of blocks implies its own boundaries.")
+                raise ValueError(
+                    "ptr goes with one matrix of all nodes; a list of blocks implies its own boundaries."
+                )
             if not matrix:
                 raise ValueError("matrix must hold a block at least; got an empty list.")
             blocks = [_square(block, f"matrix[{k}]") for k, block in enumerate(matrix)]
@@ -51,13 +65,18 @@ class DenseCoupling(Coupling):
         else:
             whole = _square(cast("Tensor", matrix), "matrix")
             bounds = row_bounds(ptr, whole.size(1))
-            blocks = [whole] if bounds is None else _diagonal_blocks(whole, bounds)
+            if bounds is None:
+                blocks = [whole]
+            else:
+                blocks = _diagonal_blocks(whole, bounds)
         first = blocks[0]
         for block in blocks:
             check_device(block, "every block", first.device, "the first")
             if block.size(0) != first.size(0) or block.dtype != first.dtype:
                 both = f"{describe(first)} and {describe(block)}"
-                raise ValueError(f"all blocks must have one number of heads and one dtype; got {both}.")
+                raise ValueError(
+                    f"all blocks must have one number of heads and one dtype; got {both}."
+                )
 
         def every(examine: Callable[[Tensor], bool], promise: Promise | None) -> Promise:
             def examined() -> bool:
@@ -71,11 +90,13 @@ class DenseCoupling(Coupling):
         promises["nonnegative"] = every(lambda block: bool((block >= 0).all()), nonnegative)
         promises |= {"positive_semidefinite": positive_semidefinite, "ptr": ptr}
         super().__init__(sum(block.size(1) for block in blocks), first.size(0), first, **promises)
-        self.quadratic, self.blocks = True, blocks
+        self.quadratic = True
+        self.blocks = blocks
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         with without_autocast(v):
-            parts, moved = v.split([block.size(1) for block in self.blocks]), []
+            parts = v.split([block.size(1) for block in self.blocks])
+            moved = []
             for block, part in zip(self.blocks, parts, strict=True):
                 (entries, values), _ = accumulating(block, part)
                 moved.append((entries @ values.transpose(0, 1)).transpose(0, 1))
@@ -97,12 +118,19 @@ class DenseCoupling(Coupling):
         member = graph_of(self.ptr, edge_index)
         for graph, (start, block) in enumerate(zip(self.ptr.tolist(), self.blocks, strict=False)):
             chosen = (member == graph).all(0).nonzero().squeeze(1)
-            entries = entries.index_put((chosen,), block[:, target[chosen] - start, source[chosen] - start].T)
+            entries = entries.index_put(
+                (chosen,), block[:, target[chosen] - start, source[chosen] - start].T
+            )
         return entries
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        return torch.stack([torch.block_diag(*parts) for parts in zip(*(b.unbind() for b in self.blocks), strict=True)])
+        return torch.stack(
+            [
+                torch.block_diag(*parts)
+                for parts in zip(*(b.unbind() for b in self.blocks), strict=True)
+            ]
+        )
 
 
 def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
@@ -122,7 +150,9 @@ def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor
     beside = int(matrix.count_nonzero()) - sum(int(block.count_nonzero()) for block in blocks)
     if beside:
         way_out = "Leave ptr out for one graph, or pass the list of blocks."
-        raise ValueError(f"matrix must be zero between the graphs of ptr; {beside} entries there are not. {way_out}")
+        raise ValueError(
+            f"matrix must be zero between the graphs of ptr; {beside} entries there are not. {way_out}"
+        )
     return blocks
 
 
@@ -152,10 +182,15 @@ class SparseCoupling(Coupling):
     """
 
     def __init__(
-        self, graph: Graph, weight: Tensor | None = None,
-        *, symmetric: Promise | None = None, row_stochastic: bool = False, nonnegative: bool = False,
+        self,
+        graph: Graph,
+        weight: Tensor | None = None,
+        *,
+        symmetric: Promise | None = None,
+        row_stochastic: bool = False,
+        nonnegative: bool = False,
         metric: Callable[[], Tensor | None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not isinstance(graph, Graph):
             check_kind(graph, "graph", Graph, "a Graph")
         own = weight is None
@@ -163,36 +198,58 @@ class SparseCoupling(Coupling):
             shape = "[num_edges] or [num_edges, heads]"
             check_tensor(weight, "weight", shape, graph.edges.device, "the graph")
             if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
-                raise ValueError(f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}.")
+                raise ValueError(
+                    f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}."
+                )
         else:
             given = graph.edge_weight
-            weight = torch.ones(graph.num_edges, device=graph.edges.device) if given is None else given
+            if given is None:
+                weight = torch.ones(graph.num_edges, device=graph.edges.device)
+            else:
+                weight = given
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
 
         def examined() -> bool:
             check_has_values(graph.edges, "edge_index")
-            return graph.is_symmetric if own else is_symmetric(graph.edges, by_head, graph.num_nodes)
+            if own:
+                return graph.is_symmetric
+            return is_symmetric(graph.edges, by_head, graph.num_nodes)
 
-        promises: dict[str, Any] = {"symmetric": examined if symmetric is None else symmetric, "metric": metric}
+        promises: dict[str, Any] = {
+            "symmetric": examined if symmetric is None else symmetric,
+            "metric": metric,
+        }
         promises |= {"row_stochastic": row_stochastic, "nonnegative": nonnegative}
         promises["ptr"] = None if graph.is_single else lambda: graph.segments
         super().__init__(graph.num_nodes, by_head.size(1), by_head, **promises)
-        self.graph, self.weight, self.own = graph, by_head, own
+        self.graph = graph
+        self.weight = by_head
+        self.own = own
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)
 
     def transformed(
-        self, v: Float[Tensor, "N C"], matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
+        self,
+        v: Float[Tensor, "N C"],
+        matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
         hops: int = 1,
-    ) -> Float[Tensor, "N C"]:  # fmt: skip
+    ) -> Float[Tensor, "N C"]:
         """Return Σ_h S_h^hops v M_hᵀ; a row of v is multiplied only by the matrices of the heads that it sends in."""
         # The number of these rows depends on values. A weight of zero has a gradient too.
-        if matrix is None or self.heads == 1 or hops > 1 or self.weight.requires_grad or not values_only():
+        if (
+            matrix is None
+            or self.heads == 1
+            or hops > 1
+            or self.weight.requires_grad
+            or not values_only()
+        ):
             return super().transformed(v, matrix, hops)
         pattern, places, senders, counts = self._senders
         rows = zip(at_rows(senders, v).split(counts), matrix, strict=True)
-        sent = torch.cat([some * by if by.dim() == 1 else functional.linear(some, by) for some, by in rows])
+        sent = torch.cat(
+            [some * by if by.dim() == 1 else functional.linear(some, by) for some, by in rows]
+        )
         return spmm(pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)).squeeze(1)
 
     @cached_property
@@ -202,7 +259,8 @@ class SparseCoupling(Coupling):
         edge, head = self.weight.detach().nonzero(as_tuple=True)
         source, target = (end.index_select(0, edge) for end in self.graph.edges)
         pairs, place = torch.unique(head * self.num_nodes + source, return_inverse=True)
-        size, found = self.num_nodes, len(pairs)
+        size = self.num_nodes
+        found = len(pairs)
         pattern = Pattern(Compressed(target, place, size), Compressed(place, target, found))
         heads = pairs // size
         counts = torch.bincount(heads, minlength=self.heads).tolist()

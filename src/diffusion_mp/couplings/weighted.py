@@ -33,9 +33,16 @@ class ReweightedCoupling(Coupling):
     """
 
     def __init__(
-        self, coupling: Coupling, row: Tensor | None = None, column: Tensor | None = None,
-        *, symmetric: bool = False, row_stochastic: bool = False, nonnegative: bool = False, positive: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        coupling: Coupling,
+        row: Tensor | None = None,
+        column: Tensor | None = None,
+        *,
+        symmetric: bool = False,
+        row_stochastic: bool = False,
+        nonnegative: bool = False,
+        positive: bool = False,
+    ) -> None:
         check_coupling_kind(coupling)
         check_flags(positive=positive)
         heads = coupling.heads
@@ -46,23 +53,44 @@ class ReweightedCoupling(Coupling):
             fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
             if not fits or (heads != 1 and weight.size(1) not in (1, heads)):
                 sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
-                raise ValueError(f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}.")
+                raise ValueError(
+                    f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}."
+                )
             heads = max(heads, weight.size(1))
-        same, kept = [coupling], row is column and [coupling]
-        promises: dict[str, Any] = {"symmetric": kept if symmetric is False else symmetric, "low_rank": same}
-        promises |= {"row_stochastic": row_stochastic, "nonnegative": nonnegative, "positive_semidefinite": kept}
+        same = [coupling]
+        kept = row is column and [coupling]
+        promises: dict[str, Any] = {
+            "symmetric": kept if symmetric is False else symmetric,
+            "low_rank": same,
+        }
+        promises |= {
+            "row_stochastic": row_stochastic,
+            "nonnegative": nonnegative,
+            "positive_semidefinite": kept,
+        }
         promises["metric"] = lambda: _reweighted_metric(coupling, row, column) if positive else None
         super().__init__(coupling.num_nodes, heads, coupling, **promises)
-        self.coupling, self.row, self.column = coupling, row, column
+        self.coupling = coupling
+        self.row = row
+        self.column = column
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))  # factors leave the range of half precision
-        inner = wide if self.column is None else self.column.unsqueeze(2).to(wide.dtype) * wide
+        wide = v.to(
+            torch.promote_types(v.dtype, torch.float32)
+        )  # factors leave the range of half precision
+        if self.column is None:
+            inner = wide
+        else:
+            inner = self.column.unsqueeze(2).to(wide.dtype) * wide
         moved = self.coupling._product(inner)
-        return (moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved).to(v.dtype)
+        return (moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved).to(
+            v.dtype
+        )
 
     def _transpose(self) -> Coupling:
-        return ReweightedCoupling(self.coupling.T, self.column, self.row, nonnegative=self.nonnegative)
+        return ReweightedCoupling(
+            self.coupling.T, self.column, self.row, nonnegative=self.nonnegative
+        )
 
     def degree(self) -> Float[Tensor, "N heads"]:
         if self.column is None:
@@ -74,26 +102,42 @@ class ReweightedCoupling(Coupling):
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         entries = self.coupling._at(edge_index)
-        entries = entries if self.row is None else self.row[target] * entries
-        return entries if self.column is None else entries * self.column[source]
+        if self.row is None:
+            entries = entries
+        else:
+            entries = self.row[target] * entries
+        if self.column is None:
+            return entries
+        return entries * self.column[source]
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
-        return None if form is None else form.reweighted(self.row, self.column)
+        if form is None:
+            return None
+        return form.reweighted(self.row, self.column)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         dense = self.coupling.to_dense()
-        dense = dense if self.row is None else self.row.t().unsqueeze(2) * dense
-        return dense if self.column is None else dense * self.column.t().unsqueeze(1)
+        if self.row is None:
+            dense = dense
+        else:
+            dense = self.row.t().unsqueeze(2) * dense
+        if self.column is None:
+            return dense
+        return dense * self.column.t().unsqueeze(1)
 
 
-def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | None) -> Tensor | None:
+def _reweighted_metric(
+    coupling: Coupling, row: Tensor | None, column: Tensor | None
+) -> Tensor | None:
     """d̄ c / r in double precision: its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c)."""
     metric = coupling.metric
     if metric is None:
         return None
     metric = metric if column is None else metric * column.detach().double()
-    return metric if row is None else torch.where(row == 0, 1.0, metric / row.detach().double())
+    if row is None:
+        return metric
+    return torch.where(row == 0, 1.0, metric / row.detach().double())
 
 
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
@@ -104,9 +148,12 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
         True
     """
     check_coupling_kind(coupling)
-    degree, sign = reciprocal(coupling.degree()), coupling.nonnegative
+    degree = reciprocal(coupling.degree())
+    sign = coupling.nonnegative
     # If entries are nonnegative, a row that sums to zero is zero, and its column too where S is reversible.
-    return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=sign, positive=sign)
+    return ReweightedCoupling(
+        coupling, degree, row_stochastic=True, nonnegative=sign, positive=sign
+    )
 
 
 def averaged(coupling: Coupling) -> Coupling:
@@ -168,20 +215,30 @@ def without_diagonal(coupling: Coupling) -> Coupling:
     if isinstance(coupling, SumCoupling):
         return SumCoupling([without_diagonal(term) for term in coupling.terms])
     if isinstance(coupling, ScaledCoupling):
-        return ScaledCoupling(coupling.scale, without_diagonal(coupling.coupling), nonnegative=coupling._positive)
+        return ScaledCoupling(
+            coupling.scale, without_diagonal(coupling.coupling), nonnegative=coupling._positive
+        )
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
         weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-        return SparseCoupling(coupling.graph, weight, symmetric=[coupling], nonnegative=coupling.nonnegative)
+        return SparseCoupling(
+            coupling.graph, weight, symmetric=[coupling], nonnegative=coupling.nonnegative
+        )
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
     return OffDiagonalCoupling(coupling)
 
 
-def _same_scores(coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool) -> PairwiseCoupling:
+def _same_scores(
+    coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool
+) -> PairwiseCoupling:
     """The scores of a coupling that is not normalised, with another normalisation."""
-    scores, definite = (coupling.query, coupling.key, coupling.ptr, coupling.score), coupling.positive_semidefinite
-    promises: dict[str, Any] = {"symmetric": coupling.symmetric, "positive_semidefinite": definite and loops}
+    scores = (coupling.query, coupling.key, coupling.ptr, coupling.score)
+    definite = coupling.positive_semidefinite
+    promises: dict[str, Any] = {
+        "symmetric": coupling.symmetric,
+        "positive_semidefinite": definite and loops,
+    }
     return PairwiseCoupling(*scores, normalize=normalize, loops=loops, **promises)
 
 
@@ -189,8 +246,12 @@ class OffDiagonalCoupling(Coupling):
     """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
 
     def __init__(self, coupling: Coupling) -> None:
-        promises: dict[str, Any] = {name: [coupling] for name in ("symmetric", "nonnegative", "low_rank")}
-        super().__init__(coupling.num_nodes, coupling.heads, coupling, metric=lambda: coupling.metric, **promises)
+        promises: dict[str, Any] = {
+            name: [coupling] for name in ("symmetric", "nonnegative", "low_rank")
+        }
+        super().__init__(
+            coupling.num_nodes, coupling.heads, coupling, metric=lambda: coupling.metric, **promises
+        )
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -199,8 +260,12 @@ class OffDiagonalCoupling(Coupling):
         return (self.coupling._product(wide) - own * wide).to(v.dtype)
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved, degree = self.coupling._majorized(v, convex)[0], self.degree().unsqueeze(2)
-        return moved, degree if convex else 2 * degree  # a Laplacian does not depend on the diagonal
+        moved = self.coupling._majorized(v, convex)[0]
+        degree = self.degree().unsqueeze(2)
+        return (
+            moved,
+            degree if convex else 2 * degree,
+        )  # a Laplacian does not depend on the diagonal
 
     def _transpose(self) -> Coupling:
         return OffDiagonalCoupling(self.coupling.T)
@@ -208,7 +273,9 @@ class OffDiagonalCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         whole = self.coupling.degree()
         own = self.coupling.diagonal().to(whole.dtype)
-        rest = whole - own  # zero if within the rounding of both, which a normalisation would amplify
+        rest = (
+            whole - own
+        )  # zero if within the rounding of both, which a normalisation would amplify
         rounding = 16 * torch.finfo(self.dtype).eps * (whole.abs() + own.abs())
         return rest.masked_fill(rest.abs() <= rounding, 0.0)
 
@@ -218,7 +285,9 @@ class OffDiagonalCoupling(Coupling):
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
-        return None if form is None else form._replace(diagonal=-(form.left * form.right).sum(2))
+        if form is None:
+            return None
+        return form._replace(diagonal=-(form.left * form.right).sum(2))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         loops = torch.eye(self.num_nodes, dtype=torch.bool, device=self.device)
@@ -241,13 +310,29 @@ class ProjectedCoupling(Coupling):
 
     def __init__(self, coupling: Coupling, projection: Float[Tensor, "heads D C"]) -> None:
         check_coupling_kind(coupling)
-        check_tensor(projection, "projection", "[heads, head_channels, channels]", coupling.device, "the coupling")
+        check_tensor(
+            projection,
+            "projection",
+            "[heads, head_channels, channels]",
+            coupling.device,
+            "the coupling",
+        )
         if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
-            shape = f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
+            shape = (
+                f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
+            )
             raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
         same = [coupling]
-        super().__init__(coupling.num_nodes, 1, coupling, symmetric=same, nonnegative=same, positive_semidefinite=same)
-        self.coupling, self.projection = coupling, projection
+        super().__init__(
+            coupling.num_nodes,
+            1,
+            coupling,
+            symmetric=same,
+            nonnegative=same,
+            positive_semidefinite=same,
+        )
+        self.coupling = coupling
+        self.projection = projection
 
     def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
         """W and W v of every head in at least float32, and the dtype of v."""
@@ -260,14 +345,19 @@ class ProjectedCoupling(Coupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         with without_autocast(v):
             w, projected, dtype = self._projected(v)
-            return torch.einsum("hdc,nhd->nc", w, self.coupling.matmul(projected)).unsqueeze(1).to(dtype)
+            return (
+                torch.einsum("hdc,nhd->nc", w, self.coupling.matmul(projected))
+                .unsqueeze(1)
+                .to(dtype)
+            )
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         with without_autocast(v):
             if v.size(2):
                 w, projected, _ = self._projected(v)
             else:  # the majorant alone
-                w, projected = accumulating(self.projection)[0][0], v.expand(-1, self.coupling.heads, -1)
+                w = accumulating(self.projection)[0][0]
+                projected = v.expand(-1, self.coupling.heads, -1)
             moved, bounds = self.coupling._majorized(projected, convex)
             bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)
             return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(2) else v, bound

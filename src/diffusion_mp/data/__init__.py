@@ -7,6 +7,16 @@ from diffusion_mp.data.splits import Split, label_mask, random_split, random_spl
 from diffusion_mp.data.transforms import AddLaplacianPE, ToDiffusionGraph, pad
 
 __all__ = [
-    "AddLaplacianPE", "KNNGraph", "PartOf", "RandomPartitionLoader", "Split", "ToDiffusionGraph", "find_clusters",
-    "knn_graph", "label_mask", "pad", "random_split", "random_split_per_class",
-]  # fmt: skip
+    "AddLaplacianPE",
+    "KNNGraph",
+    "PartOf",
+    "RandomPartitionLoader",
+    "Split",
+    "ToDiffusionGraph",
+    "find_clusters",
+    "knn_graph",
+    "label_mask",
+    "pad",
+    "random_split",
+    "random_split_per_class",
+]

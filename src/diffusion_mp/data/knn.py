@@ -20,11 +20,14 @@ from diffusion_mp.progress import progress_bar
 Metric = Literal["euclidean", "cosine"]
 _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 # The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
-_LARGEST, _CUT = 480, 500
+_LARGEST = 480
+_CUT = 500
 _PART = 1 << 12  # rows that are searched for at a time
 
 
-def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False) -> Int64[Tensor, "2 E"]:
+def knn_graph(
+    x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False
+) -> Int64[Tensor, "2 E"]:
     """Return sorted edges (i, j) [2, E] such that j is among the k nearest rows of i, or i among those of j.
 
     Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
@@ -79,7 +82,9 @@ class KNNGraph(BaseTransform):
         """Replace the edges of data, of which PyG passes a shallow copy, and remove their weights and features."""
         errors.check_kind(data, "data", Data, "a torch_geometric Data")
         if getattr(data, "num_graphs", 1) > 1:
-            raise ValueError(f"KNNGraph takes one graph; got a batch of {data.num_graphs}. Apply it before batching.")
+            raise ValueError(
+                f"KNNGraph takes one graph; got a batch of {data.num_graphs}. Apply it before batching."
+            )
         data.edge_index, weights = self._joined(data.x, "data.x")
         for name in ("edge_weight", "edge_attr", "adj_t"):  # of the edges before
             data.pop(name, None)
@@ -105,13 +110,18 @@ def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -
     ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
     """
     x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
-    search = _nearly_nearest if approximate and not scipy.sparse.issparse(x) else _nearest
+    if approximate and not scipy.sparse.issparse(x):
+        search = _nearly_nearest
+    else:
+        search = _nearest
     if metric == "euclidean":
         return search(x, k, of)
     # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
     some = np.flatnonzero(abs(x).sum(axis=1))
     asking = some if of is None else np.flatnonzero(abs(of).sum(axis=1))
-    row, column, square = search(x[some], min(k, len(some) - (of is None)), None if of is None else of[asking])
+    row, column, square = search(
+        x[some], min(k, len(some) - (of is None)), None if of is None else of[asking]
+    )
     near = square < 2 - 1e-12  # up to rounding
     return asking[row[near]], some[column[near]], square[near]
 
@@ -140,7 +150,9 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
         lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
         if len(lost):
-            distance[lost], column[lost] = search("kd_tree", x, rows[lost], None if itself is None else lost)
+            distance[lost], column[lost] = search(
+                "kd_tree", x, rows[lost], None if itself is None else lost
+            )
     return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
 
 
@@ -149,7 +161,9 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
     with errors.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
         import faiss
     rows, itself = (x, np.arange(len(x))) if of is None else (of, None)
-    cells = int(min(4 * len(x) ** 0.5, len(x) / 39))  # with fewer than 39 rows in a cell, FAISS warns
+    cells = int(
+        min(4 * len(x) ** 0.5, len(x) / 39)
+    )  # with fewer than 39 rows in a cell, FAISS warns
     if k < 1 or cells < 2 or not len(rows):
         return _nearest(x, k, of)
     middle = np.median(x, axis=0)
@@ -165,7 +179,8 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
     index.nprobe = min(cells, 32)
     _, column = _in_parts(lambda part: index.search(single(part), k + (of is None)), rows, itself)
     row, place = np.nonzero(column >= 0)  # a cell may hold too few rows
-    column, square = column[row, place], np.empty(len(row))
+    column = column[row, place]
+    square = np.empty(len(row))
     for part in np.array_split(np.arange(len(row)), len(row) * x.shape[1] // 2**24 + 1):
         square[part] = ((rows[row[part]] - x[column[part]]) ** 2).sum(1)
     return row, column, square
@@ -180,7 +195,10 @@ def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.n
             if itself is not None:
                 others = column != itself[first : first + _PART, None]
                 others[others.all(1), -1] = False  # copies of the row displaced it
-                found = distance[others].reshape(len(column), -1), column[others].reshape(len(column), -1)
+                found = (
+                    distance[others].reshape(len(column), -1),
+                    column[others].reshape(len(column), -1),
+                )
             parts.append(found)
             bar.update(len(column))
     return [np.concatenate(each) for each in zip(*parts, strict=True)]
@@ -190,25 +208,38 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; to length one for "cosine"."""
     with errors.needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.preprocessing import normalize
-    largest, sparse = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max(), scipy.sparse.issparse(rows)
+    largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()
+    sparse = scipy.sparse.issparse(rows)
     # Powers of two are exact.
     _, exponent = np.frexp(largest.toarray().ravel() if scipy.sparse.issparse(largest) else largest)
     if metric == "cosine":
-        exponent = exponent.repeat(np.diff(rows.indptr)) if sparse else exponent[:, None]
+        if sparse:
+            exponent = exponent.repeat(np.diff(rows.indptr))
+        else:
+            exponent = exponent[:, None]
     with np.errstate(over="ignore"):  # infinity is clipped like any other number that is too large
         values = np.ldexp(rows.data if sparse else rows, _LARGEST - exponent)
     np.clip(values, -(2.0**_CUT), 2.0**_CUT, out=values)
-    found = scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape) if sparse else values
+    if sparse:
+        found = scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape)
+    else:
+        found = values
     return normalize(found, copy=False) if metric == "cosine" else found
 
 
-def joined(x: Any, k: int, metric: Metric, approximate: bool, sharpness: float) -> tuple[Tensor, Tensor, np.ndarray]:
+def joined(
+    x: Any, k: int, metric: Metric, approximate: bool, sharpness: float
+) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
     found = near.maximum(near.T).tocsr().sorted_indices().tocoo()
-    return torch.from_numpy(np.stack([found.row, found.col])).long(), torch.from_numpy(found.data), reach
+    return (
+        torch.from_numpy(np.stack([found.row, found.col])).long(),
+        torch.from_numpy(found.data),
+        reach,
+    )
 
 
 def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
@@ -218,9 +249,13 @@ def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
     return found
 
 
-def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float) -> scipy.sparse.csr_array:
+def similar(
+    row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float
+) -> scipy.sparse.csr_array:
     """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
-    values = np.exp(-np.minimum(sharpness * exponent, 30))  # clipped: an outlier has small, equal, nonzero weights
+    values = np.exp(
+        -np.minimum(sharpness * exponent, 30)
+    )  # clipped: an outlier has small, equal, nonzero weights
     return scipy.sparse.csr_array((values, (row, column)), shape=(len(reach), len(other)))

@@ -14,7 +14,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe, index_vector, plain
+from diffusion_mp.errors import (
+    as_whole,
+    check_choice,
+    check_counts,
+    check_kind,
+    describe,
+    index_vector,
+    plain,
+)
 from diffusion_mp.graph import Graph, PartEdgeIndex
 
 
@@ -40,7 +48,10 @@ class PartOf(BaseTransform):
         check_choice(degrees, "degrees", ["batch", "full"])
         graph = observed(data)
         self.arriving: Int[Tensor, " N"] = torch.bincount(graph.edges[1], minlength=graph.num_nodes)
-        both = None if degrees == "batch" else torch.stack([graph.degree("in"), graph.degree("out")], 1)
+        if degrees == "batch":
+            both = None
+        else:
+            both = torch.stack([graph.degree("in"), graph.degree("out")], 1)
         self.full_degree: Float[Tensor, "N two"] | None = both
 
     def forward(self, data: Data) -> Data:
@@ -48,16 +59,28 @@ class PartOf(BaseTransform):
         n_id = getattr(data, "n_id", None)
         if n_id is None:
             way_out = "PyG's loaders set it; for ClusterLoader set data.n_id = torch.arange(data.num_nodes) before."
-            raise TypeError(f"a batch must have n_id [n], the numbers of its nodes in the whole graph. {way_out}")
+            raise TypeError(
+                f"a batch must have n_id [n], the numbers of its nodes in the whole graph. {way_out}"
+            )
         n_id = index_vector(n_id, "n_id", "[n], the batch's nodes in the whole graph")
         batch_size = getattr(data, "batch_size", None)
-        own = len(n_id) if batch_size is None else as_whole(batch_size, "batch_size")
+        if batch_size is None:
+            own = len(n_id)
+        else:
+            own = as_whole(batch_size, "batch_size")
         size = len(self.arriving)
-        if not 0 <= own <= len(n_id) or (len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < size):
+        if not 0 <= own <= len(n_id) or (
+            len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < size
+        ):
             came = f"got {own} of {describe(n_id)}"
-            raise ValueError(f"a batch must have batch_size <= n nodes n_id of the {size} of data; {came}.")
+            raise ValueError(
+                f"a batch must have batch_size <= n nodes n_id of the {size} of data; {came}."
+            )
         arriving = int(self.arriving[n_id[:own]].sum())
-        kept = 0 if data.edge_index is None else int((data.edge_index[1].long() < own).sum())
+        if data.edge_index is None:
+            kept = 0
+        else:
+            kept = int((data.edge_index[1].long() < own).sum())
         data.kept_edges = kept / arriving if arriving else 1.0
         for name in data.node_attrs():
             if name.endswith("_mask") and data[name].dtype == torch.bool:
@@ -66,7 +89,9 @@ class PartOf(BaseTransform):
         if self.full_degree is not None:
             data.full_degree = self.full_degree[n_id]
             if data.edge_index is not None:
-                data.edge_index = PartEdgeIndex.of(cast("Tensor", plain(data.edge_index)), data.full_degree)
+                data.edge_index = PartEdgeIndex.of(
+                    cast("Tensor", plain(data.edge_index)), data.full_degree
+                )
         return data
 
 
@@ -76,7 +101,9 @@ def observed(data: Data) -> Graph:
     edge_index = data.edge_index
     check_kind(edge_index, "edge_index", (Tensor, NoneType), "a tensor [2, num_edges]")
     if edge_index is None and getattr(data, "adj_t", None) is not None:
-        raise ValueError("data must have edge_index; got adj_t, whose edges have no order. Set edge_index.")
+        raise ValueError(
+            "data must have edge_index; got adj_t, whose edges have no order. Set edge_index."
+        )
     if edge_index is not None and edge_index.device.type != "cpu":
         came = f"got edge_index on {edge_index.device}. Pass data.cpu(), and move every batch: batch.to(device)."
         raise ValueError(f"data must be on the CPU, where parts are cut; {came}")
@@ -118,12 +145,16 @@ def find_clusters(
 
         network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
         clusters = torch.empty(graph.num_nodes, dtype=torch.long, device="cpu")
-        for number, members in enumerate(nx.community.fast_label_propagation_communities(network, seed=seed)):
+        for number, members in enumerate(
+            nx.community.fast_label_propagation_communities(network, seed=seed)
+        ):
             clusters[list(members)] = number
         return clusters
     check_counts(num_clusters=num_clusters)
     if num_clusters > max(graph.num_nodes, 1):
-        raise ValueError(f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}.")
+        raise ValueError(
+            f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}."
+        )
     return _metis(_neighbours(graph), num_clusters, seed)
 
 
@@ -140,7 +171,8 @@ def _metis(neighbours: scipy.sparse.csr_array, num_clusters: int, seed: int) -> 
         import pymetis
     except ImportError:
         return _metis_of_pyg(neighbours, num_clusters)
-    adjacency, options = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices), pymetis.Options(seed=seed)
+    adjacency = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices)
+    options = pymetis.Options(seed=seed)
     _, found = pymetis.part_graph(num_clusters, adjacency, options=options, recursive=False)
     return torch.as_tensor(found, dtype=torch.long)
 
@@ -148,15 +180,22 @@ def _metis(neighbours: scipy.sparse.csr_array, num_clusters: int, seed: int) -> 
 def _metis_of_pyg(neighbours: scipy.sparse.csr_array, num_clusters: int) -> Tensor:
     from torch_geometric.loader import ClusterData
 
-    size, edge_index = neighbours.shape[0], torch.from_numpy(np.stack(neighbours.nonzero())).long()
+    size = neighbours.shape[0]
+    edge_index = torch.from_numpy(np.stack(neighbours.nonzero())).long()
     try:
-        found = ClusterData(Data(edge_index=edge_index, num_nodes=size), num_clusters, log=False).partition
+        found = ClusterData(
+            Data(edge_index=edge_index, num_nodes=size), num_clusters, log=False
+        ).partition
     except ImportError as error:
         way_out = "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
-        needed = "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed"
+        needed = (
+            "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed"
+        )
         raise ImportError(f"{needed}. {way_out}") from error
     clusters = torch.empty(size, dtype=torch.long, device="cpu")
-    clusters[found.node_perm] = torch.arange(num_clusters, device="cpu").repeat_interleave(found.partptr.diff())
+    clusters[found.node_perm] = torch.arange(num_clusters, device="cpu").repeat_interleave(
+        found.partptr.diff()
+    )
     return clusters
 
 
@@ -164,9 +203,12 @@ CHUNK = 1 << 20  # edges, whose intermediate results fit into the cache
 
 
 def random_partition(
-    num_nodes: int, num_parts: int, generator: torch.Generator, clusters: Int[Tensor, " N"] | None = None,
+    num_nodes: int,
+    num_parts: int,
+    generator: torch.Generator,
+    clusters: Int[Tensor, " N"] | None = None,
     needed: Bool[Tensor, " N"] | None = None,
-) -> Integer[Tensor, " N"]:  # fmt: skip
+) -> Integer[Tensor, " N"]:
     """Return the part of every node: nodes in random order, cut into parts whose sizes differ by at most one.
 
     The nodes of `clusters` stay adjacent in that order (Cluster-GCN, Chiang et al. 2019). With `needed`, a part without
@@ -190,8 +232,12 @@ def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Gen
     for poor in (held == 0).nonzero().flatten().tolist():
         rich = int(held.argmax())
         pools = needed[part[needed] == rich], (part == poor).nonzero().flatten()
-        given, taken = (int(pool[torch.randint(len(pool), (1,), generator=generator, device="cpu")]) for pool in pools)
-        part[given], part[taken] = poor, rich
+        given, taken = (
+            int(pool[torch.randint(len(pool), (1,), generator=generator, device="cpu")])
+            for pool in pools
+        )
+        part[given] = poor
+        part[taken] = rich
         held[rich] -= 1
         held[poor] = 1
 
@@ -217,21 +263,36 @@ class Cut:
     """
 
     def __init__(
-        self, edge_index: Integer[Tensor, "two E"], part: Integer[Tensor, " N"], num_parts: int, *, halo: bool = False
+        self,
+        edge_index: Integer[Tensor, "two E"],
+        part: Integer[Tensor, " N"],
+        num_parts: int,
+        *,
+        halo: bool = False,
     ) -> None:
-        self._part, self._halo = part.numpy(), halo
-        self._own = np.split(_sorting(part).numpy(), np.bincount(self._part, minlength=num_parts).cumsum()[:-1])
+        self._part = part.numpy()
+        self._halo = halo
+        self._own = np.split(
+            _sorting(part).numpy(), np.bincount(self._part, minlength=num_parts).cumsum()[:-1]
+        )
         self._local = np.empty(len(part), np.int32 if len(part) < 2**31 else np.int64)
         for own in self._own:
             self._local[own] = np.arange(len(own))
         edges = edge_index.numpy()
-        self._loops = np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
+        if halo:
+            self._loops = np.flatnonzero(edges[0] == edges[1])
+        else:
+            self._loops = np.empty(0, np.int64)
         self._looped = edges[0, self._loops].astype(self._local.dtype)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            chunks = (edges[:, first : first + CHUNK] for first in range(0, max(edges.shape[1], 1), CHUNK))
+            chunks = (
+                edges[:, first : first + CHUNK] for first in range(0, max(edges.shape[1], 1), CHUNK)
+            )
             self._chunks = list(pool.map(self._by_part, chunks))
 
-    def _by_part(self, chunk: Integer[np.ndarray, "two e"]) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
+    def _by_part(
+        self, chunk: Integer[np.ndarray, "two e"]
+    ) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
         """Return positions in the chunk, sources and targets of the edges that every part keeps."""
         source, target = chunk
         owner = self._part.take(target)
@@ -256,7 +317,9 @@ class Cut:
     def __getitem__(self, k: int) -> Part:
         own = self._own[k]
         orders, sources, targets = zip(*self._chunks, strict=True)
-        e_id = np.concatenate([order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)])
+        e_id = np.concatenate(
+            [order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)]
+        )
         source = np.concatenate([nodes[k] for nodes in sources])
         target = np.concatenate([nodes[k] for nodes in targets])
         context = own[:0]
@@ -278,8 +341,11 @@ class Cut:
                 local[outside] = len(own) + np.searchsorted(context, nodes[outside])
             return local
 
-        n_id, edge_index = np.concatenate([own, context]), np.stack([local_number(source), local_number(target)])
-        return Part(torch.from_numpy(n_id), len(own), torch.from_numpy(e_id), torch.from_numpy(edge_index))
+        n_id = np.concatenate([own, context])
+        edge_index = np.stack([local_number(source), local_number(target)])
+        return Part(
+            torch.from_numpy(n_id), len(own), torch.from_numpy(e_id), torch.from_numpy(edge_index)
+        )
 
 
 def _sorting(values: Tensor) -> Int[Tensor, " n"]:

@@ -17,7 +17,14 @@ from torch_geometric.data import Data
 from torch_geometric.utils import select
 
 from diffusion_mp.data.partition import Cut, Part, PartOf, random_partition
-from diffusion_mp.errors import UNSIGNED, as_whole, check_counts, check_flags, describe, index_vector
+from diffusion_mp.errors import (
+    UNSIGNED,
+    as_whole,
+    check_counts,
+    check_flags,
+    describe,
+    index_vector,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.sparse_rows import SPARSE, select_rows
 
@@ -53,20 +60,32 @@ class RandomPartitionLoader(DataLoader[Data]):
     """
 
     def __init__(
-        self, data: Data, num_parts: int | None = None, batch_size: int | None = None,
-        *, clusters: Int[Tensor, " N"] | None = None, halo: bool = False, degrees: Literal["batch", "full"] = "batch",
-        allow_unlabelled: bool = False, seed: int = 0, num_replicas: int | None = None, rank: int | None = None,
+        self,
+        data: Data,
+        num_parts: int | None = None,
+        batch_size: int | None = None,
+        *,
+        clusters: Int[Tensor, " N"] | None = None,
+        halo: bool = False,
+        degrees: Literal["batch", "full"] = "batch",
+        allow_unlabelled: bool = False,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_flags(halo=halo, allow_unlabelled=allow_unlabelled)
         parts = _Batches(data, PartOf(data, degrees))
         _check_attributes(data)
-        size, edges = int(data.num_nodes or 0), Graph.from_data(data, validate=False).edges
+        size = int(data.num_nodes or 0)
+        edges = Graph.from_data(data, validate=False).edges
         needed = None if allow_unlabelled else _training_nodes(data)
         clusters = None if clusters is None else _numbered(clusters, size)
 
         # Partials, not closures: the loader must be picklable for spawned processes.
-        count = partial(_num_parts, num_parts, batch_size, size, None if needed is None else int(needed.sum()))
+        count = partial(
+            _num_parts, num_parts, batch_size, size, None if needed is None else int(needed.sum())
+        )
         draw = partial(random_partition, size, clusters=clusters, needed=needed)
         sampler = PartSampler(count, draw, partial(Cut, edges, halo=halo), seed, num_replicas, rank)
         # Without a generator, DataLoader draws the seed of its workers from the global state.
@@ -83,28 +102,45 @@ class RandomPartitionLoader(DataLoader[Data]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.generator is not None:
-            self.__dict__["generator"] = torch.Generator().set_state(torch.from_numpy(state["generator"]))
+            self.__dict__["generator"] = torch.Generator().set_state(
+                torch.from_numpy(state["generator"])
+            )
 
 
 class PartSampler(DistributedSampler[Part]):
     """Sampler of this process's share of an epoch's parts; Lightning starts processes after it has been constructed."""
 
     def __init__(
-        self, count: Callable[[int], int], draw: Callable[[int, torch.Generator], Tensor],
-        cut: Callable[[Tensor, int], Cut], seed: int, *share: int | None,
-    ) -> None:  # fmt: skip
-        self._count, self._draw, self._cut, self._given = count, draw, cut, share
+        self,
+        count: Callable[[int], int],
+        draw: Callable[[int, torch.Generator], Tensor],
+        cut: Callable[[Tensor, int], Cut],
+        seed: int,
+        *share: int | None,
+    ) -> None:
+        self._count = count
+        self._draw = draw
+        self._cut = cut
+        self._given = share
         seed = as_whole(seed, "seed")
         replicas, rank = self._share()
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
 
     def _share(self) -> tuple[int, int]:
         started = distributed.is_available() and distributed.is_initialized()
-        here = (distributed.get_world_size(), distributed.get_rank()) if started else (1, 0)
-        replicas, rank = (own if given is None else given for given, own in zip(self._given, here, strict=True))
-        replicas, rank = as_whole(replicas, "num_replicas"), as_whole(rank, "rank")
+        if started:
+            here = (distributed.get_world_size(), distributed.get_rank())
+        else:
+            here = (1, 0)
+        replicas, rank = (
+            own if given is None else given for given, own in zip(self._given, here, strict=True)
+        )
+        replicas = as_whole(replicas, "num_replicas")
+        rank = as_whole(rank, "rank")
         if not 0 <= rank < replicas:
-            raise ValueError(f"rank must lie in 0 .. num_replicas - 1 = {replicas - 1}; got {rank}.")
+            raise ValueError(
+                f"rank must lie in 0 .. num_replicas - 1 = {replicas - 1}; got {rank}."
+            )
         return replicas, rank
 
     def __len__(self) -> int:
@@ -115,7 +151,9 @@ class PartSampler(DistributedSampler[Part]):
         # A generator, so that nothing is drawn before the first part: a DataLoader with workers calls this twice.
         self.num_replicas, self.rank = self._share()
         count = self._count(self.num_replicas)
-        random = Random(f"partition/{self.seed}/{self.epoch}")  # the same on all processes, distinct by epoch
+        random = Random(
+            f"partition/{self.seed}/{self.epoch}"
+        )  # the same on all processes, distinct by epoch
         self.epoch += 1
         generator = torch.Generator().manual_seed(int(random.random() * 2**32))
         parts = self._cut(self._draw(count, generator), count)
@@ -123,22 +161,30 @@ class PartSampler(DistributedSampler[Part]):
             yield parts[k]
 
 
-def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelled: int | None, replicas: int) -> int:
+def _num_parts(
+    num_parts: int | None, batch_size: int | None, size: int, labelled: int | None, replicas: int
+) -> int:
     """Return the number of parts: `num_parts`, or the least multiple of `replicas` that respects `batch_size`."""
     if (num_parts is None) == (batch_size is None):
-        raise ValueError(f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}.")
+        raise ValueError(
+            f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}."
+        )
     if batch_size is not None:
         check_counts(batch_size=batch_size)
         least = -(-size // batch_size)
-        given, count = "batch_size", least + -least % replicas
+        given = "batch_size"
+        count = least + -least % replicas
     else:
-        given, count = "num_parts", cast("int", num_parts)
+        given = "num_parts"
+        count = cast("int", num_parts)
         check_counts(num_parts=count)
     if count % replicas:
         way_out = f"or some would wait for the others; got {count}. Pass {count + -count % replicas}, or batch_size."
         raise ValueError(f"num_parts must be a multiple of the {replicas} processes, {way_out}")
     if count > size:
-        raise ValueError(f"{given} must leave every part a node; got {count} parts of {size} nodes.")
+        raise ValueError(
+            f"{given} must leave every part a node; got {count} parts of {size} nodes."
+        )
     if labelled is not None and count > labelled:
         came = f"got {count} parts, and {labelled} nodes in train_mask"
         way_out = "Take fewer parts, or accept parts without any: allow_unlabelled=True."
@@ -150,20 +196,31 @@ class _Batches(Dataset[Data]):
     """Dataset that gathers the attributes of a part, in a worker if there is one."""
 
     def __init__(self, data: Data, part_of: PartOf) -> None:
-        self._data, self._part_of = data, part_of
+        self._data = data
+        self._part_of = part_of
 
     def __getitem__(self, part: Part) -> Data:
-        data, batch = self._data, copy(self._data)
+        data = self._data
+        batch = copy(self._data)
         for name, value in data:
-            rows = part.n_id if data.is_node_attr(name) else part.e_id if data.is_edge_attr(name) else None
+            if data.is_node_attr(name):
+                rows = part.n_id
+            elif data.is_edge_attr(name):
+                rows = part.e_id
+            else:
+                rows = None
             if name == "edge_index":
                 batch.edge_index = part.edge_index
             elif rows is not None:
                 batch[name] = _rows(value, rows, data.__cat_dim__(name, value))
         if "ptr" in batch:
-            del batch.ptr  # boundaries of graphs in `data` do not hold here; `batch`, a node attribute, does
-        batch.n_id, batch.e_id = part.n_id, part.e_id
-        batch.num_nodes, batch.batch_size = len(part.n_id), part.batch_size
+            del (
+                batch.ptr
+            )  # boundaries of graphs in `data` do not hold here; `batch`, a node attribute, does
+        batch.n_id = part.n_id
+        batch.e_id = part.e_id
+        batch.num_nodes = len(part.n_id)
+        batch.batch_size = part.batch_size
         return self._part_of(batch)
 
 
@@ -185,7 +242,12 @@ def _check_attributes(data: Data) -> None:
     lengths = (data.num_nodes, data.num_edges)
     for name, value in data:
         shape = getattr(value, "shape", ())
-        if name == "edge_index" or not isinstance(shape, tuple) or not shape or shape[0] not in lengths:
+        if (
+            name == "edge_index"
+            or not isinstance(shape, tuple)
+            or not shape
+            or shape[0] not in lengths
+        ):
             continue
         can_be_cut = isinstance(value, np.ndarray)
         if isinstance(value, Tensor):
@@ -194,13 +256,17 @@ def _check_attributes(data: Data) -> None:
             can_be_cut = value.layout is torch.strided or (value.layout in SPARSE and has_rows)
         if not can_be_cut:
             ways = f"Convert it to a tensor, dense or sparse CSR, of a row for each; or leave it out: del data.{name}."
-            raise TypeError(f"data.{name} has {shape[0]} rows and can not be cut; got {describe(value)}. {ways}")
+            raise TypeError(
+                f"data.{name} has {shape[0]} rows and can not be cut; got {describe(value)}. {ways}"
+            )
 
 
 def _training_nodes(data: Data) -> Tensor | None:
     mask = getattr(data, "train_mask", None)
     shapes = ((data.num_nodes,), (data.num_nodes, 1))
-    if mask is not None and not (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape in shapes):
+    if mask is not None and not (
+        isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape in shapes
+    ):
         came = f"got {describe(mask)}. Split.of(data, column).apply_to(data) takes one of several."
         raise ValueError(f"train_mask must be a bool tensor [{data.num_nodes}], one split; {came}")
     return None if mask is None else mask.flatten()
@@ -209,9 +275,13 @@ def _training_nodes(data: Data) -> Tensor | None:
 def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
     numbers = index_vector(clusters, "clusters", "[num_nodes]")
     if len(numbers) != size:
-        raise ValueError(f"clusters must hold an integer for each of {size} nodes; got {describe(numbers)}.")
+        raise ValueError(
+            f"clusters must hold an integer for each of {size} nodes; got {describe(numbers)}."
+        )
     low, high = (int(end) for end in numbers.aminmax()) if size else (0, -1)
     if low < 0 or high >= size:
         came = f"they reach from {low} to {high}. clusters.unique(return_inverse=True)[1] numbers them anew."
-        raise ValueError(f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; {came}")
+        raise ValueError(
+            f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; {came}"
+        )
     return numbers

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
-from diffusion_mp.errors import as_node_mask, as_whole, check_kind, check_number, describe, label_vector
+from diffusion_mp.errors import (
+    as_node_mask,
+    as_whole,
+    check_kind,
+    check_number,
+    describe,
+    label_vector,
+)
 
 
 class Split(NamedTuple):
@@ -40,13 +47,22 @@ class Split(NamedTuple):
         for name in ("train_mask", "val_mask", "test_mask"):
             mask = getattr(data, name, None)
             if mask is None:
-                raise ValueError(f"The data has no {name}; draw a split with random_split_per_class(data.y, ...).")
+                raise ValueError(
+                    f"The data has no {name}; draw a split with random_split_per_class(data.y, ...)."
+                )
             if isinstance(mask, Tensor) and mask.dtype == torch.uint8:
                 mask = mask.bool()  # older data sets have masks of bytes
-            if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 2 and mask.size(1) > 1:
+            if (
+                isinstance(mask, Tensor)
+                and mask.dtype == torch.bool
+                and mask.dim() == 2
+                and mask.size(1) > 1
+            ):
                 number = as_whole(column, "column")
                 if not 0 <= number < mask.size(1):
-                    raise ValueError(f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {number}.")
+                    raise ValueError(
+                        f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {number}."
+                    )
                 mask = mask[:, number]
             masks.append(as_node_mask(mask, name, len(labelled), labelled.device) & labelled)
         return cls(*masks)
@@ -55,7 +71,9 @@ class Split(NamedTuple):
         """Return a shallow copy of `data` with these masks as train_mask, val_mask and test_mask."""
         check_kind(data, "data", Data, "a torch_geometric Data")
         if data.y is not None and len(data.y) != len(self.train):
-            raise ValueError(f"data must have {len(self.train)} labels, as the masks have rows; got {len(data.y)}.")
+            raise ValueError(
+                f"data must have {len(self.train)} labels, as the masks have rows; got {len(data.y)}."
+            )
         data = copy(data)
         data.train_mask, data.val_mask, data.test_mask = self
         return data
@@ -87,13 +105,15 @@ def random_split_per_class(
         >>> [int(mask.sum()) for mask in split]
         [6, 4, 5]
     """
-    per_class, num_val = as_whole(per_class, "per_class"), as_whole(num_val, "num_val")
+    per_class = as_whole(per_class, "per_class")
+    num_val = as_whole(num_val, "num_val")
     num_test = None if num_test is None else as_whole(num_test, "num_test")
     if per_class < 1 or num_val < 0 or (num_test is not None and num_test < 0):
         came = f"got {per_class}, {num_val}, {num_test}"
         raise ValueError(f"per_class must be at least 1 and num_val, num_test at least 0, {came}.")
     labels, shuffled = _shuffled(y, generator)
-    classes, trained = labels.cpu()[shuffled], torch.zeros(len(labels), dtype=torch.bool, device="cpu")
+    classes = labels.cpu()[shuffled]
+    trained = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for c in classes.unique().tolist():
         members = shuffled[classes == c]
         if len(members) < per_class:
@@ -101,13 +121,16 @@ def random_split_per_class(
             raise ValueError(f"Class {c} has {fewer}; lower per_class.")
         trained[members[:per_class]] = True
 
-    train, rest = shuffled[trained[shuffled]], shuffled[~trained[shuffled]]
+    train = shuffled[trained[shuffled]]
+    rest = shuffled[~trained[shuffled]]
     wanted = num_val + (num_test or 0)
     if len(rest) < wanted:
         left = f"only {len(rest)} labelled nodes are left after {len(train)} for training"
         way_out = "lower per_class, num_val or num_test (num_test=None takes what remains)"
         raise ValueError(f"num_val + num_test = {wanted}, but {left}; {way_out}.")
-    return _masks(labels, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
+    return _masks(
+        labels, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted]
+    )
 
 
 def random_split(y: Labels, train: float, val: float, generator: torch.Generator) -> Split:
@@ -124,7 +147,9 @@ def random_split(y: Labels, train: float, val: float, generator: torch.Generator
     check_number(train, "train")
     check_number(val, "val")
     if not (train > 0 and val >= 0 and train + val <= 1):
-        raise ValueError(f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}.")
+        raise ValueError(
+            f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}."
+        )
     labels, shuffled = _shuffled(y, generator)
     # 0.57 · 100 is 56.99… in floating point.
     num_train, num_val = (math.floor(round(share * len(shuffled), 6)) for share in (train, val))
@@ -133,9 +158,16 @@ def random_split(y: Labels, train: float, val: float, generator: torch.Generator
     return _masks(labels, *shuffled.tensor_split([num_train, num_train + num_val]))
 
 
-def _shuffled(y: object, generator: torch.Generator) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
+def _shuffled(
+    y: object, generator: torch.Generator
+) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
     """Return the labels, and the labelled nodes in random order on the CPU."""
-    check_kind(generator, "generator", torch.Generator, "a torch.Generator, such as torch.Generator().manual_seed(0)")
+    check_kind(
+        generator,
+        "generator",
+        torch.Generator,
+        "a torch.Generator, such as torch.Generator().manual_seed(0)",
+    )
     labels = label_vector(y)
     labelled = (labels >= 0).nonzero().flatten().cpu()
     if len(labelled) == 0:

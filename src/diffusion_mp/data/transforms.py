@@ -49,21 +49,35 @@ class AddLaplacianPE(BaseTransform):
         check_kind(data, "data", BaseData, "a torch_geometric Data")
         if data.edge_index is None:
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
-        graph = Graph.from_data(data)  # int64 edges: PyG multiplies numbers of nodes in the given dtype
+        graph = Graph.from_data(
+            data
+        )  # int64 edges: PyG multiplies numbers of nodes in the given dtype
         if graph.num_graphs > 1:
-            raise ValueError(f"AddLaplacianPE takes one graph; got {graph.num_graphs}. Apply it before batching.")
+            raise ValueError(
+                f"AddLaplacianPE takes one graph; got {graph.num_graphs}. Apply it before batching."
+            )
         if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
             what = "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight"
             raise ValueError(f"{what}; torch_geometric.transforms.ToUndirected() makes one.")
-        size, device, found = graph.num_nodes, graph.edges.device, max(min(self.k, graph.num_nodes - 1), 0)
+        size = graph.num_nodes
+        device = graph.edges.device
+        found = max(min(self.k, graph.num_nodes - 1), 0)
         vectors, values = (torch.zeros(size, self.k, device=device) for _ in range(2))
         if found:
-            weight = None if graph.edge_weight is None else graph.edge_weight.double()
-            edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=size)
-            value, vector = _lowest(to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc(), found + 1)
+            if graph.edge_weight is None:
+                weight = None
+            else:
+                weight = graph.edge_weight.double()
+            edges = get_laplacian(
+                graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=size
+            )
+            value, vector = _lowest(
+                to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc(), found + 1
+            )
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
             values[:, :found] = torch.from_numpy(value[1:])
-        data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors, values
+        data.laplacian_eigenvectors = vectors
+        data.laplacian_eigenvalues = values
         data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
         return data
 
@@ -132,13 +146,23 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
             wanted = "tokens and a label, or tokens twice and a label, like the first"
             raise TypeError(f"every item of batch must be {wanted}.")
         for tokens in item[:-1]:
-            if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.is_floating_point() or tokens.is_complex():
-                raise TypeError(f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}.")
+            if (
+                not isinstance(tokens, Tensor)
+                or tokens.dim() != 1
+                or tokens.is_floating_point()
+                or tokens.is_complex()
+            ):
+                raise TypeError(
+                    f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}."
+                )
         as_whole(item[-1], "the label of an item of batch")
     *texts, labels = zip(*batch, strict=True)
     padded: list[Tensor] = []
     for sequences in texts:
         cut = [sequence[:max_length].long() for sequence in sequences]
         tokens = pad_sequence(cut, batch_first=True)
-        padded += [tokens, torch.arange(tokens.size(1)) < torch.tensor([len(part) for part in cut])[:, None]]
+        padded += [
+            tokens,
+            torch.arange(tokens.size(1)) < torch.tensor([len(part) for part in cut])[:, None],
+        ]
     return (*padded, torch.tensor(labels))

@@ -14,7 +14,14 @@ from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diagnostics.hooks import axis
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
-from diffusion_mp.errors import check_counts, check_generator, check_index, check_kind, check_number, describe
+from diffusion_mp.errors import (
+    check_counts,
+    check_generator,
+    check_index,
+    check_kind,
+    check_number,
+    describe,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.progress import progress_bar
 
@@ -23,10 +30,14 @@ COLUMNS = 512  # of S per comparison, so that memory is O(N), not O(N²)
 
 @torch.no_grad()
 def kernel_error(
-    diffusivity: KernelizedSoftmaxDiffusivity, x: Float[Tensor, "N C"],
+    diffusivity: KernelizedSoftmaxDiffusivity,
+    x: Float[Tensor, "N C"],
     num_features: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
-    *, graph: Graph | None = None, draws: int = 10, generator: torch.Generator | None = None,
-) -> dict[int, float]:  # fmt: skip
+    *,
+    graph: Graph | None = None,
+    draws: int = 10,
+    generator: torch.Generator | None = None,
+) -> dict[int, float]:
     r"""Measure how far random features are from the softmax that they estimate.
 
     Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
@@ -46,18 +57,26 @@ def kernel_error(
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
         where = "In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
-        raise TypeError(f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. {where}")
+        raise TypeError(
+            f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. {where}"
+        )
     check_kind(num_features, "num_features", (list, tuple, range), "a list of numbers of features")
     check_generator(generator)
     check_counts(draws=draws, **{f"num_features[{i}]": m for i, m in enumerate(num_features)})
-    exact, graph = diffusivity.exact(x, graph), Graph.coerce(x, graph)
+    exact = diffusivity.exact(x, graph)
+    graph = Graph.coerce(x, graph)
     q, k = diffusivity.scaled_queries_and_keys(x, graph)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    else:
+        generator = generator
 
     def distance(m: int) -> float:
         directions = orthogonal_directions(m, q.size(2), generator).to(q.device, q.dtype)
         log_query, log_key, log_weight = attention_features(q, k, directions)
-        return _relative_distance(LogLowRankCoupling(log_query, log_key, graph.segments, log_weight), exact)
+        return _relative_distance(
+            LogLowRankCoupling(log_query, log_key, graph.segments, log_weight), exact
+        )
 
     bar = progress_bar("kernel_error", "m", iterable=num_features)
     return {m: sum(distance(m) for _ in range(draws)) / draws for m in bar}
@@ -65,7 +84,8 @@ def kernel_error(
 
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     """Return the mean over heads of ‖R − S‖_F / ‖S‖_F, computed by blocks of columns."""
-    nodes, difference = approximate.num_nodes, torch.zeros(approximate.heads, dtype=torch.float64)
+    nodes = approximate.num_nodes
+    difference = torch.zeros(approximate.heads, dtype=torch.float64)
     total = torch.zeros_like(difference)
     for first in range(0, nodes, COLUMNS):
         width = min(COLUMNS, nodes - first)
@@ -77,7 +97,9 @@ def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     return float((difference / total).sqrt().mean()) if nodes else 0.0
 
 
-def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8) -> Any:
+def plot_attention(
+    coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8
+) -> Any:
     """Plot the entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
 
     Args:
@@ -95,7 +117,9 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
         entries = coupling.to_dense()[head].double().cpu()
     if bool((entries < 0).any()):
         least = float(entries.min())
-        raise ValueError(f"coupling must be non-negative on a logarithmic scale; its least entry is {least:.3g}.")
+        raise ValueError(
+            f"coupling must be non-negative on a logarithmic scale; its least entry is {least:.3g}."
+        )
     ax = axis(ax)
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
     ax.imshow(shown, cmap="viridis", norm="log", vmin=threshold, vmax=1.0, interpolation="nearest")

@@ -13,7 +13,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from diffusion_mp.energies import Energy
-from diffusion_mp.errors import check_function, check_kind, check_mask, check_tensor, describe, needed_by
+from diffusion_mp.errors import (
+    check_function,
+    check_kind,
+    check_mask,
+    check_tensor,
+    describe,
+    needed_by,
+)
 from diffusion_mp.layers.sequences import tokens_first
 
 
@@ -27,7 +34,9 @@ def axis(ax: Any = None) -> Any:
     return plt.figure().add_subplot() if ax is None else ax
 
 
-def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
+def roughness(
+    x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
+) -> Float[Tensor, " B"]:
     """Return 𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence, in float32 or more (Zhang & Zhou, Eq. 6).
 
     Examples:
@@ -36,13 +45,16 @@ def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     """
     check_tensor(x, "x", "[batch, length, channels]")
     if x.dim() != 3:
-        raise ValueError(f"x must be [batch, length, channels]; got {describe(x)}. For one sequence: x.unsqueeze(0).")
+        raise ValueError(
+            f"x must be [batch, length, channels]; got {describe(x)}. For one sequence: x.unsqueeze(0)."
+        )
     check_mask(mask, x)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if mask is None:
         return x.diff(dim=1).square().sum((1, 2)) / 2
     order, _ = tokens_first(mask)
-    ordered, tokens = x.flatten(0, 1)[order].view_as(x), mask.flatten()[order].view_as(mask)
+    ordered = x.flatten(0, 1)[order].view_as(x)
+    tokens = mask.flatten()[order].view_as(mask)
     steps = ordered.diff(dim=1).masked_fill(~tokens[:, 1:, None], 0)
     return steps.square().sum((1, 2)) / 2
 
@@ -72,16 +84,24 @@ def declared(model: nn.Module, mark: str) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any], Tensor | None]) -> Iterator[None]:
+def hooked(
+    modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any], Tensor | None]
+) -> Iterator[None]:
     """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor that it returns is the output."""
 
-    def after(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Tensor | None:
-        x, mask = (args[k] if len(args) > k else kwargs.get(key) for k, key in enumerate(("x", "mask")))
+    def after(
+        name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+    ) -> Tensor | None:
+        x, mask = (
+            args[k] if len(args) > k else kwargs.get(key) for k, key in enumerate(("x", "mask"))
+        )
         return hook(name, x, mask, output)
 
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.callback(module.register_forward_hook(partial(after, name), with_kwargs=True).remove)
+            stack.callback(
+                module.register_forward_hook(partial(after, name), with_kwargs=True).remove
+            )
         yield
 
 
@@ -91,9 +111,13 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
     calls: dict[str, list[Call]] = {name: [] for name in modules}
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
-        if not (isinstance(x, Tensor) and isinstance(mask, Tensor | None) and isinstance(out, Tensor)):
+        if not (
+            isinstance(x, Tensor) and isinstance(mask, Tensor | None) and isinstance(out, Tensor)
+        ):
             came = f"{type(modules[name]).__name__} got {describe(x)} and {describe(mask)} and gave {describe(out)}"
-            raise TypeError(f"a module to be diagnosed must be called as module(x, mask) and give a tensor; {came}.")
+            raise TypeError(
+                f"a module to be diagnosed must be called as module(x, mask) and give a tensor; {came}."
+            )
         calls[name].append(Call(x.detach(), mask, out.detach()))
 
     with hooked(modules, record):
@@ -131,14 +155,21 @@ class EnergyTrace:
         2
     """
 
-    def __init__(self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    ) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
-        self.energy = (lambda x, x_prev: Energy("quadratic")(x)) if energy is None else energy
+        if energy is None:
+            self.energy = lambda x, x_prev: Energy("quadratic")(x)
+        else:
+            self.energy = energy
         check_function(self.energy, "energy", "called as energy(x_out, x_in)")
         found = declared(model, "is_diffusion_layer")
         self.layers = {name or type(module).__name__: module for name, module in found.items()}
         if not self.layers:
-            raise ValueError(f"model must contain a diffusion layer (is_diffusion_layer=True); got {describe(model)}.")
+            raise ValueError(
+                f"model must contain a diffusion layer (is_diffusion_layer=True); got {describe(model)}."
+            )
         self.records: list[LayerEnergy] = []
         self._hooks = ExitStack()
 
@@ -156,12 +187,17 @@ class EnergyTrace:
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return columns ``layer``, ``before``, ``after``, for a data frame or a JSON file."""
-        return {column: [getattr(r, column) for r in self.records] for column in ("layer", "before", "after")}
+        return {
+            column: [getattr(r, column) for r in self.records]
+            for column in ("layer", "before", "after")
+        }
 
     def __str__(self) -> str:
         """Format a table of all calls: layer, energy before, energy after."""
         rows = [("layer", "before", "after")]
-        rows += [(record.layer, f"{record.before:.6g}", f"{record.after:.6g}") for record in self.records]
+        rows += [
+            (record.layer, f"{record.before:.6g}", f"{record.after:.6g}") for record in self.records
+        ]
         name, before, after = (max(map(len, column)) for column in zip(*rows, strict=True))
         return "\n".join(f"{row[0]:<{name}}  {row[1]:>{before}}  {row[2]:>{after}}" for row in rows)
 
@@ -175,9 +211,19 @@ class EnergyTrace:
 
     @torch.no_grad()
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
-        out = out[0] if isinstance(out, tuple) else out  # (output, coupling) with return_coupling=True
-        before, after = self.energy(x, None), self.energy(out, x if x.shape == out.shape else None)
+        # (output, coupling) with return_coupling=True
+        if isinstance(out, tuple):
+            out = out[0]
+        else:
+            out = out
+        before = self.energy(x, None)
+        after = self.energy(out, x if x.shape == out.shape else None)
         for value in (before, after):
-            if not (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)):
-                raise TypeError(f"energy must give a scalar; got {describe(value)} at the layer {layer}.")
+            if not (
+                isinstance(value, (int, float))
+                or (isinstance(value, Tensor) and value.numel() == 1)
+            ):
+                raise TypeError(
+                    f"energy must give a scalar; got {describe(value)} at the layer {layer}."
+                )
         self.records.append(LayerEnergy(layer, float(before), float(after)))

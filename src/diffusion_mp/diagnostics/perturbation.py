@@ -20,9 +20,13 @@ from diffusion_mp.updates import ExplicitEuler
 
 
 def lipschitz(
-    f: Callable[[Tensor], Tensor], x: Tensor,
-    *, tol: float = 1e-4, max_iter: int = 1000, generator: torch.Generator | None = None,
-) -> float:  # fmt: skip
+    f: Callable[[Tensor], Tensor],
+    x: Tensor,
+    *,
+    tol: float = 1e-4,
+    max_iter: int = 1000,
+    generator: torch.Generator | None = None,
+) -> float:
     r"""Return how much a function stretches small changes of its input: ‖J‖₂, with J the Jacobian of f at x.
 
     This largest singular value, the local Lipschitz constant of Zhang & Zhou, Eq. 8, is found from below by Lanczos
@@ -55,18 +59,25 @@ def lipschitz(
         value = f(point)
         errors.check_kind(value, "f(x)", Tensor, "a tensor")
         if value.is_complex():
-            raise TypeError(f"f(x) must be real; got {errors.describe(value)}. Take torch.view_as_real of it.")
+            raise TypeError(
+                f"f(x) must be real; got {errors.describe(value)}. Take torch.view_as_real of it."
+            )
         if not value.requires_grad or not value.numel() or not x.numel():
             return 0.0
         pull = torch.zeros_like(value, requires_grad=True)
         (pulled,) = torch.autograd.grad(value, point, pull, create_graph=True, allow_unused=True)
         if pulled is None:
             return 0.0
-        right = torch.randn(x.shape, generator=generator or torch.Generator().manual_seed(0), dtype=torch.float64)
-        right, left = (right / right.norm()).to(x), torch.zeros_like(value)
+        right = torch.randn(
+            x.shape, generator=generator or torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        right = (right / right.norm()).to(x)
+        left = torch.zeros_like(value)
         # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        main, side = list[float](), list[float]()  # of JᵀJ, tridiagonal in the Lanczos basis
+        # of JᵀJ, tridiagonal in the Lanczos basis
+        main = list[float]()
+        side = list[float]()
         beta = 0.0
         for _ in range(max_iter):
             (image,) = torch.autograd.grad(pulled, pull, right, retain_graph=True)
@@ -74,7 +85,9 @@ def lipschitz(
             alpha = float(left.norm(dtype=torch.float64))  # squares may overflow in float32
             main.append(alpha * alpha + beta * beta)
             if not math.isfinite(main[-1]):
-                raise ValueError(f"f must have a finite derivative at x, below 1e150; its norm there is {alpha:.3g}.")
+                raise ValueError(
+                    f"f must have a finite derivative at x, below 1e150; its norm there is {alpha:.3g}."
+                )
             if alpha:
                 left = left / alpha
                 (image,) = torch.autograd.grad(value, point, left, retain_graph=True)
@@ -82,7 +95,8 @@ def lipschitz(
                 beta = float(right.norm(dtype=torch.float64))
             last = len(main) - 1
             (top,), vector = eigh_tridiagonal(main, side, select="i", select_range=(last, last))
-            square, residual = max(float(top), 0.0), alpha * beta * abs(float(vector[-1, 0]))
+            square = max(float(top), 0.0)
+            residual = alpha * beta * abs(float(vector[-1, 0]))
             if residual <= enough * square:
                 return math.sqrt(square)
             side.append(alpha * beta)
@@ -132,13 +146,20 @@ class Perturbation:
     @property
     def roughness_estimate(self) -> float | None:
         """Lip(T) √(8 Σα_k Σα_k 𝓔_{h_k}(Z)), the second line, corrected; ``None`` if unknown for the layer."""
-        return None if self.step_bound is None else self.lipschitz * self.step_bound
+        if self.step_bound is None:
+            return None
+        return self.lipschitz * self.step_bound
 
 
 def perturbation_bound(
-    model: nn.Module, site: nn.Module,
-    *inputs: Any, diffusion: PDEDiffusion1d | None = None, points: int = 5, tol: float = 1e-4, **named: Any,
-) -> Perturbation:  # fmt: skip
+    model: nn.Module,
+    site: nn.Module,
+    *inputs: Any,
+    diffusion: PDEDiffusion1d | None = None,
+    points: int = 5,
+    tol: float = 1e-4,
+    **named: Any,
+) -> Perturbation:
     r"""Measure what a diffusion does to the output of a network, ‖F⁽ʲ⁾(X) − F(X)‖, and its first-order estimates.
 
     F⁽ʲ⁾ has the diffusion layer at ``site``, F has not (Zhang & Zhou, Theorem 4.7, corrected). With T the model behind
@@ -163,22 +184,30 @@ def perturbation_bound(
     errors.check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")
     layer = site if diffusion is None else diffusion
     if not getattr(layer, "is_diffusion_layer", False):
-        raise ValueError(f"diffusion must be given where site is not a diffusion layer; got {errors.describe(layer)}.")
+        raise ValueError(
+            f"diffusion must be given where site is not a diffusion layer; got {errors.describe(layer)}."
+        )
     with evaluating(model), evaluating(layer):
         with torch.no_grad(), recorded({"site": site}) as found:
             model(*inputs, **named)
             calls = found["site"]
             if not calls:
-                raise ValueError("site must be a module of the model that these inputs reach; it was not called.")
+                raise ValueError(
+                    "site must be a module of the model that these inputs reach; it was not called."
+                )
             if diffusion is not None:
-                calls = [Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls]
+                calls = [
+                    Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls
+                ]
         for call in calls:
             errors.check_finite(call.moved(), "the state that inputs give at site")
 
         def tail(states: Tensor) -> Tensor:
             """Return T of the flattened outputs of all calls, which replace those of ``site``."""
             pieces = states.split([call.out.numel() for call in calls])
-            given = iter([piece.view(call.out.shape) for piece, call in zip(pieces, calls, strict=True)])
+            given = iter(
+                [piece.view(call.out.shape) for piece, call in zip(pieces, calls, strict=True)]
+            )
             with hooked({"site": site}, lambda *_: next(given)):
                 out: Tensor = model(*inputs, **named)
             return out
@@ -190,19 +219,29 @@ def perturbation_bound(
         segment = [torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)]
         steepest = max(lipschitz(tail, point, tol=tol) for point in segment)
         step = sum(float(call.moved().square().sum()) for call in calls) ** 0.5
-        rough, size = sum(call.roughness() for call in calls), sum(call.square() for call in calls) ** 0.5
+        rough = sum(call.roughness() for call in calls)
+        size = sum(call.square() for call in calls) ** 0.5
         return Perturbation(truth, steepest, step, _step_bound(layer, calls), rough, size)
 
 
 @torch.no_grad()
 def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
     """√(Σ_heads 4 Σα_k ⟨Z, (I − S)Z⟩) ≥ ‖(S − I)Z‖, since 0 ≤ I − S ≤ 4 Σα_k; ⟨Z, (I − S)Z⟩ = 2 Σα_k 𝓔_{h_k}(Z)."""
-    if not isinstance(layer, PDEDiffusion1d) or layer.norm is not None or not layer.diffusivity.symmetric:
+    if (
+        not isinstance(layer, PDEDiffusion1d)
+        or layer.norm is not None
+        or not layer.diffusivity.symmetric
+    ):
         return None
     update = layer.update
-    if not isinstance(update, ExplicitEuler) or (update.tau, update.form, update.leak) != (1.0, "conservative", 0.0):
+    if not isinstance(update, ExplicitEuler) or (update.tau, update.form, update.leak) != (
+        1.0,
+        "conservative",
+        0.0,
+    ):
         return None
-    top, square = 4 * layer.alpha.sum(0), 0.0
+    top = 4 * layer.alpha.sum(0)
+    square = 0.0
     for call in calls:
         products = -tokens(call.x, call.mask) * call.moved()
         square += float((top * products.unflatten(1, (top.numel(), -1)).sum((0, 2))).sum())

@@ -52,9 +52,11 @@ class Commutator:
 
 @torch.no_grad()
 def commutator(
-    diffusion: PDEDiffusion1d, attention: Callable[..., Any], x: Float[Tensor, "B L C"],
+    diffusion: PDEDiffusion1d,
+    attention: Callable[..., Any],
+    x: Float[Tensor, "B L C"],
     mask: Bool[Tensor, "B L"] | None = None,
-) -> Commutator:  # fmt: skip
+) -> Commutator:
     r"""Measure how much the order of diffusion and attention matters, ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
 
     Also with the routing frozen at X, ‖S(A_X(X)) − A_X(S(X))‖. For one head without projections A_X(Y) = A(X) Y, and
@@ -82,11 +84,13 @@ def commutator(
 
     def norm(route: Callable[[Tensor], Tensor], after: Tensor) -> float:
         """Return ‖S(after) − route(S(x))‖, for ``after`` = route(x)."""
-        smoothed, routed = diffusion(after, *masks), route(diffusion(x, *masks))
+        smoothed = diffusion(after, *masks)
+        routed = route(diffusion(x, *masks))
         return float((tokens(smoothed, mask) - tokens(routed, mask)).norm())
 
     routed = attention(x, *masks)
-    exact, linearized = norm(lambda y: attention(y, *masks), routed), None
+    exact = norm(lambda y: attention(y, *masks), routed)
+    linearized = None
     if hasattr(attention, "frozen"):  # A_X is linear: the weights of A at x, applied to S(x) too
         frozen = attention.frozen(x, *masks)
         linearized = norm(frozen, frozen(x))
@@ -124,18 +128,32 @@ class PlacementReport:
         """
         columns = {**self.attention, **self.insertion}
         errors.check_choice(quantity, "quantity", [name for name in columns if name != "layer"])
-        table = self.attention if quantity in self.attention else self.insertion
-        ax, colour = axis(ax), None  # all lines of a report have one colour, the next of the axis
-        drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
+        if quantity in self.attention:
+            table = self.attention
+        else:
+            table = self.insertion
+        # all lines of a report have one colour, the next of the axis
+        ax = axis(ax)
+        colour = None
+        drawn = (
+            ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
+        )
         for name, style in zip(drawn, ("-", "--", ":"), strict=False):
             values = [float("nan") if value is None else value for value in table[name]]
-            title = label if label and len(drawn) == 1 else f"{label} {name.replace('_', ' ')}".strip()
-            (line,) = ax.plot(range(len(values)), values, marker="o", linestyle=style, color=colour, label=title)
+            if label and len(drawn) == 1:
+                title = label
+            else:
+                title = f"{label} {name.replace('_', ' ')}".strip()
+            (line,) = ax.plot(
+                range(len(values)), values, marker="o", linestyle=style, color=colour, label=title
+            )
             colour = line.get_color()
         if len(drawn) > 1:
             ax.set_yscale("log")
         if len(ax.lines) > 1:
-            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)  # to the right of the axis
+            ax.legend(
+                loc="center left", bbox_to_anchor=(1, 0.5), frameon=False
+            )  # to the right of the axis
         ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
         ax.set_ylabel(quantity.replace("_", " "))
         return ax
@@ -143,9 +161,13 @@ class PlacementReport:
 
 def diagnose(
     model: nn.Module,
-    *inputs: Any, diffusion: PDEDiffusion1d | None = None, sites: Sequence[str] | None = None, points: int = 5,
-    tol: float = 1e-4, **named: Any,
-) -> PlacementReport:  # fmt: skip
+    *inputs: Any,
+    diffusion: PDEDiffusion1d | None = None,
+    sites: Sequence[str] | None = None,
+    points: int = 5,
+    tol: float = 1e-4,
+    **named: Any,
+) -> PlacementReport:
     r"""Measure the quantities by which Zhang & Zhou predict the best placement (§ 3.5, Eqs. 6, 10, 12, 13).
 
     Modules with ``is_self_attention = True`` give the commutator with S at their input; diffusion layers are bypassed
@@ -163,7 +185,9 @@ def diagnose(
     """
     errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
     errors.check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
-    errors.check_kind(diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None")
+    errors.check_kind(
+        diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None"
+    )
     errors.check_counts(points=points)
     errors.check_positive(tol, "tol")
     modules = dict(model.named_modules())
@@ -174,9 +198,12 @@ def diagnose(
     insertion = []
     for name in declared(model, "is_diffusion_layer") if sites is None else sites:
         inserting = None if sites is None else diffusion
-        found = perturbation_bound(model, modules[name], *inputs, diffusion=inserting, points=points, tol=tol, **named)
+        found = perturbation_bound(
+            model, modules[name], *inputs, diffusion=inserting, points=points, tol=tol, **named
+        )
         insertion.append((name, *(getattr(found, column) for column in INSERTION[1:])))
-    attentions, attention = declared(model, "is_self_attention"), []
+    attentions = declared(model, "is_self_attention")
+    attention = []
     with evaluating(model):
         with torch.no_grad(), recorded(attentions) as calls:
             model(*inputs, **named)
@@ -184,22 +211,46 @@ def diagnose(
             errors.check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
             smoothing = diffusion or _nearest(model, name, call.x.size(2))
             both = commutator(smoothing, attentions[name], call.x, call.mask)
-            rough, square = call.roughness(), call.square()
-            attention.append((name, rough, rough / square if square else 0.0, both.relative, both.relative_linearized))
+            rough = call.roughness()
+            square = call.square()
+            attention.append(
+                (
+                    name,
+                    rough,
+                    rough / square if square else 0.0,
+                    both.relative,
+                    both.relative_linearized,
+                )
+            )
     return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, insertion))
 
 
 ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")
-INSERTION = ("layer", "roughness", "relative_roughness", "step", "lipschitz", "truth", "estimate", "roughness_estimate")
+INSERTION = (
+    "layer",
+    "roughness",
+    "relative_roughness",
+    "step",
+    "lipschitz",
+    "truth",
+    "estimate",
+    "roughness_estimate",
+)
 
 
 def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
     """Return the model's diffusion layer on ``channels`` whose name shares the longest prefix with ``name``."""
-    layers = {other: module for other, module in model.named_modules() if isinstance(module, PDEDiffusion1d)}
+    layers = {
+        other: module
+        for other, module in model.named_modules()
+        if isinstance(module, PDEDiffusion1d)
+    }
     own = {other: layer for other, layer in layers.items() if layer.in_channels == channels}
     if not own:
         lacks = f"{type(model).__name__} has no diffusion layer on states of {channels} channels"
-        raise ValueError(f"diffusion must be given: {lacks}. Pass diffusion=PDEDiffusion1d({channels}).")
+        raise ValueError(
+            f"diffusion must be given: {lacks}. Pass diffusion=PDEDiffusion1d({channels})."
+        )
 
     def shared(other: str) -> int:
         pairs = zip(other.split("."), name.split("."), strict=False)

@@ -45,20 +45,31 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     _check_promises(coupling, "posterior_variance")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
-        raise errors.SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave it out.")
+        raise errors.SingularSystemError(
+            "posterior_variance needs positive row sums; got a zero row. Leave it out."
+        )
     dtype = torch.promote_types(coupling.dtype, torch.float32)
-    form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
+    if coupling.low_rank:
+        form = coupling.low_rank_form(torch.float64)
+    else:
+        form = None
     if form is not None:
         inverse = LowRankInverse(form, (1.0 + leak) * degree)
         _check_ones(inverse(leak * degree.detach()))
         return inverse.inverse_diagonal().to(dtype)
     entries = coupling.heads * coupling.num_nodes**2
     if entries > DENSE:
-        way_out = "Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
-        limit = f"inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got {entries:,}"
+        way_out = (
+            "Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
+        )
+        limit = (
+            f"inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got {entries:,}"
+        )
         raise errors.CouplingMismatchError(f"posterior_variance {limit}. {way_out}")
     matrix = coupling.to_dense().double()
-    matrix = (matrix + matrix.mT) / 2  # symmetric, and with the sums of its own rounded entries, Q keeps a small leak
+    matrix = (
+        matrix + matrix.mT
+    ) / 2  # symmetric, and with the sums of its own rounded entries, Q keeps a small leak
     degree = matrix.sum(2, keepdim=True)
     factor = dense_factor(DenseCoupling(matrix), (1.0 + leak) * degree.transpose(0, 1))
     if factor is None:
@@ -125,14 +136,19 @@ def smoothing_floor(
     for name, state in (("x", x), ("source", source)):
         check_heads(state, name)
         coupling.check(by_head(state), name)
-    z, h = by_head(x).double(), by_head(source).double()
+    z = by_head(x).double()
+    h = by_head(source).double()
     if z.shape != h.shape:
-        raise ValueError(f"source must have the shape {list(x.shape)} of the state x; got {errors.describe(source)}.")
+        raise ValueError(
+            f"source must have the shape {list(x.shape)} of the state x; got {errors.describe(source)}."
+        )
     _check_promises(coupling, "smoothing_floor")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     residual = quotient(coupling.laplacian(z), degree) + leak * z - beta * h
     spread, apart, left = (_spread(part, degree, coupling.ptr) for part in (z, h, residual))
-    return SmoothingFloor(spread, apart, left, floor=max(0.0, abs(beta) * apart - left) / (2 + leak))
+    return SmoothingFloor(
+        spread, apart, left, floor=max(0.0, abs(beta) * apart - left) / (2 + leak)
+    )
 
 
 def _spread(x: Tensor, degree: Tensor, ptr: Tensor | None) -> float:

@@ -21,16 +21,47 @@ from diffusion_mp.diffusivities.fixed import (
     SymmetricDiffusivity,
     UniformDiffusivity,
 )
-from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias, edge_loss
-from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
+from diffusion_mp.diffusivities.kernelized_softmax import (
+    KernelizedSoftmaxDiffusivity,
+    RelationalBias,
+    edge_loss,
+)
+from diffusion_mp.diffusivities.sparse_flow import (
+    EdgeSparseFlowDiffusivity,
+    FrictionAttention,
+    SparseFlowDiffusivity,
+)
 from diffusion_mp.modules import AuxiliaryLoss, auxiliary_loss
 from diffusion_mp.updates.base import Positive
 
 __all__ = [
-    "AdjacencyDiffusivity", "AdjacencyEnhancedDiffusivity", "AllPairDiffusivity", "AuxiliaryLoss", "Diffusivity",
-    "EdgeDiffusivity", "EdgeSparseFlowDiffusivity", "FrictionAttention", "GATDiffusivity", "GaussianDiffusivity",
-    "GraphAugmentedDiffusivity", "IdentityDiffusivity", "KernelizedSoftmaxDiffusivity", "MixtureDiffusivity",
-    "NeumannDiffusivity", "PenaltyDiffusivity", "Positive", "RelationalBias", "SGFormerDiffusivity",
-    "ScaledDiffusivity", "SigmoidDiffusivity", "SimpleDiffusivity", "SoftmaxDiffusivity", "SparseFlowDiffusivity",
-    "SumDiffusivity", "SymmetricDiffusivity", "UniformDiffusivity", "auxiliary_loss", "edge_loss",
-]  # fmt: skip
+    "AdjacencyDiffusivity",
+    "AdjacencyEnhancedDiffusivity",
+    "AllPairDiffusivity",
+    "AuxiliaryLoss",
+    "Diffusivity",
+    "EdgeDiffusivity",
+    "EdgeSparseFlowDiffusivity",
+    "FrictionAttention",
+    "GATDiffusivity",
+    "GaussianDiffusivity",
+    "GraphAugmentedDiffusivity",
+    "IdentityDiffusivity",
+    "KernelizedSoftmaxDiffusivity",
+    "MixtureDiffusivity",
+    "NeumannDiffusivity",
+    "PenaltyDiffusivity",
+    "Positive",
+    "RelationalBias",
+    "SGFormerDiffusivity",
+    "ScaledDiffusivity",
+    "SigmoidDiffusivity",
+    "SimpleDiffusivity",
+    "SoftmaxDiffusivity",
+    "SparseFlowDiffusivity",
+    "SumDiffusivity",
+    "SymmetricDiffusivity",
+    "UniformDiffusivity",
+    "auxiliary_loss",
+    "edge_loss",
+]

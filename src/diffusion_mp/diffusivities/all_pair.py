@@ -41,10 +41,15 @@ class QueryKeyDiffusivity(Diffusivity):
     """
 
     def __init__(
-        self, channels: int | None = None,
-        *, heads: int = 1, projection: Projection = "separate", head_channels: int | None = None,
-        normalize: Normalization = None, bias: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int | None = None,
+        *,
+        heads: int = 1,
+        projection: Projection = "separate",
+        head_channels: int | None = None,
+        normalize: Normalization = None,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
         errors.check_counts(heads=heads)
         errors.check_flags(bias=bias)
@@ -52,7 +57,10 @@ class QueryKeyDiffusivity(Diffusivity):
         errors.check_choice(normalize, "normalize", ["row", "frobenius", None])
         counts = {"channels": channels, "head_channels": head_channels}
         errors.check_counts(**{name: count for name, count in counts.items() if count is not None})
-        self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
+        self.channels = channels
+        self.heads = heads
+        self.projection = projection
+        self.normalize = normalize
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is None:
             if bias:
@@ -63,14 +71,21 @@ class QueryKeyDiffusivity(Diffusivity):
             self.head_channels: int | None = None if channels is None else channels // heads
             return
         if channels is None:
-            raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
+            raise ValueError(
+                f"channels must be given for {projection=}: W_Q and W_K act on them; got None."
+            )
         self.head_channels = head_channels or channels
         self.query = nn.Linear(channels, heads * self.head_channels, bias=bias)
         if projection == "separate":
             self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
 
     def queries_and_keys(
-        self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True, origin: Tensor | None = None
+        self,
+        x: Float[Tensor, "N C"],
+        graph: Graph,
+        *,
+        unit: bool = True,
+        origin: Tensor | None = None,
     ) -> Features:
         """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
@@ -79,13 +94,20 @@ class QueryKeyDiffusivity(Diffusivity):
         shifted = x if origin is None else x - origin
         if self.projection is None:
             if x.size(1) % self.heads:
-                raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
-            q = x.unsqueeze(1) if self.heads == 1 else x.unflatten(1, by_head)
+                raise ValueError(
+                    f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels."
+                )
+            if self.heads == 1:
+                q = x.unsqueeze(1)
+            else:
+                q = x.unflatten(1, by_head)
             k = q if origin is None else shifted.unflatten(1, by_head)
         else:
             q = k = self.query(x).unflatten(1, by_head)
             if self.projection == "separate" or origin is not None:
-                k = (self.key if self.projection == "separate" else self.query)(shifted).unflatten(1, by_head)
+                k = (self.key if self.projection == "separate" else self.query)(shifted).unflatten(
+                    1, by_head
+                )
         if self.normalize == "row" and unit:
             return unit_rows(q, k)
         if self.normalize == "frobenius":
@@ -123,10 +145,17 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
         # Padded and cut, not branched: an exported program keeps one branch, also for graphs without a node.
         least = pad(size, (0, 1), value=math.inf).argmin(0, keepdim=True)
         return x[least[: x.size(0)]]
-    batch, number = graph.batch.to(x.device), torch.arange(x.size(0), device=x.device)
-    least = size.new_zeros(graph.num_graphs).scatter_reduce(0, batch, size, "amin", include_self=False)
+    batch = graph.batch.to(x.device)
+    number = torch.arange(x.size(0), device=x.device)
+    least = size.new_zeros(graph.num_graphs).scatter_reduce(
+        0, batch, size, "amin", include_self=False
+    )
     others = number.masked_fill(size > least[batch], x.size(0))
-    return x[number.new_zeros(graph.num_graphs).scatter_reduce(0, batch, others, "amin", include_self=False)[batch]]
+    return x[
+        number.new_zeros(graph.num_graphs).scatter_reduce(
+            0, batch, others, "amin", include_self=False
+        )[batch]
+    ]
 
 
 class AllPairDiffusivity(QueryKeyDiffusivity):
@@ -154,19 +183,35 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
     """
 
     def __init__(
-        self, channels: int | None = None,
-        *, projection: Projection = None, normalize: Normalization = "row",
-        measure: Literal["inner", "distance"] = "inner", row_stochastic: bool = True,
-        constraint: Constraint | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int | None = None,
+        *,
+        projection: Projection = None,
+        normalize: Normalization = "row",
+        measure: Literal["inner", "distance"] = "inner",
+        row_stochastic: bool = True,
+        constraint: Constraint | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(channels, projection=projection, normalize=normalize, **options)
         errors.check_flags(row_stochastic=row_stochastic)
         errors.check_choice(measure, "measure", ["inner", "distance"])
-        errors.check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
-        self.measure, self.constraint, self.row_stochastic = measure, constraint, row_stochastic
+        errors.check_kind(
+            constraint,
+            "constraint",
+            (Constraint, NoneType),
+            "a Constraint (see get_constraint) or None",
+        )
+        self.measure = measure
+        self.constraint = constraint
+        self.row_stochastic = row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
-        own = type(self).queries_and_keys is QueryKeyDiffusivity.queries_and_keys  # one of a subclass may change x
-        self._views_the_state = own and projection is None and self.heads == 1 and normalize != "frobenius"
+        own = (
+            type(self).queries_and_keys is QueryKeyDiffusivity.queries_and_keys
+        )  # one of a subclass may change x
+        self._views_the_state = (
+            own and projection is None and self.heads == 1 and normalize != "frobenius"
+        )
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
@@ -186,19 +231,26 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
     @property
     def penalty(self) -> Penalty | None:  # type: ignore[override]
         """δ if f reads the state itself, else ``None``."""
-        return self.penalty_of(self.head_channels) if self.reads_the_state else None
+        if self.reads_the_state:
+            return self.penalty_of(self.head_channels)
+        return None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         errors.check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         # All rows of a graph share one centre, though this process may hold only some of them. Unit vectors need none.
-        centre = graph.centre(k) if self.measure == "distance" and self.normalize != "row" else None
+        if self.measure == "distance" and self.normalize != "row":
+            centre = graph.centre(k)
+        else:
+            centre = None
         if self.constraint is not None:
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
         forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
         forms |= {"normalize": self.row_stochastic}
-        coupling = penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
+        coupling = penalty.score.coupling(
+            q, k, graph.segments, measure=self.measure, centre=centre, **forms
+        )
         if self._views_the_state and getattr(coupling, "query", None) is q is k:
             coupling.viewed = x, q
         return coupling
@@ -270,7 +322,9 @@ class GaussianDiffusivity(_NamedDiffusivity):
 
     kernel = "gaussian"
 
-    def __init__(self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any) -> None:
+    def __init__(
+        self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any
+    ) -> None:
         super().__init__(channels, **options)
         errors.check_positive(bandwidth, "bandwidth")
         self.bandwidth = bandwidth
@@ -281,7 +335,8 @@ class GaussianDiffusivity(_NamedDiffusivity):
 
 #: The all-pair diffusivities by the names of their penalties.
 KERNELS: dict[str, type[AllPairDiffusivity]] = {
-    kind.kernel: kind for kind in (SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity)
+    kind.kernel: kind
+    for kind in (SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity)
 }
 
 
@@ -296,10 +351,14 @@ class MixtureDiffusivity(AllPairDiffusivity):
     """
 
     def __init__(
-        self, channels: int | None = None,
-        *, widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0), weights: Sequence[float] | None = None,
-        normalize: Normalization = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int | None = None,
+        *,
+        widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        weights: Sequence[float] | None = None,
+        normalize: Normalization = None,
+        **options: Any,
+    ) -> None:
         super().__init__(channels, normalize=normalize, measure="distance", **options)
         self.mixture = MixturePenalty(widths, weights)
 
@@ -318,7 +377,12 @@ class PenaltyDiffusivity(AllPairDiffusivity):
     """
 
     def __init__(
-        self, penalty: Penalty, channels: int | None = None, *, normalize: Normalization = None, **options: Any
+        self,
+        penalty: Penalty,
+        channels: int | None = None,
+        *,
+        normalize: Normalization = None,
+        **options: Any,
     ) -> None:
         super().__init__(channels, normalize=normalize, measure="distance", **options)
         errors.check_kind(penalty, "penalty", Penalty, "a Penalty")
@@ -354,10 +418,16 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
     )
 
     def __init__(
-        self, channels: int | None = None, *, normalize: Literal["row", "frobenius"] = "row", **options: Any
+        self,
+        channels: int | None = None,
+        *,
+        normalize: Literal["row", "frobenius"] = "row",
+        **options: Any,
     ) -> None:
         if normalize is None:
-            raise ValueError("normalize must be 'row' or 'frobenius'; got None. Row sums might not be positive.")
+            raise ValueError(
+                "normalize must be 'row' or 'frobenius'; got None. Row sums might not be positive."
+            )
         super().__init__(channels, normalize=normalize, **options)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

@@ -50,13 +50,17 @@ class Diffusivity(Resettable, ABC):
     symmetric: bool = False
     row_stochastic: bool = False
     penalty: Penalty | None = None
-    why_no_penalty: str = "this diffusivity declares no penalty, so no theorem names an energy that it descends."
+    why_no_penalty: str = (
+        "this diffusivity declares no penalty, so no theorem names an energy that it descends."
+    )
     heads: int = 1
     positional: bool = False
     #: Arrays of NumPy leave the arithmetic to this class; they would make an array of diffusivities.
     __array_ufunc__ = None
 
-    def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None) -> Coupling:
+    def forward(
+        self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None
+    ) -> Coupling:
         """Return the coupling at state ``x``; without ``graph`` no edges; only `GATDiffusivity` reads ``edge_attr``."""
         if edge_attr is not None:
             raise ValueError(
@@ -79,7 +83,9 @@ class Diffusivity(Resettable, ABC):
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
-        return self.couple(x, graph) if type(graph) is Graph else graph.couple(self, x)
+        if type(graph) is Graph:
+            return self.couple(x, graph)
+        return graph.couple(self, x)
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -99,7 +105,9 @@ class Diffusivity(Resettable, ABC):
 
     def __add__(self, other: Diffusivity) -> Diffusivity:
         if not isinstance(other, Diffusivity):
-            raise TypeError(f"a diffusivity can only be added to a diffusivity; got {describe(other)}.")
+            raise TypeError(
+                f"a diffusivity can only be added to a diffusivity; got {describe(other)}."
+            )
         return SumDiffusivity([self, other])
 
     __radd__ = __add__
@@ -163,13 +171,19 @@ class SumDiffusivity(Diffusivity):
         flat: list[Diffusivity] = []
         for term in terms:
             check_kind(term, "every one of terms", Diffusivity, "a Diffusivity")
-            flat += cast("Iterable[Diffusivity]", term.terms) if isinstance(term, SumDiffusivity) else [term]
+            flat += (
+                cast("Iterable[Diffusivity]", term.terms)
+                if isinstance(term, SumDiffusivity)
+                else [term]
+            )
         if not flat:
             raise ValueError("terms must hold at least one diffusivity; got none.")
         self.terms: nn.ModuleList = nn.ModuleList(flat)
         self.declare_parts(*flat)
         if any(term.heads not in (1, self.heads) for term in flat):
-            raise ValueError(f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}.")
+            raise ValueError(
+                f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}."
+            )
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         return SumCoupling([term(x, graph) for term in self.terms])

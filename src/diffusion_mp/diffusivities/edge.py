@@ -46,21 +46,37 @@ class GATDiffusivity(Diffusivity):
     why_no_penalty = "GAT's score is not a decreasing function of a distance (Example 5), so no penalty belongs to it."
 
     def __init__(
-        self, channels: int, heads: int = 1,
-        *, negative_slope: float = 0.2, self_loops: SelfLoops = "remaining", edge_dim: int | None = None,
+        self,
+        channels: int,
+        heads: int = 1,
+        *,
+        negative_slope: float = 0.2,
+        self_loops: SelfLoops = "remaining",
+        edge_dim: int | None = None,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        errors.check_counts(channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim}))
+        errors.check_counts(
+            channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim})
+        )
         errors.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
         errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
         errors.check_number(negative_slope, "negative_slope")
-        self.heads, self.negative_slope, self.dropout, self.self_loops = heads, negative_slope, dropout, self_loops
+        self.heads = heads
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.self_loops = self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
-        self.edge = None if edge_dim is None else Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
-        self.att_edge = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, channels // heads))
+        if edge_dim is None:
+            self.edge = None
+        else:
+            self.edge = Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
+        if edge_dim is None:
+            self.att_edge = None
+        else:
+            self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
         self._draw()
 
     def _draw(self) -> None:
@@ -68,7 +84,10 @@ class GATDiffusivity(Diffusivity):
             glorot(parameter)
 
     def forward(
-        self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Float[Tensor, "E ..."] | None = None
+        self,
+        x: Float[Tensor, "N C"],
+        graph: Graph | None = None,
+        edge_attr: Float[Tensor, "E ..."] | None = None,
     ) -> Coupling:
         """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
         if edge_attr is None or self.edge is None:
@@ -78,13 +97,19 @@ class GATDiffusivity(Diffusivity):
         if graph.edge_index is None:
             return super().forward(x, graph)  # raises
         if type(graph) is not Graph:
-            raise ValueError(f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}.")
+            raise ValueError(
+                f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}."
+            )
         if isinstance(edge_attr, Tensor) and edge_attr.dim() == 1:
             edge_attr = edge_attr.unsqueeze(1)
-        errors.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge.in_channels, module=self)
+        errors.check_edge_rows(
+            edge_attr, graph.num_edges, channels=self.edge.in_channels, module=self
+        )
         return self.couple(x, graph, edge_attr)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph, edge_attr: Float[Tensor, "E F"] | None = None) -> Coupling:
+    def couple(
+        self, x: Float[Tensor, "N C"], graph: Graph, edge_attr: Float[Tensor, "E F"] | None = None
+    ) -> Coupling:
         _, heads, width = self.att_src.shape
         if x.size(1) != heads * width:
             raise ValueError(
@@ -92,8 +117,10 @@ class GATDiffusivity(Diffusivity):
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
         errors.check_place(x, self, dtype=True)
-        observed, graph = graph, graph.with_self_loops(self.self_loops)
-        rows, cols = graph.csr, graph.csc
+        observed = graph
+        graph = graph.with_self_loops(self.self_loops)
+        rows = graph.csr
+        cols = graph.csc
         sent, received = self._scores(x)
         logits = at_rows(cols, sent) + at_rows(rows, received)
         if edge_attr is not None:
@@ -102,23 +129,32 @@ class GATDiffusivity(Diffusivity):
         weight = edge_softmax(rows, logits, _prior(graph, logits))
         dropping = self.training and self.dropout > 0
         weight = dropout(weight, self.dropout) if dropping else weight
-        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=not dropping, nonnegative=True)
+        return SparseCoupling(
+            graph, weight, symmetric=False, row_stochastic=not dropping, nonnegative=True
+        )
 
     def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
         """Return α_src·x and α_dst·x [N, H], by one product with a block-diagonal matrix."""
-        blocks = [torch.diag_embed(att[0].t()).transpose(0, 1).flatten(0, 1) for att in (self.att_src, self.att_dst)]
+        blocks = [
+            torch.diag_embed(att[0].t()).transpose(0, 1).flatten(0, 1)
+            for att in (self.att_src, self.att_dst)
+        ]
         with without_autocast(x):
             (state, by_head), _ = accumulating(x, torch.cat(blocks, 1))
             sent, received = (state @ by_head).chunk(2, 1)
         return sent, received
 
-    def _edge_scores(self, edge_attr: Float[Tensor, "E F"], observed: Graph, looped: Graph) -> Float[Tensor, "L H"]:
+    def _edge_scores(
+        self, edge_attr: Float[Tensor, "E F"], observed: Graph, looped: Graph
+    ) -> Float[Tensor, "L H"]:
         """Return α_edge·W_E f of the observed edges, and its mean over a node's other edges for added self-loops."""
         assert self.edge is not None
         assert self.att_edge is not None
         with without_autocast(edge_attr):
             weight = self.edge.weight.unflatten(0, self.att_edge.shape[1:])
-            (features, by_head), _ = accumulating(edge_attr, torch.einsum("hdf,hd->fh", weight, self.att_edge[0]))
+            (features, by_head), _ = accumulating(
+                edge_attr, torch.einsum("hdf,hd->fh", weight, self.att_edge[0])
+            )
             score = features @ by_head
         if looped.origin is None:
             return score
@@ -126,7 +162,9 @@ class GATDiffusivity(Diffusivity):
         counts = (source != target).to(score.dtype).unsqueeze(1)
         sums = score.new_zeros(observed.num_nodes, score.size(1) + 1)
         sums = sums.index_add(0, target, torch.cat([score * counts, counts], 1))
-        return torch.cat([score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]).index_select(0, looped.origin)
+        return torch.cat([score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]).index_select(
+            0, looped.origin
+        )
 
     def extra_repr(self) -> str:
         return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"
@@ -152,35 +190,49 @@ class EdgeDiffusivity(Diffusivity):
     why_no_penalty = "its pairs are the observed edges: certify its coupling (Theorem 1 holds for a step with S fixed)."
 
     def __init__(
-        self, penalty: str | Penalty = "sigmoid", *, row_stochastic: bool = True, self_loops: SelfLoops = "keep"
+        self,
+        penalty: str | Penalty = "sigmoid",
+        *,
+        row_stochastic: bool = True,
+        self_loops: SelfLoops = "keep",
     ) -> None:
         super().__init__()
         errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
         errors.check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
-        self.row_stochastic, self.self_loops = row_stochastic, self_loops
+        self.row_stochastic = row_stochastic
+        self.self_loops = self_loops
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
         rows = graph.pattern.by_row
         score = self.edge_penalty.score
         s = self._exponents(x, graph)
-        if self.row_stochastic and score.g not in ("linear", "function"):  # these may be zero, without a logarithm
+        if self.row_stochastic and score.g not in (
+            "linear",
+            "function",
+        ):  # these may be zero, without a logarithm
             weight = edge_softmax(rows, score.log(s), _prior(graph, s))
         else:
             weight = graph.weights(s).unsqueeze(1) * score(s)
             if self.row_stochastic:
                 weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
-        symmetric, stochastic = False if self.row_stochastic else None, self.row_stochastic
+        symmetric = False if self.row_stochastic else None
+        stochastic = self.row_stochastic
         nonnegative = self.edge_penalty.domain[1] == float("inf")
-        return SparseCoupling(graph, weight, symmetric=symmetric, row_stochastic=stochastic, nonnegative=nonnegative)
+        return SparseCoupling(
+            graph, weight, symmetric=symmetric, row_stochastic=stochastic, nonnegative=nonnegative
+        )
 
     def _exponents(self, x: Float[Tensor, "N C"], graph: Graph) -> Float[Tensor, "E one"]:
         """Return −½‖x_i − x_j‖² of every edge."""
         score = self.edge_penalty.score
         # All pairs cancel the rounding of a linear f in their sums; a few edges do not.
         sharpness = abs(score.scale) if score.g == "linear" else score.sharpness
-        s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=sharpness))
+        s = sddmm(
+            graph.pattern,
+            *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=sharpness),
+        )
         source, target = graph.edges
         # Zero to the bit, in the gradient too: for far neighbours the rounding of a loop would be most of it.
         return s.masked_fill((source == target).unsqueeze(1), 0.0)

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from diffusion_mp import couplings
 from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil
 from diffusion_mp.diffusivities.base import Diffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_share
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_share,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.neumann import Boundary
@@ -49,7 +56,9 @@ class UniformDiffusivity(Diffusivity):
     why_no_penalty = "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        return couplings.UniformCoupling(graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device)
+        return couplings.UniformCoupling(
+            graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device
+        )
 
 
 class NeumannDiffusivity(Diffusivity):
@@ -73,13 +82,19 @@ class NeumannDiffusivity(Diffusivity):
     """
 
     positional = True
-    why_no_penalty = "the stencil does not look at the state: certify the coupling itself (Theorem 1)."
+    why_no_penalty = (
+        "the stencil does not look at the state: certify the coupling itself (Theorem 1)."
+    )
 
     def __init__(
-        self, heads: int = 1,
-        *, strides: Sequence[int] = (1,), boundary: Boundary = "symmetric", alpha: float = 0.1,
+        self,
+        heads: int = 1,
+        *,
+        strides: Sequence[int] = (1,),
+        boundary: Boundary = "symmetric",
+        alpha: float = 0.1,
         budget: float | None = 0.5,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_counts(heads=heads)
         self.symmetric = check_stencil(strides, boundary)
@@ -87,18 +102,28 @@ class NeumannDiffusivity(Diffusivity):
         if budget is not None:
             check_positive(budget, "budget")
             if alpha >= budget:
-                raise ValueError(f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget.")
-        self.heads, self.strides, self.boundary = heads, tuple(strides), boundary
-        self.initial_alpha, self.budget = float(alpha), budget
+                raise ValueError(
+                    f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget."
+                )
+        self.heads = heads
+        self.strides = tuple(strides)
+        self.boundary = boundary
+        self.initial_alpha = float(alpha)
+        self.budget = budget
         self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
-        self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
+        if budget is None:
+            self.eta = None
+        else:
+            self.eta = nn.Parameter(torch.empty(heads))
         self._draw()
 
     def _draw(self) -> None:
         if self.eta is None or self.budget is None:
             nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
         else:
-            nn.init.constant_(self.eta, math.log(self.initial_alpha / (self.budget - self.initial_alpha)))
+            nn.init.constant_(
+                self.eta, math.log(self.initial_alpha / (self.budget - self.initial_alpha))
+            )
             nn.init.zeros_(self.theta)
 
     @property
@@ -111,7 +136,9 @@ class NeumannDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
-        return NeumannCoupling(graph.num_nodes, alpha, self.strides, self.boundary, graph.segments, nonnegative=True)
+        return NeumannCoupling(
+            graph.num_nodes, alpha, self.strides, self.boundary, graph.segments, nonnegative=True
+        )
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, strides={self.strides}, boundary={self.boundary!r}, budget={self.budget}"
@@ -143,37 +170,54 @@ class AdjacencyDiffusivity(Diffusivity):
     why_no_penalty = "the adjacency is fixed: certify the coupling itself (Theorem 1)."
 
     def __init__(
-        self, normalization: Literal["sym", "row", "sum"] = "sym",
-        *, self_loops: SelfLoops = "keep", direction: Literal["directed", "undirected", "pyg"] = "directed",
-        zero_degree: Literal["zero", "error"] = "zero", degrees: Literal["weighted", "count"] = "weighted",
-    ) -> None:  # fmt: skip
+        self,
+        normalization: Literal["sym", "row", "sum"] = "sym",
+        *,
+        self_loops: SelfLoops = "keep",
+        direction: Literal["directed", "undirected", "pyg"] = "directed",
+        zero_degree: Literal["zero", "error"] = "zero",
+        degrees: Literal["weighted", "count"] = "weighted",
+    ) -> None:
         super().__init__()
         check_choice(normalization, "normalization", ["sym", "row", "sum"])
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_choice(direction, "direction", ["directed", "undirected", "pyg"])
         check_choice(zero_degree, "zero_degree", ["zero", "error"])
         check_choice(degrees, "degrees", ["weighted", "count"])
-        self.normalization, self.direction = normalization, direction
-        self.zero_degree, self.degrees, self.self_loops = zero_degree, degrees, self_loops
+        self.normalization = normalization
+        self.direction = direction
+        self.zero_degree = zero_degree
+        self.degrees = degrees
+        self.self_loops = self_loops
         self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        direction, self_loops = self.direction, self.self_loops
+        direction = self.direction
+        self_loops = self.self_loops
         options = (self.normalization, direction, self_loops, self.zero_degree, self.degrees)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return couplings.SparseCoupling(
-            graph.derived((options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))),
+            graph.derived(
+                (options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))
+            ),
             symmetric=self.symmetric or None,
             row_stochastic=self.row_stochastic and graph.full_degree is None,
             nonnegative=True,
-            metric=(lambda: _received(_prepared(graph, direction, self_loops))) if self.row_stochastic else None,
+            metric=(lambda: _received(_prepared(graph, direction, self_loops)))
+            if self.row_stochastic
+            else None,
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
-        counted = _prepared(_ones(graph), self.direction, self.self_loops) if self.degrees == "count" else None
+        if self.degrees == "count":
+            counted = _prepared(_ones(graph), self.direction, self.self_loops)
+        else:
+            counted = None
         graph = _prepared(graph, self.direction, self.self_loops)
-        counted, weight, (source, target) = counted or graph, graph.weights(like), graph.edges
+        counted = counted or graph
+        weight = graph.weights(like)
+        (source, target) = graph.edges
         received = counted.degree("in", weight.dtype)
         if self.zero_degree == "error" and bool((received == 0).any()):
             raise ValueError(
@@ -183,7 +227,10 @@ class AdjacencyDiffusivity(Diffusivity):
         if self.normalization == "row":
             weight = weight * reciprocal(received).index_select(0, target)
         elif self.normalization == "sym":
-            sent = received if self.direction == "pyg" else counted.degree("out", weight.dtype)
+            if self.direction == "pyg":
+                sent = received
+            else:
+                sent = counted.degree("out", weight.dtype)
             weight = weight * inverse_root(received).index_select(0, target)
             weight = weight * inverse_root(sent).index_select(0, source)
         return graph.with_weights(weight)
@@ -194,7 +241,9 @@ class AdjacencyDiffusivity(Diffusivity):
 
 
 def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
-    return (graph.to_undirected() if direction == "undirected" else graph).with_self_loops(self_loops)
+    return (graph.to_undirected() if direction == "undirected" else graph).with_self_loops(
+        self_loops
+    )
 
 
 def _ones(graph: Graph) -> Graph:
@@ -232,7 +281,9 @@ class SymmetricDiffusivity(Diffusivity):
     """
 
     depends_on = "parts"
-    why_no_penalty = "D^-½ΩD^-½ divides by degrees, which are not a function of a distance: certify Ω itself."
+    why_no_penalty = (
+        "D^-½ΩD^-½ divides by degrees, which are not a function of a distance: certify Ω itself."
+    )
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
@@ -243,7 +294,8 @@ class SymmetricDiffusivity(Diffusivity):
                 f"diffusivity must give Ω itself; {type(diffusivity).__name__} has divided its rows by their sums. "
                 f"Take row_stochastic=False, or normalization='sum' for an adjacency."
             )
-        self.diffusivity, self.diagonal = diffusivity, diagonal
+        self.diffusivity = diffusivity
+        self.diagonal = diagonal
         self.declare_parts(diffusivity)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
@@ -281,15 +333,26 @@ class GraphAugmentedDiffusivity(Diffusivity):
     )
 
     def __init__(
-        self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum", graph_weight: float | None = None
+        self,
+        attention: Diffusivity,
+        graph_term: Diffusivity,
+        mix: Mix = "sum",
+        graph_weight: float | None = None,
     ) -> None:
         super().__init__()
         check_kind(attention, "attention", Diffusivity, "a Diffusivity")
         check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
         check_choice(mix, "mix", get_args(Mix))
         if graph_weight is not None:
-            check_share(graph_weight, "graph_weight", "the graph term beside 1 - graph_weight of the attention")
-        self.attention, self.graph_term, self.mix, self.graph_weight = attention, graph_term, mix, graph_weight
+            check_share(
+                graph_weight,
+                "graph_weight",
+                "the graph term beside 1 - graph_weight of the attention",
+            )
+        self.attention = attention
+        self.graph_term = graph_term
+        self.mix = mix
+        self.graph_weight = graph_weight
         self.declare_parts(attention, graph_term)
         self.needs_graph = attention.needs_graph
         self.symmetric = self.symmetric and mix != "joint"
@@ -297,11 +360,18 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         attention = self.attention(x, graph)
-        return attention if graph.edge_index is None else self.mixed(attention, self.graph_term(x, graph))
+        if graph.edge_index is None:
+            return attention
+        return self.mixed(attention, self.graph_term(x, graph))
 
-    def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:
+    def mixed(
+        self, attention: couplings.Coupling, graph_term: couplings.Coupling
+    ) -> couplings.Coupling:
         weight = self.graph_weight
-        terms = [attention, graph_term] if weight is None else [(1 - weight) * attention, weight * graph_term]
+        if weight is None:
+            terms = [attention, graph_term]
+        else:
+            terms = [(1 - weight) * attention, weight * graph_term]
         both = couplings.SumCoupling(terms)
         if self.mix == "joint":
             return couplings.row_normalized(both)
@@ -314,10 +384,14 @@ class GraphAugmentedDiffusivity(Diffusivity):
 class AdjacencyEnhancedCoupling(couplings.SumCoupling):
     """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
 
-    def __init__(self, attention: couplings.Coupling, adjacency: couplings.Coupling, share: Tensor) -> None:
+    def __init__(
+        self, attention: couplings.Coupling, adjacency: couplings.Coupling, share: Tensor
+    ) -> None:
         # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
         terms = ((share, attention), (1 - share, adjacency))
-        super().__init__([couplings.ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
+        super().__init__(
+            [couplings.ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms]
+        )
         self.attention = attention
 
 
@@ -334,7 +408,9 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
 
     why_no_penalty = "attention plus a graph term, with a learnable balance: no theorem names an energy it descends."
 
-    def __init__(self, attention: Diffusivity, *, gamma: float = 1.0, self_loops: SelfLoops = "remaining") -> None:
+    def __init__(
+        self, attention: Diffusivity, *, gamma: float = 1.0, self_loops: SelfLoops = "remaining"
+    ) -> None:
         super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
         check_positive(gamma, "gamma")
         self.initial = math.log(gamma)
@@ -343,7 +419,9 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     def _draw(self) -> None:
         nn.init.constant_(self.log_gamma, self.initial)
 
-    def mixed(self, attention: couplings.Coupling, graph_term: couplings.Coupling) -> couplings.Coupling:
+    def mixed(
+        self, attention: couplings.Coupling, graph_term: couplings.Coupling
+    ) -> couplings.Coupling:
         return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
 
     def extra_repr(self) -> str:

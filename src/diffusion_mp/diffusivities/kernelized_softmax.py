@@ -26,12 +26,18 @@ Directions = Float[Tensor, "m D"]
 LogFeatures = tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]
 
 
-def orthogonal_directions(num_features: int, dim: int, generator: torch.Generator | None = None) -> Directions:
+def orthogonal_directions(
+    num_features: int, dim: int, generator: torch.Generator | None = None
+) -> Directions:
     """Return m directions w_r ~ N(0, I), orthogonal and Haar-distributed in blocks (Choromanski et al. 2021)."""
-    gaussian = torch.randn(-(-num_features // dim), dim, dim, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(
+        -(-num_features // dim), dim, dim, generator=generator, dtype=torch.float64
+    )
     q, r = torch.linalg.qr(gaussian)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
-    lengths = torch.randn(num_features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+    lengths = torch.randn(num_features, dim, generator=generator, dtype=torch.float64).norm(
+        dim=1, keepdim=True
+    )
     return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
 
 
@@ -44,10 +50,16 @@ def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
     (q, k, directions), _ = accumulating(q, k, directions)
     with without_autocast(k):
         log_key = k @ directions.t()
-        return log_key if tied else q @ directions.t(), log_key, -0.5 * k.square().sum(2, keepdim=True)
+        return (
+            log_key if tied else q @ directions.t(),
+            log_key,
+            -0.5 * k.square().sum(2, keepdim=True),
+        )
 
 
-def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, graph: Graph) -> LogFeatures:
+def stabilized_features(
+    q: Rows, k: Rows, directions: Directions, eps: float, graph: Graph
+) -> LogFeatures:
     r"""Return log features log(e^{w_r·a − ½‖a‖² − M} + ε) and zero log weights, as released code computes them.
 
     M is the largest w_r·q of a query, or the largest w_r·k over all keys of a graph. With ε > 0 it does not cancel.
@@ -60,7 +72,8 @@ def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, gr
     along_q, along_k, half_k = attention_features(q, k, directions)
     half_q = -0.5 * q.to(along_q.dtype).square().sum(2, keepdim=True)
     floor = torch.full_like(half_q, math.log(eps))
-    largest_q, largest_k = along_q.amax(2, keepdim=True), max_rows(along_k.amax(2, keepdim=True), graph.segments)
+    largest_q = along_q.amax(2, keepdim=True)
+    largest_k = max_rows(along_k.amax(2, keepdim=True), graph.segments)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
     return log_query, torch.logaddexp(along_k + half_k - largest_k, floor), torch.zeros_like(half_k)
 
@@ -94,7 +107,10 @@ def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = Fa
     degree = weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
     share = quotient(weight, degree[target])
     if relative:
-        sizes = weight.new_full((1,), graph.total_nodes) if graph.is_single else graph.ptr.diff().to(weight)
+        if graph.is_single:
+            sizes = weight.new_full((1,), graph.total_nodes)
+        else:
+            sizes = graph.ptr.diff().to(weight)
         scale = sizes.clamp(min=2).log()
         share = share / (scale if graph.is_single else scale[graph.batch[target]])
     share = share.unsqueeze(1)
@@ -148,11 +164,19 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     )
 
     def __init__(
-        self, channels: int,
-        *, num_features: int = 32, tau: float = 0.25, logits: Literal["dot", "scaled_dot"] = "dot",
-        num_samples: int = 10, edge_regularization: float = 0.0, relative_edge_loss: bool = True,
-        generator: torch.Generator | None = None, stabilizer: float = 0.0, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        *,
+        num_features: int = 32,
+        tau: float = 0.25,
+        logits: Literal["dot", "scaled_dot"] = "dot",
+        num_samples: int = 10,
+        edge_regularization: float = 0.0,
+        relative_edge_loss: bool = True,
+        generator: torch.Generator | None = None,
+        stabilizer: float = 0.0,
+        **options: Any,
+    ) -> None:
         super().__init__(channels, **options)
         errors.check_counts(channels=channels, num_features=num_features)
         errors.check_counts(0, num_samples=num_samples)
@@ -165,8 +189,12 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if stabilizer:
             self.depends_on = "graph"  # every entry depends on the largest feature of all keys
         self.dim = cast("int", self.head_channels)
-        self.tau, self.logits, self.num_samples, self.stabilizer = float(tau), logits, num_samples, stabilizer
-        self.edge_regularization, self.relative_edge_loss = edge_regularization, relative_edge_loss
+        self.tau = float(tau)
+        self.logits = logits
+        self.num_samples = num_samples
+        self.stabilizer = stabilizer
+        self.edge_regularization = edge_regularization
+        self.relative_edge_loss = relative_edge_loss
         self.auxiliary = AuxiliaryLoss()
         self.register_buffer("directions", torch.empty(num_features, self.dim))
         self.register_buffer("noise_state", torch.zeros(2, dtype=torch.long))
@@ -183,7 +211,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     @property
     def temperature(self) -> float:
         """The divisor of q·k: τ, or τ√d with ``logits="scaled_dot"``."""
-        return self.tau if self.logits == "dot" else self.tau * math.sqrt(self.dim)
+        if self.logits == "dot":
+            return self.tau
+        return self.tau * math.sqrt(self.dim)
 
     def scaled_queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """Return q and k over the root of the temperature, in at least float32; one object if they are equal."""
@@ -196,20 +226,29 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
         if self.stabilizer:
-            log_query, log_key, log_weight = stabilized_features(q, k, self.directions, self.stabilizer, graph)
+            log_query, log_key, log_weight = stabilized_features(
+                q, k, self.directions, self.stabilizer, graph
+            )
         else:
             log_query, log_key, log_weight = attention_features(q, k, self.directions)
         weighted = partial(couplings.LogLowRankCoupling, log_query, log_key, graph.segments)
         self.auxiliary.value = None
         if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
-            loss = edge_loss(graph.share(weighted(log_weight)), graph, relative=self.relative_edge_loss)
+            loss = edge_loss(
+                graph.share(weighted(log_weight)), graph, relative=self.relative_edge_loss
+            )
             self.auxiliary.value = self.edge_regularization * loss
         if self.training and self.num_samples > 0:
-            noise = gumbel(take_step(self.noise_state), k, self.num_samples, graph.first_node) / self.tau
+            noise = (
+                gumbel(take_step(self.noise_state), k, self.num_samples, graph.first_node)
+                / self.tau
+            )
             return weighted(log_weight + noise)
         return weighted(log_weight)
 
-    def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> couplings.PairwiseCoupling:
+    def exact(
+        self, x: Float[Tensor, "N C"], graph: Graph | None = None
+    ) -> couplings.PairwiseCoupling:
         """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
         errors.check_state(x, channels=self.channels)
         graph = Graph.coerce(x, graph)
@@ -243,20 +282,28 @@ class RelationalBias(Diffusivity):
     depends_on = "parts"
     needs_graph = True
     why_no_penalty = (
-        "the graph and b fix the relational bias: certify the coupling itself (Theorem 1) if A is symmetric."
+        "the graph and b fix the relational bias: certify the coupling itself (Theorem 1) "
+        "if A is symmetric."
     )
 
     def __init__(
-        self, heads: int = 1,
-        *, hops: int = 1, normalization: Literal["sum", "sym", "row"] = "sum",
-        powers: Literal["walks", "reach"] = "walks", gate: Literal["sigmoid"] | None = "sigmoid", **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        heads: int = 1,
+        *,
+        hops: int = 1,
+        normalization: Literal["sum", "sym", "row"] = "sum",
+        powers: Literal["walks", "reach"] = "walks",
+        gate: Literal["sigmoid"] | None = "sigmoid",
+        **options: Any,
+    ) -> None:
         super().__init__()
         errors.check_counts(heads=heads, hops=hops)
         errors.check_choice(powers, "powers", ["walks", "reach"])
         errors.check_choice(gate, "gate", ["sigmoid", None])
         self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
-        self.heads, self.powers, self.gate = heads, powers, gate
+        self.heads = heads
+        self.powers = powers
+        self.gate = gate
         self.symmetric = self.adjacency.symmetric
         self.bias = nn.Parameter(torch.zeros(hops, heads))
 
@@ -267,10 +314,14 @@ class RelationalBias(Diffusivity):
         gates = self.bias if self.gate is None else self.bias.sigmoid()
         nonnegative = self.gate is not None
         if self.powers == "walks":
-            return couplings.PolynomialCoupling(graph.couple(self.adjacency, x), gates, nonnegative=nonnegative)
+            return couplings.PolynomialCoupling(
+                graph.couple(self.adjacency, x), gates, nonnegative=nonnegative
+            )
         reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
         terms = zip(gates, reached, strict=True)
-        return couplings.SumCoupling([couplings.ScaledCoupling(*term, nonnegative=nonnegative) for term in terms])
+        return couplings.SumCoupling(
+            [couplings.ScaledCoupling(*term, nonnegative=nonnegative) for term in terms]
+        )
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, hops={self.bias.size(0)}, powers={self.powers!r}, gate={self.gate!r}"

@@ -36,12 +36,14 @@ class FrictionAttention(Saved):
 
     def __init__(self, channels: int, heads: int, head_channels: int) -> None:
         super().__init__()
-        self.heads, self.scale = heads, head_channels**-0.5
+        self.heads = heads
+        self.scale = head_channels**-0.5
         self.query = nn.Linear(channels, heads * head_channels, bias=False)
         self.key = nn.Linear(channels, heads * head_channels, bias=False)
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
-        query, key = self.query(x), self.key(x - origin_of(x, graph))
+        query = self.query(x)
+        key = self.key(x - origin_of(x, graph))
         return self.scale * query.unflatten(1, (self.heads, -1)), key.unflatten(1, (self.heads, -1))
 
 
@@ -69,14 +71,20 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     references = ("sfiformer",)
     why_no_penalty = (
-        "sparse flow descends an energy of the flow (coupling.energy()), not of the state: it reads no distances."
+        "sparse flow descends an energy of the flow (coupling.energy()), not of the state: "
+        "it reads no distances."
     )
 
     def __init__(
-        self, channels: int,
-        *, lam: float = 1.0, lam_scale: Literal["own", "batch_max"] = "own", alpha: float = 0.1,
-        friction: Literal["attention", "constant"] | nn.Module = "attention", **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        *,
+        lam: float = 1.0,
+        lam_scale: Literal["own", "batch_max"] = "own",
+        alpha: float = 0.1,
+        friction: Literal["attention", "constant"] | nn.Module = "attention",
+        **options: Any,
+    ) -> None:
         super().__init__(channels, **options)
         check_counts(channels=channels)
         check_positive(lam, "lam", allow_zero=True)
@@ -85,7 +93,9 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])
-        self.lam, self.lam_scale, self.alpha = lam, lam_scale, alpha
+        self.lam = lam
+        self.lam_scale = lam_scale
+        self.alpha = alpha
         self.depends_on = "graph"  # λ is λ*/n
         if lam > 0 and friction == "attention":
             width = cast("int", options.get("head_channels") or self.head_channels)
@@ -95,10 +105,14 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """Return q/√d and k, whose inner products are the scores of r."""
-        q, k = self.queries_and_keys(x, graph, origin=None if self.normalize else origin_of(x, graph))
+        q, k = self.queries_and_keys(
+            x, graph, origin=None if self.normalize else origin_of(x, graph)
+        )
         return q.size(2) ** -0.5 * q, k
 
-    def friction_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features | tuple[None, None]:
+    def friction_features(
+        self, x: Float[Tensor, "N C"], graph: Graph
+    ) -> Features | tuple[None, None]:
         """Return q̃ and k̃, or two ``None`` for a constant friction."""
         if self.friction is None:
             return None, None
@@ -116,11 +130,15 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         if self.lam == 0:
             return PairwiseCoupling(q, k, graph.segments)
         query, key = self.friction_features(x, graph)
-        return SparseFlowCoupling(q, k, query, key, graph.segments, lam=self._lam(graph, q), alpha=self.alpha)
+        return SparseFlowCoupling(
+            q, k, query, key, graph.segments, lam=self._lam(graph, q), alpha=self.alpha
+        )
 
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
         """Return λ = λ*/n: [1] for one graph, else [N, 1]."""
-        lam = torch.full((1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        lam = torch.full(
+            (1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device
+        )
         if graph.is_single:
             return lam / max(1, graph.num_nodes)
         member, count = members(graph.ptr, graph.num_nodes, lam.device)
@@ -154,11 +172,15 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
 
     needs_graph = True
 
-    def __init__(self, channels: int, *, hops: int = 1, self_loops: SelfLoops = "remaining", **options: Any) -> None:
+    def __init__(
+        self, channels: int, *, hops: int = 1, self_loops: SelfLoops = "remaining", **options: Any
+    ) -> None:
         super().__init__(channels, **options)
         check_counts(hops=hops)
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        self.hops, self.self_loops, self.depends_on = hops, self_loops, "edges"
+        self.hops = hops
+        self.self_loops = self_loops
+        self.depends_on = "edges"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
@@ -169,12 +191,15 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         u = torch.zeros_like(s)
         if friction_q is not None and friction_k is not None:
             u = sddmm(graph.pattern, *accumulating(friction_q, friction_k)[0])
-        prior, target = graph.weights(s).unsqueeze(1), graph.edges[1]
+        prior = graph.weights(s).unsqueeze(1)
+        target = graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
         lam = (self.lam / weight_in.masked_fill(weight_in == 0, math.inf)).expand(-1, self.heads)
         leak = torch.full_like(lam, 0.0 if self.row_stochastic else 1 / self.alpha)
         weight = sparse_flow_edges(s, u, prior, lam, leak, target).flow.to(x.dtype)
-        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True)
+        return SparseCoupling(
+            graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"

@@ -31,9 +31,12 @@ class _OverRanks(PartialCoupling):
         "need none; run others in one process."
     )
 
-    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange, symmetric: Promise) -> None:
+    def __init__(
+        self, num_nodes: int, coupling: Coupling, exchange: Exchange, symmetric: Promise
+    ) -> None:
         super().__init__(num_nodes, coupling, symmetric)
-        self.exchange, self.whole = exchange, False
+        self.exchange = exchange
+        self.whole = False
 
     def _at(self, edge_index: Int[Tensor, "two E"] | None = None) -> NoReturn:
         raise NotImplementedError(
@@ -47,30 +50,45 @@ class _OverRanks(PartialCoupling):
 class SummedCoupling(_OverRanks):
     """An O(N) coupling: sums over the senders are added up over ranks, and read by each rank."""
 
-    def __init__(self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None) -> None:
+    def __init__(
+        self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None
+    ) -> None:
         super().__init__(coupling.num_nodes, coupling, exchange, lambda: coupling.symmetric)
-        self.coupling, self.group = coupling, group
+        self.coupling = coupling
+        self.group = group
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         """s_ii of this rank's nodes, unless sums of all nodes divide it."""
-        return super().diagonal() if self.row_stochastic else self.coupling.diagonal()
+        if self.row_stochastic:
+            return super().diagonal()
+        return self.coupling.diagonal()
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij for edges of the sharded graph, which has checked them: sources may be nodes of other ranks."""
         if not isinstance(self.coupling, LogLowRankCoupling):
             self._at(edge_index)
-        log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
-        counts = all_merged(self.coupling.pool(log_key.new_zeros(*log_key.shape[:2], 0)), self.group)
+        log_query = self.coupling.log_query
+        log_key = self.coupling.log_key
+        col_shift = self.coupling.col_shift
+        counts = all_merged(
+            self.coupling.pool(log_key.new_zeros(*log_key.shape[:2], 0)), self.group
+        )
         shift = cast("Tensor", counts.shift)
         most = shift.amax(1, keepdim=True)
         terms = LogTerms(log_query, log_key, col_shift, None).around(most.squeeze((1, 3)))
         pooled = Pooled(counts.totals, shift - most)
-        row_shift = -math.log(col_shift.size(2)) - log_linear_read(Receivers(terms.log_query, None), pooled).log_sum
-        keys, shifts = self.exchange(terms.log_key), self.exchange(terms.col_shift)
-        queries = pad(terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))  # no edge ends beyond
+        row_shift = (
+            -math.log(col_shift.size(2))
+            - log_linear_read(Receivers(terms.log_query, None), pooled).log_sum
+        )
+        keys = self.exchange(terms.log_key)
+        shifts = self.exchange(terms.col_shift)
+        queries = pad(
+            terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0))
+        )  # no edge ends beyond
         return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 
@@ -78,9 +96,18 @@ class HaloCoupling(_OverRanks):
     """A sparse coupling of the nodes of a rank and its halo: rows of the halo are fetched, and the product is local."""
 
     def __init__(
-        self, num_nodes: int, coupling: SparseCoupling, exchange: Exchange, group: ProcessGroup | None
+        self,
+        num_nodes: int,
+        coupling: SparseCoupling,
+        exchange: Exchange,
+        group: ProcessGroup | None,
     ) -> None:
-        super().__init__(num_nodes, coupling, exchange, lambda: _is_symmetric(coupling, num_nodes, exchange, group))
+        super().__init__(
+            num_nodes,
+            coupling,
+            exchange,
+            lambda: _is_symmetric(coupling, num_nodes, exchange, group),
+        )
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -93,15 +120,20 @@ class HaloCoupling(_OverRanks):
         return self.coupling.diagonal()[: self.num_nodes]
 
 
-def _is_symmetric(coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None) -> bool:
+def _is_symmetric(
+    coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None
+) -> bool:
     """Return whether S = Sᵀ over all ranks: as promised, or by Sv = Sᵀv for a random v, Sᵀv a derivative of Sv."""
     if "symmetric" not in coupling._questions:
         return coupling.symmetric
-    graph, kept = coupling.graph, coupling.own and not coupling.weight.requires_grad
+    graph = coupling.graph
+    kept = coupling.own and not coupling.weight.requires_grad
     if kept and graph._symmetric is not None:
         return graph._symmetric
     generator = torch.Generator().manual_seed(distributed.get_rank(group))
-    v = 0.5 + torch.rand(num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64).to(coupling.device)
+    v = 0.5 + torch.rand(num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64).to(
+        coupling.device
+    )
     same = SparseCoupling(graph, coupling.weight.detach())
     with torch.enable_grad():
         forth = same.matmul(exchange(v.requires_grad_()))[:num_nodes]

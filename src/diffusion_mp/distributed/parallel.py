@@ -34,7 +34,9 @@ class RankLostError(RuntimeError):
 _SUMMED = WeakIdKeyDictionary()
 
 #: Messages of backends whose connection is lost; gloo raises plain RuntimeErrors.
-LOST = re.compile(r"connection|timed? ?out|closed by peer|broken pipe|socket|gloo/transport", re.IGNORECASE)
+LOST = re.compile(
+    r"connection|timed? ?out|closed by peer|broken pipe|socket|gloo/transport", re.IGNORECASE
+)
 
 
 def check_group(group: ProcessGroup | None) -> None:
@@ -44,7 +46,9 @@ def check_group(group: ProcessGroup | None) -> None:
             "there are no ranks yet. Call torch.distributed.init_process_group first (torchrun starts the processes), "
             "or stay in one process, with a Graph and the model itself."
         )
-    check_kind(group, "group", (ProcessGroup, NoneType), "a process group of torch.distributed or None")
+    check_kind(
+        group, "group", (ProcessGroup, NoneType), "a process group of torch.distributed or None"
+    )
 
 
 @contextmanager
@@ -55,7 +59,8 @@ def contact(group: ProcessGroup | None) -> Iterator[None]:
     except RuntimeError as error:
         if not (isinstance(error, distributed.DistNetworkError) or LOST.search(str(error))):
             raise
-        rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+        rank = distributed.get_rank(group)
+        size = distributed.get_world_size(group)
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RankLostError(
             f"rank {rank} of {size} got no answer from another one, which has ended or is stuck ({reason}). Look for "
@@ -67,7 +72,9 @@ class _Collective(torch.autograd.Function):
     """A collective and that of its gradient, ``back``: the losses of all ranks may depend on the result."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         ctx.back = back
         return there(x)
 
@@ -89,7 +96,9 @@ def all_reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
     return _Collective.apply(x, summed, summed)
 
 
-def all_to_all(x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
+def all_to_all(
+    x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None
+) -> Tensor:
     """Send the first ``sent[0]`` rows to rank 0, the next to rank 1, …; return ``received[r]`` rows of each rank r."""
 
     def exchanged(sent: list[int], received: list[int], x: Tensor) -> Tensor:
@@ -98,7 +107,9 @@ def all_to_all(x: Tensor, sent: list[int], received: list[int], group: ProcessGr
             distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
         return out
 
-    return _Collective.apply(x, partial(exchanged, sent, received), partial(exchanged, received, sent))
+    return _Collective.apply(
+        x, partial(exchanged, sent, received), partial(exchanged, received, sent)
+    )
 
 
 def all_merged(sums: Sums, group: ProcessGroup | None) -> Sums:
@@ -145,5 +156,7 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     # Autograd runs in reverse order of the forward pass, which is the same on every rank, and so is the order of sums.
     for parameter in model.parameters():
         if parameter.requires_grad and parameter not in _SUMMED:
-            _SUMMED[parameter] = parameter.register_hook(lambda grad: all_reduce(grad.detach(), group))
+            _SUMMED[parameter] = parameter.register_hook(
+                lambda grad: all_reduce(grad.detach(), group)
+            )
     return model

@@ -34,7 +34,9 @@ CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_i
 def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
     known = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
     way_out = "Make the graph undirected or k-hop, or change its edges, before it is sharded."
-    raise ValueError(f"{known}, so it can not turn edges around, walk along them or change them. {way_out}")
+    raise ValueError(
+        f"{known}, so it can not turn edges around, walk along them or change them. {way_out}"
+    )
 
 
 class ShardedGraph(Graph):
@@ -65,10 +67,15 @@ class ShardedGraph(Graph):
     """
 
     def __init__(
-        self, edge_index: Tensor | None, num_nodes: int, edge_weight: Tensor | None = None,
-        *, bounds: Sequence[int] | None = None, group: ProcessGroup | None = None,
+        self,
+        edge_index: Tensor | None,
+        num_nodes: int,
+        edge_weight: Tensor | None = None,
+        *,
+        bounds: Sequence[int] | None = None,
+        group: ProcessGroup | None = None,
         device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_group(group)
         num_nodes = as_num_nodes(num_nodes)
         if edge_index is not None:
@@ -79,25 +86,40 @@ class ShardedGraph(Graph):
                 edge_index = edge_index.long()
         if edge_weight is not None:
             edge_weight = as_edge_weight(edge_weight, edge_index, num_nodes)
-        rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
-        check_kind(bounds, "bounds", (list, tuple, range, NoneType), f"a list of {ranks + 1} first nodes or None")
+        rank = distributed.get_rank(group)
+        ranks = distributed.get_world_size(group)
+        check_kind(
+            bounds,
+            "bounds",
+            (list, tuple, range, NoneType),
+            f"a list of {ranks + 1} first nodes or None",
+        )
         even = [num_nodes * rank // ranks for rank in range(ranks + 1)]
         self.bounds = even if bounds is None else list(bounds)
         for k, bound in enumerate(self.bounds):
             check_seed(bound, f"bounds[{k}]")
-        ends, rises = self.bounds[:1] + self.bounds[-1:], all(a < b for a, b in pairwise(self.bounds))
+        ends = self.bounds[:1] + self.bounds[-1:]
+        rises = all(a < b for a, b in pairwise(self.bounds))
         if len(self.bounds) != ranks + 1 or ends != [0, num_nodes] or not rises:
-            steps = f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
+            steps = (
+                f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
+            )
             raise ValueError(f"bounds must rise {steps}; got {self.bounds}.")
         self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
-        self.first_node, local = self.rows.start, self.rows.stop - self.rows.start
+        self.first_node = self.rows.start
+        local = self.rows.stop - self.rows.start
         if edge_index is None:
             super().__init__(local)
             self.total_nodes = num_nodes
             return
-        parts = edge_index.split(CHUNK, 1)  # all edges on every rank, so that all ranks raise if one does
-        weights = [None] * len(parts) if edge_weight is None else edge_weight.split(CHUNK)
+        parts = edge_index.split(
+            CHUNK, 1
+        )  # all edges on every rank, so that all ranks raise if one does
+        if edge_weight is None:
+            weights = [None] * len(parts)
+        else:
+            weights = edge_weight.split(CHUNK)
         for edges, values in zip(parts, weights, strict=True):
             check_edges(num_nodes, edges, values, None)
         device = edge_index.device if device is None else as_device(device)
@@ -109,18 +131,25 @@ class ShardedGraph(Graph):
         edges = edge_index[:, arriving].long()
         halo = torch.unique(edges[0, ~inside(edges[0])])
         # Self-loops change degrees, so those of the halo are needed here too.
-        loops = _chosen(edge_index, lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo))
+        loops = _chosen(
+            edge_index, lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo)
+        )
 
         def numbered(node: Tensor) -> Tensor:
-            return torch.where(inside(node), node - self.first_node, local + torch.searchsorted(halo, node)).to(device)
+            return torch.where(
+                inside(node), node - self.first_node, local + torch.searchsorted(halo, node)
+            ).to(device)
 
         def weight(edge: Tensor) -> Tensor | None:
-            return None if edge_weight is None else edge_weight[edge].to(device)
+            if edge_weight is None:
+                return None
+            return edge_weight[edge].to(device)
 
         super().__init__(local, numbered(edges), weight(arriving), validate=False)
         self.total_nodes = num_nodes
         self._plan_exchange(halo.to(device))
-        known, degrees = torch.cat([arriving, loops]), self._full_degrees()
+        known = torch.cat([arriving, loops])
+        degrees = self._full_degrees()
         extended = local + halo.numel(), numbered(edge_index[:, known].long()), weight(known)
         self.extended = _Extended(*extended, full_degree=degrees, validate=False)
 
@@ -134,7 +163,9 @@ class ShardedGraph(Graph):
 
     def exchange(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " extended *shape"]:
         """Return the rows of this rank, followed by those of its halo, from other ranks; once differentiable."""
-        return torch.cat([x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)])
+        return torch.cat(
+            [x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)]
+        )
 
     def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Coupling:
         """Return the rows of this rank of a coupling of the whole graph."""
@@ -142,7 +173,10 @@ class ShardedGraph(Graph):
             return diffusivity.couple(x, self)  # which calls this method for every part
         if not diffusivity.needs_graph:
             return self.share(diffusivity.couple(x, self))
-        rows = x if diffusivity.depends_on == "nothing" else self.exchange(x)
+        if diffusivity.depends_on == "nothing":
+            rows = x
+        else:
+            rows = self.exchange(x)
         return self.share(diffusivity.couple(rows, self.extended))
 
     def share(self, coupling: Coupling) -> Coupling:
@@ -162,7 +196,9 @@ class ShardedGraph(Graph):
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
         """Raise ``ValueError``: other ranks send to the device that the constructor was given."""
         came = f"got {describe(device)}. Make it there: ShardedGraph(..., device=device)."
-        raise ValueError(f"a ShardedGraph stays on the device it was made for, where other ranks send to; {came}")
+        raise ValueError(
+            f"a ShardedGraph stays on the device it was made for, where other ranks send to; {came}"
+        )
 
     # Sources have the numbers of the halo, which no other graph of as many nodes has.
     within = to_undirected = reverse = _with_edges = _refuse
@@ -173,17 +209,24 @@ class ShardedGraph(Graph):
         ends = torch.searchsorted(halo, torch.tensor(self.bounds, device=halo.device))
         one_each = [1] * (len(self.bounds) - 1)
         lent = all_to_all(ends.diff(), one_each, one_each, self.group)
-        self._num_fetched, self._num_lent = ends.diff().tolist(), lent.tolist()
-        self._lent = all_to_all(halo, self._num_fetched, self._num_lent, self.group) - self.first_node
+        self._num_fetched = ends.diff().tolist()
+        self._num_lent = lent.tolist()
+        self._lent = (
+            all_to_all(halo, self._num_fetched, self._num_lent, self.group) - self.first_node
+        )
 
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
         """Return in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
         source, target = self.edges
         weight = self._own_weights(torch.float64)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
-        sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(0, source, weight)
+        sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(
+            0, source, weight
+        )
         # Only this rank knows the edges from its halo, so it sends their weights to the ranks of these nodes.
-        elsewhere = all_to_all(sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group)
+        elsewhere = all_to_all(
+            sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group
+        )
         sent = sent[: self.num_nodes].index_add(0, self._lent, elsewhere)
         return self.exchange(torch.stack([received, sent], dim=1))
 

@@ -24,17 +24,31 @@ from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.promises import not_as_declared, not_declared, weighted_terms
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import term_flaw
-from diffusion_mp.energies.theorems import Certificate, check_step, penalty_flaw, state_flaw, theorem1, theorem7
+from diffusion_mp.energies.theorems import (
+    Certificate,
+    check_step,
+    penalty_flaw,
+    state_flaw,
+    theorem1,
+    theorem7,
+)
 from diffusion_mp.modules import evaluating
 
-CERTIFIED_STEPS = 16  # steps that a certificate takes where a part of the energy is not of the library
+CERTIFIED_STEPS = (
+    16  # steps that a certificate takes where a part of the energy is not of the library
+)
 
 
 @torch.no_grad()
 def certify(
-    subject: Coupling | Penalty | JointEnergy | Any, x: State | Any = None, tau: float | None = None,
-    *, form: Form = "conservative", leak: float = 0.0, ptr: Tensor | None = None,
-) -> Certificate:  # fmt: skip
+    subject: Coupling | Penalty | JointEnergy | Any,
+    x: State | Any = None,
+    tau: float | None = None,
+    *,
+    form: Form = "conservative",
+    leak: float = 0.0,
+    ptr: Tensor | None = None,
+) -> Certificate:
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
     Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
@@ -71,15 +85,24 @@ def certify(
             f"or a model; got {errors.describe(subject)}."
         )
     if tau is None:
-        raise ValueError(f"tau must be given, the size of the explicit step; got None for {errors.describe(subject)}.")
+        raise ValueError(
+            f"tau must be given, the size of the explicit step; got None for {errors.describe(subject)}."
+        )
     check_step(tau, leak, form)
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
-    flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
-    penalty, normalize, heads = subject, True, 1
+    if isinstance(subject, nn.Module):
+        flaw = broken_parameter(subject)
+    else:
+        flaw = None
+    penalty = subject
+    normalize = True
+    heads = 1
     if not isinstance(subject, Penalty):
-        flaw, penalty = flaw or _why_uncovered(subject, form), subject.penalty
-        normalize, heads = bool(getattr(subject, "row_stochastic", True)), getattr(subject, "heads", 1)
+        flaw = flaw or _why_uncovered(subject, form)
+        penalty = subject.penalty
+        normalize = bool(getattr(subject, "row_stochastic", True))
+        heads = getattr(subject, "heads", 1)
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
     if x is None:
@@ -88,13 +111,17 @@ def certify(
     errors.check_has_values(x, "x")
     if x.dim() == 2 and heads > 1:
         if x.size(1) % heads:
-            raise ValueError(f"x must have channels that {heads} heads divide; got {errors.describe(x)}.")
+            raise ValueError(
+                f"x must have channels that {heads} heads divide; got {errors.describe(x)}."
+            )
         x = x.unflatten(1, (heads, -1))
     if (flaw := state_flaw(penalty, x, ptr)) is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
     omega = penalty.coupling(x.double(), ptr)
     # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition 6).
-    return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
+    if normalize:
+        return theorem7(omega, tau, leak=leak)
+    return theorem1(omega, tau, leak=leak)
 
 
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
@@ -103,7 +130,10 @@ def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     while inputs and inputs[-1] is None:  # its forward may take neither weights nor a batch
         inputs.pop()
     layers = layer_certificates(module, *inputs, **_named(module, data))
-    what = "its layers one by one:" if layers else "nor is there a layer in it of which one is, such as CertifiedConv."
+    if layers:
+        what = "its layers one by one:"
+    else:
+        what = "nor is there a layer in it of which one is, such as CertifiedConv."
     reason = f"{type(module).__name__} is no model that knows an energy of its own; {what}"
     return replace(Certificate.refused("Theorem T1", math.nan, reason), layers=layers)
 
@@ -113,7 +143,9 @@ def _inputs(data: Any) -> list[Any]:
     if isinstance(data, Tensor) or data is None:
         return [data]
     if not hasattr(data, "x"):
-        raise TypeError(f"data must have an attribute x, as PyG's Data has; got {errors.describe(data)}.")
+        raise TypeError(
+            f"data must have an attribute x, as PyG's Data has; got {errors.describe(data)}."
+        )
     return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
 
 
@@ -127,20 +159,37 @@ def _named(module: nn.Module, data: Any) -> dict[str, Any]:
 
 
 #: Keywords of the call of a layer that its certificate depends on.
-_CERTIFIED = {"x", "edge_index", "edge_weight", "batch", "source", "features", "beside", "edge_attr"}
+_CERTIFIED = {
+    "x",
+    "edge_index",
+    "edge_weight",
+    "batch",
+    "source",
+    "features",
+    "beside",
+    "edge_attr",
+}
 
 
 @torch.no_grad()
 def layer_certificates(model: nn.Module, *inputs: Any, **named: Any) -> dict[str, Certificate]:
     """Return the certificates of all layers by name, at the states of one run of the model in evaluation."""
     layers: dict[str, Any] = {
-        name: part for name, part in model.named_modules() if part is not model and hasattr(part, "why_uncertified")
+        name: part
+        for name, part in model.named_modules()
+        if part is not model and hasattr(part, "why_uncertified")
     }
     blind = not inputs or inputs[0] is None
-    found = {name: layer.certificate() for name, layer in layers.items() if blind or layer.why_uncertified is not None}
+    found = {
+        name: layer.certificate()
+        for name, layer in layers.items()
+        if blind or layer.why_uncertified is not None
+    }
     with ExitStack() as stack:
         for name in layers.keys() - found.keys():
-            hook = layers[name].register_forward_pre_hook(partial(_record, found, name), with_kwargs=True)
+            hook = layers[name].register_forward_pre_hook(
+                partial(_record, found, name), with_kwargs=True
+            )
             stack.callback(hook.remove)
         if len(found) < len(layers):
             stack.enter_context(evaluating(model))
@@ -148,12 +197,16 @@ def layer_certificates(model: nn.Module, *inputs: Any, **named: Any) -> dict[str
     return {name: found[name] for name in layers if name in found}
 
 
-def _record(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _record(
+    found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]
+) -> None:
     """Forward pre-hook that keeps, over all calls of a layer, the first refusal or else the largest λ."""
     known = found.get(name)
     if known is not None and not known:
         return
-    certificate = layer.certificate(*args, **{key: kwargs[key] for key in _CERTIFIED & kwargs.keys()})
+    certificate = layer.certificate(
+        *args, **{key: kwargs[key] for key in _CERTIFIED & kwargs.keys()}
+    )
     if known is None or not certificate or certificate.lam > known.lam:
         found[name] = certificate
 
@@ -161,20 +214,29 @@ def _record(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwa
 def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
     """Return a sentence naming a parameter that is not finite, among those with one of ``prefixes`` if any is given."""
     for name, parameter in module.named_parameters():
-        checked = name.startswith(prefixes or "") and not is_lazy(parameter) and not parameter.is_meta
+        checked = (
+            name.startswith(prefixes or "") and not is_lazy(parameter) and not parameter.is_meta
+        )
         if checked and not bool(parameter.isfinite().all()):
             return f"the parameter {name} has entries that are not finite: {errors.describe(parameter)}."
     return None
 
 
-def random_input(channels: int, like: Tensor, edge_dim: int | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def random_input(
+    channels: int, like: Tensor, edge_dim: int | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return x, edge_index and edge_attr of eight nodes on a directed ring, to certify a model without data."""
     if channels == -1:
-        raise ValueError("x must be given, or the model called once: only then is it known how many channels it has.")
+        raise ValueError(
+            "x must be given, or the model called once: only then is it known how many channels it has."
+        )
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, channels, generator=generator).to(like)
     ring = torch.arange(8, device=like.device)
-    edge_attr = None if edge_dim is None else torch.rand(8, edge_dim, generator=generator).to(like)
+    if edge_dim is None:
+        edge_attr = None
+    else:
+        edge_attr = torch.rand(8, edge_dim, generator=generator).to(like)
     return x, torch.stack([ring, ring.roll(1)]), edge_attr
 
 
@@ -187,7 +249,9 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     if getattr(diffusivity, "needs_graph", False):
         return f"{name} couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
     if not getattr(diffusivity, "row_stochastic", True) and form == "residual":
-        return f"{name} is not row-normalised, and the residual step then follows no sum over pairs."
+        return (
+            f"{name} is not row-normalised, and the residual step then follows no sum over pairs."
+        )
     return None
 
 
@@ -229,25 +293,46 @@ def certify_step(
         or not_as_declared(energy.graph_term, energy.constraint.convex)
         or not_declared("step's", coupling)
         or _not_equal(w, coupling, x)
-        or next(filter(None, (term.flaw(energy.constraint.convex) for term in energy.further)), None)
-        or next(filter(None, (term_flaw(term, by_head(x), energy.graph(x)) for term in energy.further)), None)
+        or next(
+            filter(None, (term.flaw(energy.constraint.convex) for term in energy.further)), None
+        )
+        or next(
+            filter(None, (term_flaw(term, by_head(x), energy.graph(x)) for term in energy.further)),
+            None,
+        )
     )
     searched = 0
     own = foreign_parts(energy.terms, energy.constraint)
     if failed is None and own:
         failed, searched = counterexample(energy, by_head(x), steps, own)
     theorem = "Theorem T11" if energy.further else "Theorem T1"
-    certificate = Certificate(theorem=theorem, holds=False, energy=repr(energy), reason=failed or "")
+    certificate = Certificate(
+        theorem=theorem, holds=False, energy=repr(energy), reason=failed or ""
+    )
     if failed is not None:
         return certificate
-    rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
-    reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
+    if energy.constraint.convex:
+        rows = "its row sums"
+    else:
+        rows = "twice its row sums, or once where it is definite"
+    reason = (
+        f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
+    )
     if energy.further:
-        reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
+        reason = (
+            f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
+        )
     if own:
         names = ", ".join(dict.fromkeys(_name(part) for part in own))
         reason = f"What is not of the library is tested and not proved: {names}."
-    return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason, searched=searched)
+    return replace(
+        certificate,
+        holds=True,
+        tau_max=math.inf,
+        lam=float(energy.lam),
+        reason=reason,
+        searched=searched,
+    )
 
 
 def _name(part: Any) -> str:
@@ -261,7 +346,12 @@ def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
         number = float(getattr(energy, name))
         if not 0 <= number < math.inf:
             return f"{name} must be finite and >= 0; it is {number:g}."
-    given = {"state": x, "source": energy.source, "metric": energy.metric, "projection": energy.projection}
+    given = {
+        "state": x,
+        "source": energy.source,
+        "metric": energy.metric,
+        "projection": energy.projection,
+    }
     for name, value in given.items():
         if value is not None and not bool(value.isfinite().all()):
             return f"the {name} has entries that are not finite: {errors.describe(value)}."
@@ -284,7 +374,8 @@ def _no_penalty(energy: JointEnergy) -> str | None:
     if energy.pairs is None:
         return None
     penalty = energy.pairs.penalty
-    diameter, limit = energy.pairs.within().diameter, penalty.domain[1]
+    diameter = energy.pairs.within().diameter
+    limit = penalty.domain[1]
     flaw = penalty_flaw(penalty)
     if flaw is not None or penalty.covers(diameter):
         return flaw
@@ -298,17 +389,26 @@ def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
     """Return W = λ (f(‖x_i − x_j‖²))_ij + μA of an energy at a state."""
     terms: list[Coupling] = []
     if energy.pairs is not None:
-        terms.append(ScaledCoupling(float(energy.lam), energy.pairs.coupling(by_head(x), energy.graph(x))))
+        terms.append(
+            ScaledCoupling(float(energy.lam), energy.pairs.coupling(by_head(x), energy.graph(x)))
+        )
     if energy.graph_term is not None:
         terms.append(ScaledCoupling(float(energy.mu), energy.graph_term))
-    return SumCoupling(terms) if terms else 0.0 * IdentityCoupling(len(x), dtype=x.dtype, device=x.device)
+    if terms:
+        return SumCoupling(terms)
+    return 0.0 * IdentityCoupling(len(x), dtype=x.dtype, device=x.device)
 
 
 def _not_equal(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | None:
     """W is finite, and the step's equals the energy's: compared by their products with an arbitrary state."""
     if not x.numel():
         return None
-    probe = torch.arange(x.numel(), dtype=torch.float64, device=x.device).square().cos().view(by_head(x).shape)
+    probe = (
+        torch.arange(x.numel(), dtype=torch.float64, device=x.device)
+        .square()
+        .cos()
+        .view(by_head(x).shape)
+    )
     expected, row_sums = own.majorized(probe, convex=True)
     got = expected if coupling is None else coupling.laplacian(probe)
     for whose, product in (("energy's own", expected), ("step's", got)):
@@ -316,9 +416,14 @@ def _not_equal(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | Non
             return f"the {whose} coupling has entries that are not finite in its dtype, or too large to be summed."
     if coupling is None:
         return None
-    eps = max(torch.finfo(dtype).eps for dtype in (x.dtype, *(term.dtype for term, _ in weighted_terms(coupling))))
+    eps = max(
+        torch.finfo(dtype).eps
+        for dtype in (x.dtype, *(term.dtype for term, _ in weighted_terms(coupling)))
+    )
     # An error in W raises F by its square only, hence the square root.
-    if bool(((got - expected).abs() <= max(eps**0.5, 1e-6) * row_sums + 64 * eps * row_sums.max()).all()):
+    if bool(
+        ((got - expected).abs() <= max(eps**0.5, 1e-6) * row_sums + 64 * eps * row_sums.max()).all()
+    ):
         return None
     return (
         f"the step's coupling {coupling!r} is not that of the energy at this state: another penalty, graph or weight, "

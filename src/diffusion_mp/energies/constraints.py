@@ -26,15 +26,21 @@ class Constraint(Described, ABC):
         True
     """
 
-    convex: ClassVar[bool] = True  #: Whether C is convex; a certified step may then be twice as long.
+    convex: ClassVar[bool] = (
+        True  #: Whether C is convex; a certified step may then be twice as long.
+    )
 
     diameter = math.inf  #: Largest distance ‖a − b‖ of two vectors of C.
 
     @abstractmethod
-    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
 
-    def project_(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project_(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         """Return the projection, which may overwrite ``y``."""
         return self.project(y, start)
 
@@ -52,7 +58,9 @@ class Unconstrained(Constraint):
         True
     """
 
-    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         return y
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
@@ -68,10 +76,14 @@ class Nonnegative(Constraint):
         tensor([[0., 2.]])
     """
 
-    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         return relu(y)
 
-    def project_(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project_(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         return y.relu_()
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
@@ -98,7 +110,9 @@ class _Round(Constraint):
         if self.orthant:
             norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)
         excess = norm / self.radius - 1
-        return ((excess if self.convex else excess.abs()) <= max(1e-6, 4 * torch.finfo(x.dtype).eps)).all()
+        return (
+            (excess if self.convex else excess.abs()) <= max(1e-6, 4 * torch.finfo(x.dtype).eps)
+        ).all()
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,9 @@ class Ball(_Round):
         True
     """
 
-    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         if lies_in(norm, -1.0, self.radius):
             return y
@@ -131,7 +147,9 @@ class Sphere(_Round):
 
     convex = False
 
-    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         if not y.is_floating_point():
             check_tensor(y, "y", "[..., channels]")
         wide = torch.promote_types(y.dtype, torch.float32)
@@ -156,7 +174,9 @@ class NonnegativeBall(Ball):
 
     orthant = True
 
-    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         return super().project(relu(y))
 
 
@@ -174,7 +194,9 @@ class NonnegativeSphere(Sphere):
 
     orthant = True
 
-    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
+    def project(
+        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+    ) -> Tensor:
         if not y.size(-1) or not y.is_floating_point():
             return super().project(y, start)  # which refuses it
         largest = y.detach().amax(-1, keepdim=True)

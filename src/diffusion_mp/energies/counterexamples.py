@@ -116,7 +116,9 @@ def counterexample(
     return None, count
 
 
-def around(z: Float[Tensor, "N H D"], graph: Graph) -> Iterator[tuple[Float[Tensor, "N H D"], bool]]:
+def around(
+    z: Float[Tensor, "N H D"], graph: Graph
+) -> Iterator[tuple[Float[Tensor, "N H D"], bool]]:
     """Yield z contracted and spread about the mean of each graph, and states at random around z.
 
     With each comes whether it is one of the former.
@@ -124,7 +126,10 @@ def around(z: Float[Tensor, "N H D"], graph: Graph) -> Iterator[tuple[Float[Tens
     generator = torch.Generator(z.device).manual_seed(0)
     for scale in SCALES:
         yield rescaled(z, graph, scale), True
-        yield z + scale * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device), False
+        yield (
+            z + scale * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device),
+            False,
+        )
 
 
 def step(energy: JointEnergy, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
@@ -158,7 +163,9 @@ def rise(
         if graph.segments is None or not _by_differences(term):
             continue
         total = term.value(before, graph)
-        if not bool((values.sum() - total).abs() <= 1e-8 * (values.abs().sum() + total.abs() + bound.sum())):
+        if not bool(
+            (values.sum() - total).abs() <= 1e-8 * (values.abs().sum() + total.abs() + bound.sum())
+        ):
             return f"{term!r} is no sum over the graphs of the batch, so it couples them."
     sizes = old.abs().sum(0) + new.abs().sum(0) + sum_by_graph(reduce(add, bounds), graph)
     rounding = 64 * torch.finfo(before.dtype).eps * sizes + least
@@ -194,7 +201,8 @@ def projection_flaw(constraint: Constraint, z: Float[Tensor, "N H D"], graph: Gr
         for other in members:
             if bool((distance > (1 + 1e-9) * (point - other).norm(dim=2)).any()):
                 return f"{constraint} does not project to the nearest point: another point of it is nearer."
-            away, across = point - nearest, other - nearest
+            away = point - nearest
+            across = other - nearest
             products = (away * across).sum(2)
             room = 1e-9 * away.norm(dim=2) * (across.norm(dim=2) + nearest.norm(dim=2))
             if constraint.convex and bool((products > room).any()):

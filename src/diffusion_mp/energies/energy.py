@@ -14,8 +14,21 @@ from torch import Tensor
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import Metric, State, by_head, check_heads, check_metric, edge_distance, large_distance
-from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
+from diffusion_mp.energies.pairs import (
+    Metric,
+    State,
+    by_head,
+    check_heads,
+    check_metric,
+    edge_distance,
+    large_distance,
+)
+from diffusion_mp.energies.penalties import (
+    Penalty,
+    QuadraticPenalty,
+    get_penalty,
+    warn_beyond_domain,
+)
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import (
     CouplingTerm,
@@ -75,11 +88,21 @@ class Energy:
     """
 
     def __init__(
-        self, penalty: Penalty | str, lam: float = 1.0,
-        *, coupling: Coupling | None = None, source: State | None = None, beta: float = 1.0, leak: float = 0.0,
-        metric: Metric | None = None, graph_term: Coupling | None = None, activation: Literal["relu"] | None = None,
-        version: Literal["falling", "printed"] = "falling", laplacian: Form = "conservative", ptr: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        penalty: Penalty | str,
+        lam: float = 1.0,
+        *,
+        coupling: Coupling | None = None,
+        source: State | None = None,
+        beta: float = 1.0,
+        leak: float = 0.0,
+        metric: Metric | None = None,
+        graph_term: Coupling | None = None,
+        activation: Literal["relu"] | None = None,
+        version: Literal["falling", "printed"] = "falling",
+        laplacian: Form = "conservative",
+        ptr: Tensor | None = None,
+    ) -> None:
         errors.check_positive(lam, "lam")
         errors.check_positive(leak, "leak", allow_zero=True)
         errors.check_choice(version, "version", ["falling", "printed"])
@@ -89,17 +112,27 @@ class Energy:
         for name, other in (("coupling", coupling), ("graph_term", graph_term)):
             errors.check_kind(other, name, (Coupling, NoneType), "a Coupling or None")
         _check_terms(source, metric)
-        self.penalty, self.lam, self.ptr = get_penalty(penalty), lam, None if ptr is None else as_ptr(ptr)
-        self.coupling, self.graph_term, self.laplacian = coupling, graph_term, laplacian
-        self.source, self.beta, self.leak, self.metric = source, beta, leak, metric
-        self.activation, self.version = activation, version
+        self.penalty = get_penalty(penalty)
+        self.lam = lam
+        self.ptr = None if ptr is None else as_ptr(ptr)
+        self.coupling = coupling
+        self.graph_term = graph_term
+        self.laplacian = laplacian
+        self.source = source
+        self.beta = beta
+        self.leak = leak
+        self.metric = metric
+        self.activation = activation
+        self.version = version
         quadratic = isinstance(self.penalty, QuadraticPenalty)
         if coupling is not None and not quadratic and not isinstance(coupling, SparseCoupling):
             raise errors.CouplingMismatchError(
                 f"{type(self.penalty).__name__} over the entries of a coupling needs a SparseCoupling; got "
                 f"{type(coupling).__name__}. Leave `coupling` out to sum over all pairs."
             )
-        if laplacian == "residual" and not (coupling is not None and quadratic and coupling.symmetric):
+        if laplacian == "residual" and not (
+            coupling is not None and quadratic and coupling.symmetric
+        ):
             raise errors.CouplingMismatchError(
                 f"laplacian='residual' needs the quadratic penalty and a symmetric coupling; got {self.penalty!r} and "
                 f"{coupling!r}."
@@ -108,7 +141,10 @@ class Energy:
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is omitted."""
         self._check(x, x_prev)
-        edges = self.coupling.graph if isinstance(self.coupling, SparseCoupling) else None
+        if isinstance(self.coupling, SparseCoupling):
+            edges = self.coupling.graph
+        else:
+            edges = None
         warn_beyond_domain(self.penalty, self, x, lambda: large_distance(x, self.ptr, edges))
         return self._assemble(x, x_prev, self._pairs(x))
 
@@ -152,7 +188,9 @@ class Energy:
             return self.penalty.total(x, self.ptr)
         if isinstance(self.penalty, QuadraticPenalty):
             dirichlet = self.coupling.dirichlet(x).double().sum()
-            if self.laplacian == "residual":  # 2 tr Zᵀ(I − S)Z = Σ s_ij‖z_i − z_j‖² + 2 Σ (1 − d_i)‖z_i‖²
+            if (
+                self.laplacian == "residual"
+            ):  # 2 tr Zᵀ(I − S)Z = Σ s_ij‖z_i − z_j‖² + 2 Σ (1 − d_i)‖z_i‖²
                 squares = by_head(x).square().sum(2, dtype=torch.float64)
                 dirichlet = dirichlet + 2 * ((1 - self.coupling.degree()) * squares).sum()
             return dirichlet
@@ -177,7 +215,10 @@ class Energy:
     def _weigh(self, x: Tensor) -> Tensor:
         if self.metric is None:
             return x
-        metric = self.metric if self.metric.dim() == 2 else self.metric.unsqueeze(1)
+        if self.metric.dim() == 2:
+            metric = self.metric
+        else:
+            metric = self.metric.unsqueeze(1)
         return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
 
     def _check(self, x: Tensor, x_prev: Tensor | None) -> None:
@@ -188,7 +229,9 @@ class Energy:
                 continue
             errors.check_device(x, "x", coupling.device, what)
             if coupling.num_nodes != x.size(0):
-                raise ValueError(f"{what} must have {x.size(0)} nodes as the state does; got {coupling!r}.")
+                raise ValueError(
+                    f"{what} must have {x.size(0)} nodes as the state does; got {coupling!r}."
+                )
             if coupling.heads > 1 and (x.dim() == 2 or x.size(1) != coupling.heads):
                 raise ValueError(
                     f"{what} has {coupling.heads} heads, so the state must be [num_nodes, {coupling.heads}, channels]; "
@@ -225,12 +268,23 @@ class JointEnergy:
     """
 
     def __init__(
-        self, penalty: Penalty | str | None = None, lam: float | Tensor = 1.0,
-        *, graph_term: Coupling | None = None, mu: float | Tensor = 1.0, source: State | None = None,
-        beta: float | Tensor = 1.0, metric: Metric | None = None, constraint: str | Constraint | None = None,
-        radius: float = 1.0, projection: Float[Tensor, "heads seen channels"] | None = None, ptr: Tensor | None = None,
-        mean: bool = False, terms: Sequence[EnergyTerm] = (), graph: Graph | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        penalty: Penalty | str | None = None,
+        lam: float | Tensor = 1.0,
+        *,
+        graph_term: Coupling | None = None,
+        mu: float | Tensor = 1.0,
+        source: State | None = None,
+        beta: float | Tensor = 1.0,
+        metric: Metric | None = None,
+        constraint: str | Constraint | None = None,
+        radius: float = 1.0,
+        projection: Float[Tensor, "heads seen channels"] | None = None,
+        ptr: Tensor | None = None,
+        mean: bool = False,
+        terms: Sequence[EnergyTerm] = (),
+        graph: Graph | None = None,
+    ) -> None:
         errors.check_flags(mean=mean)
         for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
             check_weight(number, name)
@@ -238,16 +292,23 @@ class JointEnergy:
         errors.check_kind(graph_term, "graph_term", (Coupling, NoneType), "a Coupling or None")
         _check_terms(source, metric)
         check_projection(projection)
-        self.lam, self.mu, self.beta = lam, mu, beta
-        self.graph_term, self.source, self.metric = graph_term, source, metric
-        self.constraint, self.projection = get_constraint(constraint, radius), projection
+        self.lam = lam
+        self.mu = mu
+        self.beta = beta
+        self.graph_term = graph_term
+        self.source = source
+        self.metric = metric
+        self.constraint = get_constraint(constraint, radius)
+        self.projection = projection
         self.penalty = None if penalty is None else get_penalty(penalty)
         self.pairs: PairTerm | None = None  #: The term of all pairs, without λ.
         if self.penalty is not None:
             self.pairs = PairTerm(self.penalty, projection, mean=mean, constraint=self.constraint)
         errors.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
         ptr = ptr if graph is None else graph.segments
-        self.ptr, self.mean, self.given = None if ptr is None else as_ptr(ptr), mean, graph
+        self.ptr = None if ptr is None else as_ptr(ptr)
+        self.mean = mean
+        self.given = graph
         errors.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
         for term in terms:
             errors.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
@@ -264,20 +325,27 @@ class JointEnergy:
         return [*terms, *self.further]
 
     def graph(self, x: State) -> Graph:
-        return Graph(x.size(0), ptr=self.ptr, validate=False) if self.given is None else self.given
+        if self.given is None:
+            return Graph(x.size(0), ptr=self.ptr, validate=False)
+        return self.given
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return F(x). ``x_prev`` is ignored; it is accepted so that the signature is that of `Energy`."""
         self._check(x)
-        if self.pairs is not None and not self.pairs.penalty.covers(self.constraint.diameter):  # F is ∞ otherwise
+        if self.pairs is not None and not self.pairs.penalty.covers(
+            self.constraint.diameter
+        ):  # F is ∞ otherwise
             seen = self.pairs.seen
-            warn_beyond_domain(self.pairs.penalty, self, x, lambda: large_distance(seen(by_head(x)), self.ptr))
+            warn_beyond_domain(
+                self.pairs.penalty, self, x, lambda: large_distance(seen(by_head(x)), self.ptr)
+            )
         return self._confined(x, (term.value(by_head(x), self.graph(x)) for term in self.terms))
 
     def by_graph(self, x: State) -> Float[Tensor, " B"]:
         """Return F(x) of every graph of the batch, in float64; of one graph [1]. Their sum is F(x)."""
         self._check(x)
-        z, graph = by_head(x), self.graph(x)
+        z = by_head(x)
+        graph = self.graph(x)
         values = x.new_zeros(graph.num_graphs, dtype=torch.float64)
         for term in self.terms:
             values = values + term.by_graph(z, graph)
@@ -291,7 +359,9 @@ class JointEnergy:
         """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""
         self._check(x)
         _check_like(x, by_head, at=at)
-        z, start, graph = by_head(x), by_head(at), self.graph(x)
+        z = by_head(x)
+        start = by_head(at)
+        graph = self.graph(x)
         return self._confined(x, (term.surrogate(z, start, graph) for term in self.terms))
 
     def _confined(self, x: Tensor, values: Iterable[Tensor]) -> Tensor:
@@ -299,10 +369,15 @@ class JointEnergy:
         return torch.where(self.constraint.holds(by_head(x)), total, math.inf)
 
     def __repr__(self) -> str:
-        terms = [] if self.penalty is None and self.further else [repr(self.penalty), f"lam={_number(self.lam):g}"]
+        if self.penalty is None and self.further:
+            terms = []
+        else:
+            terms = [repr(self.penalty), f"lam={_number(self.lam):g}"]
         terms += [] if self.graph_term is None else [f"mu={_number(self.mu):g}"]
         terms += [] if self.source is None else [f"beta={_number(self.beta):g}"]
-        given = [name for name in ("metric", "projection", "ptr") if getattr(self, name) is not None]
+        given = [
+            name for name in ("metric", "projection", "ptr") if getattr(self, name) is not None
+        ]
         given += ["mean"] if self.mean else []
         terms += map(repr, self.further)
         return f"JointEnergy({', '.join([*terms, f'constraint={self.constraint}', *given])})"
@@ -310,7 +385,9 @@ class JointEnergy:
     def _check(self, x: Tensor) -> None:
         _check_state(self, x)
         if self.given is not None and self.given.num_nodes != len(x):
-            raise ValueError(f"x must have {self.given.num_nodes} rows, one per node of the graph; got {len(x)}.")
+            raise ValueError(
+                f"x must have {self.given.num_nodes} rows, one per node of the graph; got {len(x)}."
+            )
         _check_like(x, by_head, source=self.source)
 
 
@@ -330,14 +407,18 @@ def _check_state(energy: Energy | JointEnergy, x: Tensor) -> None:
         check_metric(energy.metric, x)
 
 
-def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **others: Tensor | None) -> None:
+def _check_like(
+    x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **others: Tensor | None
+) -> None:
     """Raise unless the other states, in this layout, have the shape of the state ``x``, and its device."""
     for name, other in others.items():
         if other is None:
             continue
         check_heads(other, name)
         if layout(other).shape != layout(x).shape:
-            raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {errors.describe(other)}.")
+            raise ValueError(
+                f"{name} must have the shape {list(x.shape)} of the state; got {errors.describe(other)}."
+            )
         errors.check_device(other, name, x.device, "the state")
 
 

@@ -18,7 +18,10 @@ from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.saving import Saved
 
 #: Nodes and weights on [0, 1] of the Gauss–Legendre rule for δ.
-NODES, WEIGHTS = (numbers.tolist() for numbers in np.polynomial.legendre.leggauss(48) / np.array(2) + [[0.5], [0.0]])
+NODES, WEIGHTS = (
+    numbers.tolist()
+    for numbers in np.polynomial.legendre.leggauss(48) / np.array(2) + [[0.5], [0.0]]
+)
 
 
 class MixturePenalty(Saved, Penalty):
@@ -33,14 +36,23 @@ class MixturePenalty(Saved, Penalty):
         torch.Size([])
     """
 
-    def __init__(self, widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0), weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        weights: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
         errors.check_kind(widths, "widths", (list, tuple), "a list of numbers")
-        weights = [1 / max(len(widths), 1)] * len(widths) if weights is None else weights
+        if weights is None:
+            weights = [1 / max(len(widths), 1)] * len(widths)
+        else:
+            weights = weights
         errors.check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
         if not widths or len(weights) != len(widths):
             counts = f"{len(widths)} and {len(weights)}"
-            raise ValueError(f"widths must hold a number at least, and weights as many; got {counts}.")
+            raise ValueError(
+                f"widths must hold a number at least, and weights as many; got {counts}."
+            )
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
                 errors.check_positive(number, f"every one of {name}")
@@ -51,7 +63,9 @@ class MixturePenalty(Saved, Penalty):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        for parameter, numbers in zip((self.log_widths, self.log_weights), self.initial, strict=True):
+        for parameter, numbers in zip(
+            (self.log_widths, self.log_weights), self.initial, strict=True
+        ):
             parameter.copy_(torch.tensor(numbers, dtype=torch.float64).log())
 
     @property
@@ -76,7 +90,9 @@ class MixturePenalty(Saved, Penalty):
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
 
     def extra_repr(self) -> str:
-        numbers = ([round(value, 6) for value in values.tolist()] for values in (self.widths, self.weights))
+        numbers = (
+            [round(value, 6) for value in values.tolist()] for values in (self.widths, self.weights)
+        )
         return "widths={}, weights={}".format(*numbers)
 
 
@@ -109,26 +125,38 @@ class FunctionPenalty(Saved, Penalty):
     """
 
     def __init__(
-        self, f: Callable[[Tensor], Tensor] | None = None, delta: Callable[[Tensor], Tensor] | None = None,
-        *, domain: tuple[float, float] = (0.0, math.inf),
-    ) -> None:  # fmt: skip
+        self,
+        f: Callable[[Tensor], Tensor] | None = None,
+        delta: Callable[[Tensor], Tensor] | None = None,
+        *,
+        domain: tuple[float, float] = (0.0, math.inf),
+    ) -> None:
         super().__init__()
         if f is None and delta is None:
-            raise ValueError("f or delta must be given, for instance FunctionPenalty(lambda z2: 1 / (1 + z2)).")
+            raise ValueError(
+                "f or delta must be given, for instance FunctionPenalty(lambda z2: 1 / (1 + z2))."
+            )
         for name, function in (("f", f), ("delta", delta)):
             if function is not None:
                 errors.check_function(function, name, "of a tensor of squared distances")
-        errors.check_kind(domain, "domain", (tuple, list), "a pair (0, the largest squared distance)")
+        errors.check_kind(
+            domain, "domain", (tuple, list), "a pair (0, the largest squared distance)"
+        )
         numbers = all(isinstance(end, (int, float)) for end in domain)
         if not numbers or len(domain) != 2 or domain[0] != 0 or not domain[1] > 0:
-            raise ValueError(f"domain must be (0, the largest squared distance); got {errors.describe(domain)}.")
+            raise ValueError(
+                f"domain must be (0, the largest squared distance); got {errors.describe(domain)}."
+            )
         if domain[1] != math.inf:
             errors.check_number(domain[1], "domain[1]")
         self.domain = 0.0, float(domain[1])
-        self.slope, self.integral = f, delta
+        self.slope = f
+        self.integral = delta
         flaw = self.flaw()
         if flaw is not None:
-            raise ValueError(f"{flaw} A penalty's f is nonnegative and does not increase on its domain {self.domain}.")
+            raise ValueError(
+                f"{flaw} A penalty's f is nonnegative and does not increase on its domain {self.domain}."
+            )
 
     @property
     def score(self) -> FunctionScore:
@@ -141,7 +169,9 @@ class FunctionPenalty(Saved, Penalty):
         reach = z2.clamp(min=0).log1p()
         total = torch.zeros_like(reach)
         for node, weight in zip(NODES, WEIGHTS, strict=True):
-            total = total + checkpoint(self._part, reach, node, weight, use_reentrant=False, preserve_rng_state=False)
+            total = total + checkpoint(
+                self._part, reach, node, weight, use_reentrant=False, preserve_rng_state=False
+            )
         return total
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
@@ -163,7 +193,8 @@ class FunctionPenalty(Saved, Penalty):
             return None
         name = "f" if self.slope is not None else "delta"
         try:
-            values, total = self._slope(z2), self.delta(z2)
+            values = self._slope(z2)
+            total = self.delta(z2)
         except Exception as error:
             raise TypeError(
                 f"{name} must take a tensor of squared distances, here {errors.describe(z2)}, and give one of its "
@@ -172,7 +203,9 @@ class FunctionPenalty(Saved, Penalty):
         for what, got in (("f", values), ("delta", total)):
             if not isinstance(got, Tensor) or got.shape != z2.shape:
                 shape = list(z2.shape)
-                raise ValueError(f"{what} must give a tensor of the shape of z², {shape}; got {errors.describe(got)}.")
+                raise ValueError(
+                    f"{what} must give a tensor of the shape of z², {shape}; got {errors.describe(got)}."
+                )
         return find_flaw(z2, values, total if self.integral is not None else None)
 
     def extra_repr(self) -> str:

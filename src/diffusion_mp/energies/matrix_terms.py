@@ -58,12 +58,19 @@ class MatrixTerm(SharedTerm):
     quadratic = True
 
     def __init__(
-        self, coupling: Coupling, matrix: Float[Tensor, "R C C"] | Float[Tensor, "R C"] | None,
-        norms: Float[Tensor, " R"] | None = None, *, hops: int = 1, symmetric: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        coupling: Coupling,
+        matrix: Float[Tensor, "R C C"] | Float[Tensor, "R C"] | None,
+        norms: Float[Tensor, " R"] | None = None,
+        *,
+        hops: int = 1,
+        symmetric: bool = False,
+    ) -> None:
         errors.check_kind(coupling, "coupling", Coupling, "a Coupling")
         if matrix is not None:
-            errors.check_tensor(matrix, "matrix", "[relations, channels, channels]", coupling.device, "the coupling")
+            errors.check_tensor(
+                matrix, "matrix", "[relations, channels, channels]", coupling.device, "the coupling"
+            )
             square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
             if not square or matrix.size(0) != coupling.heads:
                 shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
@@ -73,16 +80,25 @@ class MatrixTerm(SharedTerm):
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
             wanted = "coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries"
             raise ValueError(f"{wanted}; got {coupling!r}.")
-        self.forward, self.matrix, self.hops = coupling, matrix, hops
+        self.forward = coupling
+        self.matrix = matrix
+        self.hops = hops
         # Tracing, entries cannot be examined: without a promise, both products are taken.
         symmetric = symmetric or matrix is None or matrix.dim() == 2
-        mutual = symmetric and (coupling.symmetric if values_only(captured=True) else coupling.T is coupling)
+        mutual = symmetric and (
+            coupling.symmetric if values_only(captured=True) else coupling.T is coupling
+        )
         self.backward = None if mutual else coupling.T
-        reach = self._reach(coupling) if mutual else (self._reach(coupling) + self._reach(coupling.T)) / 2
+        if mutual:
+            reach = self._reach(coupling)
+        else:
+            reach = (self._reach(coupling) + self._reach(coupling.T)) / 2
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
         if norms is not None and norms.shape != (coupling.heads,):
-            raise ValueError(f"norms must be [{coupling.heads}], one per relation; got {errors.describe(norms)}.")
+            raise ValueError(
+                f"norms must be [{coupling.heads}], one per relation; got {errors.describe(norms)}."
+            )
         self.norms = norms
         #: k [N, 1, 1].
         self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
@@ -92,7 +108,10 @@ class MatrixTerm(SharedTerm):
         if isinstance(coupling, SparseCoupling):
             weight = coupling.weight
             # A graph that was not validated may break the promise, but promised zeros keep their one-sided gradient.
-            weight = torch.where(weight < 0, -weight, weight) if coupling.nonnegative else weight.abs()
+            if coupling.nonnegative:
+                weight = torch.where(weight < 0, -weight, weight)
+            else:
+                weight = weight.abs()
             coupling = SparseCoupling(coupling.graph, weight, nonnegative=True)
         # In double, since a limit is solved there: rounded, D − A would leak constants, at any weight of the term.
         reached = coupling.exact_degree(torch.float64)
@@ -102,10 +121,14 @@ class MatrixTerm(SharedTerm):
 
     def _received(self, z: Float[Tensor, "N one C"]) -> Float[Tensor, "N one C"]:
         """Return Σ_r of the symmetric part of A_r^h Z B_rᵀ."""
-        v, matrix = z.squeeze(1), None if self.matrix is None else self.matrix.to(z.dtype)
+        v = z.squeeze(1)
+        matrix = None if self.matrix is None else self.matrix.to(z.dtype)
         along = self.forward.transformed(v, matrix, self.hops)
         if self.backward is not None:
-            turned = matrix if matrix is None or matrix.dim() == 2 else matrix.mT
+            if matrix is None or matrix.dim() == 2:
+                turned = matrix
+            else:
+                turned = matrix.mT
             along = (along + self.backward.transformed(v, turned, self.hops)) / 2
         return along.unsqueeze(1)
 
@@ -155,27 +178,47 @@ class AttentionTerm(SharedTerm):
     """
 
     def __init__(
-        self, query: Float[Tensor, "heads D C"], key: Float[Tensor, "heads D C"], gamma: float | Tensor = 1.0,
+        self,
+        query: Float[Tensor, "heads D C"],
+        key: Float[Tensor, "heads D C"],
+        gamma: float | Tensor = 1.0,
         prior: SparseCoupling | None = None,
         norms: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None,
-    ) -> None:  # fmt: skip
-        errors.check_kind(prior, "prior", (SparseCoupling, NoneType), "a nonnegative SparseCoupling, or None")
+    ) -> None:
+        errors.check_kind(
+            prior, "prior", (SparseCoupling, NoneType), "a nonnegative SparseCoupling, or None"
+        )
         shape = "[heads, head_channels, channels]"
         for name, matrix in (("query", query), ("key", key)):
             errors.check_tensor(matrix, name, shape, getattr(query, "device", None), "query")
             if matrix.dim() != 3 or matrix.shape != query.shape:
-                raise ValueError(f"{name} must be {shape}, like query; got {errors.describe(matrix)}.")
+                raise ValueError(
+                    f"{name} must be {shape}, like query; got {errors.describe(matrix)}."
+                )
         check_weight(gamma, "gamma", allow_zero=False)
         if prior is not None and prior.heads not in (1, query.size(0)):
-            raise ValueError(f"prior must have one head, or {query.size(0)} as query does; got {prior!r}.")
-        self.query, self.key, self.gamma, self.prior, self.half = query, key, gamma, prior, gamma / 2
-        norms = (norm_bounds(query), norm_bounds(key)) if norms is None else norms
-        self.norms, self.squares = norms, (norms[0].square(), norms[1].square())
+            raise ValueError(
+                f"prior must have one head, or {query.size(0)} as query does; got {prior!r}."
+            )
+        self.query = query
+        self.key = key
+        self.gamma = gamma
+        self.prior = prior
+        self.half = gamma / 2
+        if norms is None:
+            norms = (norm_bounds(query), norm_bounds(key))
+        else:
+            norms = norms
+        self.norms = norms
+        self.squares = (norms[0].square(), norms[1].square())
 
     def _ends(self, z: Float[Tensor, "N one C"], graph: Graph) -> tuple[Tensor, Tensor]:
         """Return q and k [N, H, D], both without the mean of k, on which no difference depends."""
         flat = z.squeeze(1)
-        q, k = (torch.einsum("hdc,nc->nhd", matrix.to(z.dtype), flat) for matrix in (self.query, self.key))
+        q, k = (
+            torch.einsum("hdc,nc->nhd", matrix.to(z.dtype), flat)
+            for matrix in (self.query, self.key)
+        )
         centre = graph.centre(k)
         return q - centre, k - centre
 
@@ -185,27 +228,39 @@ class AttentionTerm(SharedTerm):
 
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
         if self.prior is not None:
-            edges, prior = self.prior.graph, self.prior.weight.to(q.dtype)
+            edges = self.prior.graph
+            prior = self.prior.weight.to(q.dtype)
             weight = edge_softmax(edges.csr, self._logits(q, k, edges), prior)
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
         minus = q.new_full((*q.shape[:2], 1), -1.0)
         shift = self.half * k.square().sum(2, keepdim=True)
-        return PairwiseCoupling(torch.cat([self.gamma * q, minus], 2), torch.cat([k, shift], 2), graph.segments)
+        return PairwiseCoupling(
+            torch.cat([self.gamma * q, minus], 2), torch.cat([k, shift], 2), graph.segments
+        )
 
     def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Float[Tensor, " N"]:
         """Return Σ_h log Σ_j b_ij exp(−γ s_ij / 2) of every row i."""
         if self.prior is not None:
-            edges, prior = self.prior.graph.edges, self.prior.weight.to(q.dtype)
+            edges = self.prior.graph.edges
+            prior = self.prior.weight.to(q.dtype)
             # Edges of prior zero are ignored, also in the maximum.
             logits = self._logits(q, k, self.prior.graph).masked_fill(prior == 0, -torch.inf)
             index = edges[1].unsqueeze(1).expand_as(logits)
-            top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min).scatter_reduce(0, index, logits.detach(), "amax")
-            sums = torch.zeros_like(top).index_add(0, edges[1], prior * (logits - top[edges[1]]).exp())
+            top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min).scatter_reduce(
+                0, index, logits.detach(), "amax"
+            )
+            sums = torch.zeros_like(top).index_add(
+                0, edges[1], prior * (logits - top[edges[1]]).exp()
+            )
             return torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum(1)
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
         sizes = torch.tensor(graph_sizes(graph.segments, graph.num_nodes), device=q.device)
         nodes = sizes.repeat_interleave(sizes).to(q)
-        return -coupling.shifts[0].sum(1) - self.half * q.square().sum((1, 2)) - q.size(1) * nodes.log()
+        return (
+            -coupling.shifts[0].sum(1)
+            - self.half * q.square().sum((1, 2))
+            - q.size(1) * nodes.log()
+        )
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self._rows(z, graph).sum()
@@ -234,7 +289,8 @@ class AttentionTerm(SharedTerm):
             attention = self._attention(q, k, graph)
             received, back = attention.both(k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2))
             column = back[:, :, -1:]
-            at_query, at_key = q - received, column * k - back[:, :, :-1]
+            at_query = q - received
+            at_key = column * k - back[:, :, :-1]
             if self.prior is not None:  # a node without neighbours has no row
                 at_query = attention.degree().unsqueeze(2) * q - received
             half = torch.einsum("hdc,nhd->nc", self.query.to(z.dtype), at_query)
@@ -268,17 +324,25 @@ class MLPTerm(EnergyTerm):
     """
 
     def __init__(
-        self, matrix: Float[Tensor, "M C"], bias: Float[Tensor, " M"], activation: str = "relu",
+        self,
+        matrix: Float[Tensor, "M C"],
+        bias: Float[Tensor, " M"],
+        activation: str = "relu",
         weight: float | Tensor = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         errors.check_tensor(matrix, "matrix", "[hidden_channels, channels]")
         errors.check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
         if matrix.dim() != 2 or bias.shape != matrix.shape[:1]:
             came = f"got {errors.describe(matrix)}, {errors.describe(bias)}"
-            raise ValueError(f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}.")
+            raise ValueError(
+                f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}."
+            )
         check_weight(weight, "weight")
         errors.check_choice(activation, "activation", ACTIVATIONS)
-        self.matrix, self.bias, self.activation, self.weight = matrix, bias, activation, weight
+        self.matrix = matrix
+        self.bias = bias
+        self.activation = activation
+        self.weight = weight
         self.back = 0.5 * weight * matrix
 
     def _hidden(self, z: Tensor) -> Tensor:
@@ -310,7 +374,9 @@ class MLPTerm(EnergyTerm):
         return z.new_zeros(1, 1, 1)
 
 
-def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5) -> Float[Tensor, " R"]:
+def norm_bounds(
+    matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5
+) -> Float[Tensor, " R"]:
     """Return ‖B_r‖₂ of diagonals, and upper bounds on it of matrices, by squaring S = BᵀB.
 
     The bounds are at most C^(1/2^(squarings + 2)) times too large.
@@ -326,7 +392,9 @@ def norm_bounds(matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings
         return matrix.abs().amax(1)
     with without_autocast(matrix):
         # What traces or transforms sees the formula.
-        return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(matrix, squarings)[0]
+        return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(
+            matrix, squarings
+        )[0]
 
 
 class _NormBounds(torch.autograd.Function):
@@ -341,7 +409,10 @@ class _NormBounds(torch.autograd.Function):
         bound = largest = matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
         sizes, powers = zip(*_powers(matrix / largest[:, None, None], squarings), strict=True)
         for number, size in enumerate(sizes):
-            bound = bound if size is None else bound * size.pow(0.5 ** (number + 1))
+            if size is None:
+                bound = bound
+            else:
+                bound = bound * size.pow(0.5 ** (number + 1))
         # The rounding of a product of C terms may lower the bound.
         return (bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps), *powers)
 
@@ -352,7 +423,9 @@ class _NormBounds(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Float[Tensor, " R"] | None, *_: None) -> tuple[Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: Float[Tensor, " R"] | None, *_: None
+    ) -> tuple[Tensor | None, None]:
         if grad is None:
             return None, None
         matrix, bound, *powers = ctx.saved_tensors
@@ -362,17 +435,28 @@ class _NormBounds(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives
             powers = [power for _, power in _powers(scaled, len(powers) - 1)]
         chain = reduce(torch.matmul, powers)
-        direction = scaled @ chain if matrix.size(1) >= matrix.size(2) else chain @ scaled
-        trace = (direction * scaled).sum((1, 2)).clamp(min=tiny)  # the scale of the powers is divided away
+        if matrix.size(1) >= matrix.size(2):
+            direction = scaled @ chain
+        else:
+            direction = chain @ scaled
+        trace = (
+            (direction * scaled).sum((1, 2)).clamp(min=tiny)
+        )  # the scale of the powers is divided away
         return (grad * (bound / largest) / trace)[:, None, None] * direction, None
 
 
-def _powers(matrix: Float[Tensor, "R D C"], squarings: int) -> Iterator[tuple[Tensor | None, Tensor]]:
+def _powers(
+    matrix: Float[Tensor, "R D C"], squarings: int
+) -> Iterator[tuple[Tensor | None, Tensor]]:
     """Yield S = BᵀB or BBᵀ and its squares; every third, and the last, is divided by its Frobenius norm, which comes
     with it. Between, norms fall to C⁻⁴ at least, far above the smallest number."""
-    gram = matrix.mT @ matrix if matrix.size(1) >= matrix.size(2) else matrix @ matrix.mT
+    if matrix.size(1) >= matrix.size(2):
+        gram = matrix.mT @ matrix
+    else:
+        gram = matrix @ matrix.mT
     for number in range(squarings + 1):
-        gram, size = gram @ gram if number else gram, None
+        gram = gram @ gram if number else gram
+        size = None
         if number % 3 == 0 or number == squarings:
             size = torch.linalg.matrix_norm(gram).clamp(min=torch.finfo(matrix.dtype).tiny)
             gram = gram / size[:, None, None]

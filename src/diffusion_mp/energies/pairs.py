@@ -26,7 +26,9 @@ def check_heads(x: Tensor, name: str = "x") -> None:
     """Raise unless ``x`` is a floating-point state [N, C] or [N, H, D]."""
     check_tensor(x, name, "[num_nodes, channels] or [num_nodes, heads, channels]")
     if x.dim() not in (2, 3) or (x.dim() == 3 and not x.size(1)):
-        raise ValueError(f"{name} must be [num_nodes, channels] or [num_nodes, heads, channels]; got {describe(x)}.")
+        raise ValueError(
+            f"{name} must be [num_nodes, channels] or [num_nodes, heads, channels]; got {describe(x)}."
+        )
 
 
 def by_head(x: State) -> Float[Tensor, "N H D"]:
@@ -58,7 +60,9 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     """Return the state [n, D] of every non-empty graph and head; pairs lie within such a block."""
     check_heads(x)
     sizes = graph_sizes(row_bounds(ptr, x.size(0)), x.size(0))
-    return [head for graph in by_head(x).split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)]
+    return [
+        head for graph in by_head(x).split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)
+    ]
 
 
 def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
@@ -71,7 +75,9 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, 
     return total
 
 
-def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def sum_distance_powers(
+    x: State, ptr: Tensor | None = None
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return Σ_ij z_ij² and Σ_ij z_ij⁴ with z_ij = ‖x_i − x_j‖ over ordered pairs, exact in O(N d²).
 
     With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c: Σz² = 2n Σa_i − 2‖m‖² and
@@ -86,15 +92,19 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
     parts = blocks(x, ptr)
     second = fourth = x.new_zeros((), dtype=torch.float64)
     for block in parts:
-        n, (sum_a, sum_aa, m, q, gram) = len(block), _summed(moments, block)
+        n = len(block)
+        (sum_a, sum_aa, m, q, gram) = _summed(moments, block)
         second = second + 2 * n * sum_a - 2 * m.square().sum()
         fourth = fourth + 2 * n * sum_aa + 2 * sum_a.square() - 8 * q @ m + 4 * gram.square().sum()
     return second, fourth
 
 
-def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
+def distance_powers_along(
+    x: State, direction: State
+) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
     """Return `sum_distance_powers` of x + τ·direction of one graph as coefficients of 1, τ, τ², … in O(N d²)."""
-    second, fourth = x.new_zeros(3, dtype=torch.float64), x.new_zeros(5, dtype=torch.float64)
+    second = x.new_zeros(3, dtype=torch.float64)
+    fourth = x.new_zeros(5, dtype=torch.float64)
     for y, e in zip(map(_centred, blocks(x)), map(_centred, blocks(direction)), strict=True):
         n = len(y)
         a = torch.stack([(y * y).sum(1), 2 * (y * e).sum(1), (e * e).sum(1)])
@@ -107,7 +117,9 @@ def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " t
     return second, fourth
 
 
-def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+def sum_over_pairs(
+    function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None
+) -> Float[Tensor, ""]:
     """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
     parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)

@@ -57,7 +57,9 @@ class Penalty(Described, ABC):
 
     def covers(self, distance: float) -> bool:
         """Return whether ``domain`` reaches as far as two vectors at this distance."""
-        return distance * distance <= self.domain[1]  # where distance**2 overflows Python raises an error
+        return (
+            distance * distance <= self.domain[1]
+        )  # where distance**2 overflows Python raises an error
 
     @torch.no_grad()
     def flaw(self) -> str | None:
@@ -65,7 +67,9 @@ class Penalty(Described, ABC):
         if not isinstance(self.score, SCORES):
             return f"its score is {errors.describe(self.score)}. {WITHOUT_SCORE}"
         z2 = self._points()
-        return None if z2.is_meta else find_flaw(z2, self.f(z2), self.delta(z2))
+        if z2.is_meta:
+            return None
+        return find_flaw(z2, self.f(z2), self.delta(z2))
 
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
@@ -75,9 +79,13 @@ class Penalty(Described, ABC):
         return self.score(-z2 / 2)
 
     def coupling(
-        self, x: pairs.State, ptr: Tensor | None = None, normalize: bool = False, constraint: Constraint | None = None,
+        self,
+        x: pairs.State,
+        ptr: Tensor | None = None,
+        normalize: bool = False,
+        constraint: Constraint | None = None,
         centre: Tensor | None = None,
-    ) -> Coupling:  # fmt: skip
+    ) -> Coupling:
         """Return Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
 
         Ω is declared nonnegative if the ``constraint`` on rows of x keeps distances within ``domain``. On a sphere a
@@ -89,10 +97,15 @@ class Penalty(Described, ABC):
         if type(normalize) is not bool:
             errors.check_flags(normalize=normalize)
         if constraint is not None and not isinstance(constraint, Constraint):
-            errors.check_kind(constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None")
+            errors.check_kind(
+                constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None"
+            )
         values = x if x.dim() == 3 else x.unsqueeze(1)
         if ptr is not None:
-            ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
+            if centre is None:
+                ptr = row_bounds(ptr, x.size(0))
+            else:
+                ptr = as_ptr(ptr)
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": self.covers(diameter)}
         score = self.score
@@ -130,10 +143,14 @@ class Penalty(Described, ABC):
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
-        parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
+        if isinstance(self, nn.Module):
+            parameters = self.parameters()
+        else:
+            parameters = iter(())
         device = next((parameter.device for parameter in parameters), None)
         end = min(self.domain[1], FARTHEST)
-        near, far = torch.linspace(0, min(end, 64.0), 400), torch.logspace(-6, math.log10(end), 400)
+        near = torch.linspace(0, min(end, 64.0), 400)
+        far = torch.logspace(-6, math.log10(end), 400)
         return torch.cat([near, far.clamp(max=end)]).double().unique().to(device)
 
 
@@ -248,7 +265,9 @@ class GaussianPenalty(Penalty):
     def __post_init__(self) -> None:
         errors.check_positive(self.bandwidth, "bandwidth")
         if not 1e-18 <= self.bandwidth <= 1e18:  # its square would be none of single precision
-            raise ValueError(f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state.")
+            raise ValueError(
+                f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state."
+            )
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         errors.check_tensor(z2, "z2", "of squared distances")
@@ -260,7 +279,9 @@ class GaussianPenalty(Penalty):
         return Score("exp", scale=1 / self.bandwidth**2, offset=0.0)
 
 
-def warn_beyond_domain(penalty: Penalty, energy: object, x: Tensor, distance: Callable[[], float]) -> None:
+def warn_beyond_domain(
+    penalty: Penalty, energy: object, x: Tensor, distance: Callable[[], float]
+) -> None:
     """Warn if ``distance()``, a squared distance between two rows of ``x``, exceeds the domain of ``penalty``."""
     end = penalty.domain[1]
     if end == math.inf or x.is_meta or not values_only():
@@ -288,13 +309,16 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     rise = f - lowest
     if bool((rise > rounding).any()):
         then = int(rise.argmax())
-        low, high = (f"f({float(z2[at]):.6g}) = {float(f[at]):.6g}" for at in (int(place[then]), then))
+        low, high = (
+            f"f({float(z2[at]):.6g}) = {float(f[at]):.6g}" for at in (int(place[then]), then)
+        )
         return f"f rises from {low} to {high}."
     if delta is None:
         return None
     # The slope of a chord of a concave δ lies between f at its ends. The room covers the rounding of a δ that is a
     # difference of large terms, as z² − log(1 + e^z²), and the 2e-9 by which torch's softplus is off at its threshold.
-    chord, size = delta.diff() / z2.diff(), delta.abs() + f[0].abs() * z2
+    chord = delta.diff() / z2.diff()
+    size = delta.abs() + f[0].abs() * z2
     room = (16 * eps * (size[:-1] + size[1:]) + 4e-9 * f[0].abs()) / z2.diff()
     off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - room
     if not bool((off <= 0).all()):
@@ -329,5 +353,7 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
         signature.bind(**options)
     except TypeError as error:
         example = "for instance SoftmaxPenalty(dim=4)"
-        raise TypeError(f"penalty={penalty!r} takes {signature}: {error}. Pass a Penalty, {example}.") from error
+        raise TypeError(
+            f"penalty={penalty!r} takes {signature}: {error}. Pass a Penalty, {example}."
+        ) from error
     return PENALTIES[penalty](**options)

@@ -16,7 +16,9 @@ def not_declared(whose: str, coupling: Coupling | None) -> str | None:
             continue
         while True:
             parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-            broken = [part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)]
+            broken = [
+                part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)
+            ]
             if not broken:
                 return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
             coupling = broken[0]
@@ -26,15 +28,27 @@ def not_declared(whose: str, coupling: Coupling | None) -> str | None:
 def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
     """Entries of A agree with what it declares: those of all observed edges, or those between the first nodes."""
     for term, base in [] if coupling is None else weighted_terms(coupling):
-        edges = base.graph.edges if isinstance(base, SparseCoupling) else None
+        if isinstance(base, SparseCoupling):
+            edges = base.graph.edges
+        else:
+            edges = None
         first = torch.arange(min(term.num_nodes, CHECKED_NODES), device=term.device)
-        pairs = torch.cartesian_prod(first, first).T if edges is None else edges
+        if edges is None:
+            pairs = torch.cartesian_prod(first, first).T
+        else:
+            pairs = edges
         if not pairs.numel():
             continue
-        forth, back = term.at(pairs).double(), term.at(pairs.flip(0)).double()
+        forth = term.at(pairs).double()
+        back = term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()
-        eps = torch.finfo(term.dtype).eps  # entries computed from a state are only as exact as its squares
-        rounding = 64 * eps * size if edges is not None else eps**0.5 * size.max()
+        eps = torch.finfo(
+            term.dtype
+        ).eps  # entries computed from a state are only as exact as its squares
+        if edges is not None:
+            rounding = 64 * eps * size
+        else:
+            rounding = eps**0.5 * size.max()
         if not bool(size.isfinite().all()):
             return f"A has entries that are not finite, in {term!r}."
         if bool((forth < -rounding).any()):
@@ -42,9 +56,13 @@ def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
         if bool(((forth - back).abs() > rounding).any()):
             return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
         if not convex and edges is None and term.positive_semidefinite:
-            least = float(torch.linalg.eigvalsh(forth.view(len(first), len(first), -1).permute(2, 0, 1)).min())
+            least = float(
+                torch.linalg.eigvalsh(forth.view(len(first), len(first), -1).permute(2, 0, 1)).min()
+            )
             if least < -len(first) * float(rounding):
-                return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
+                return (
+                    f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
+                )
     return None
 
 
@@ -53,7 +71,8 @@ def weighted_terms(coupling: Coupling) -> list[tuple[Coupling, Coupling]]:
     if isinstance(coupling, SumCoupling):
         return [pair for term in coupling.terms for pair in weighted_terms(term)]
     if isinstance(coupling, ScaledCoupling):
-        scale, positive = coupling.scale, coupling._positive
+        scale = coupling.scale
+        positive = coupling._positive
         return [
             (ScaledCoupling(scale, term, nonnegative=positive), base)
             for term, base in weighted_terms(coupling.coupling)

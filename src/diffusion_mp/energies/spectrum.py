@@ -27,9 +27,13 @@ Examples:
 """
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DENSE_NODES = 256  # up to this many nodes a dense eigenvalue solver, which is exact, is faster than Lanczos
+DENSE_NODES = (
+    256  # up to this many nodes a dense eigenvalue solver, which is exact, is faster than Lanczos
+)
 LANCZOS = 1e-9  # default relative tolerance of Lanczos
-EPS = 4 * float(np.finfo(np.float64).eps)  # rounding of products with a Laplacian, relative to its diagonal
+EPS = 4 * float(
+    np.finfo(np.float64).eps
+)  # rounding of products with a Laplacian, relative to its diagonal
 DOUBLE = 1e-12  # relative tolerance of Lanczos for double precision
 
 
@@ -51,8 +55,15 @@ def precision(dtype: torch.dtype) -> Precision:
 def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperator:
     """Return Δ = D̄ − S or I − S of one head, symmetrised if S is reversible; dense for small graphs."""
     n = coupling.num_nodes
-    metric = None if coupling.symmetric else coupling.metric  # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
-    root = np.ones((n, 1)) if metric is None else metric[:, head, None].sqrt().cpu().numpy()
+    # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
+    if coupling.symmetric:
+        metric = None
+    else:
+        metric = coupling.metric
+    if metric is None:
+        root = np.ones((n, 1))
+    else:
+        root = metric[:, head, None].sqrt().cpu().numpy()
     if n <= DENSE_NODES:
         s: Array = root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
         s = (s + s.T) / 2  # exactly symmetric
@@ -61,8 +72,15 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
         np.fill_diagonal(s, 0.0)  # s_ii would cancel, which costs digits
         return np.diag((s @ root / root)[:, 0]) - s
     product = coupling.as_linear_operator(head)
-    diagonal = product @ np.ones((n, 1)) if form == "conservative" else np.ones((1, 1))
-    return _operator(n, lambda v: diagonal * v - root * (product @ (v / root)), rounding=EPS * float(diagonal.max()))
+    if form == "conservative":
+        diagonal = product @ np.ones((n, 1))
+    else:
+        diagonal = np.ones((1, 1))
+    return _operator(
+        n,
+        lambda v: diagonal * v - root * (product @ (v / root)),
+        rounding=EPS * float(diagonal.max()),
+    )
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
@@ -85,22 +103,32 @@ def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) ->
         return float(np.linalg.eigvalsh(matrix)[-1])
     from scipy.sparse.linalg import eigsh
 
-    start = np.random.default_rng(0).standard_normal(matrix.shape[0])  # fixed, and not by the global generator
+    start = np.random.default_rng(0).standard_normal(
+        matrix.shape[0]
+    )  # fixed, and not by the global generator
     if not (matrix @ start).any():  # the zero matrix, which ARPACK refuses
         return float(matrix.rounding)
     basis = min(matrix.shape[0], 80)
-    (value,) = eigsh(matrix, k=1, which="LA", tol=rtol, v0=start, ncv=basis, return_eigenvectors=False)
+    (value,) = eigsh(
+        matrix, k=1, which="LA", tol=rtol, v0=start, ncv=basis, return_eigenvectors=False
+    )
     return float(value + rtol * abs(value) + matrix.rounding)
 
 
-def extreme_eigenvalues(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> tuple[float, float]:
+def extreme_eigenvalues(
+    matrix: Array | LinearOperator, rtol: float = LANCZOS
+) -> tuple[float, float]:
     """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards as above."""
     if isinstance(matrix, np.ndarray):
         values = np.linalg.eigvalsh(matrix)
-        return (float(values[0]), float(values[-1])) if len(values) else (0.0, 0.0)
+        if len(values):
+            return (float(values[0]), float(values[-1]))
+        return (0.0, 0.0)
     # The smallest is often zero and Lanczos has a relative tolerance, so it is applied to the top of λ_max − Δ.
     top = largest_eigenvalue(matrix, rtol)
-    return top - largest_eigenvalue(_operator(matrix.shape[0], lambda v: top * v - matrix @ v), rtol), top
+    return top - largest_eigenvalue(
+        _operator(matrix.shape[0], lambda v: top * v - matrix @ v), rtol
+    ), top
 
 
 @torch.no_grad()
@@ -124,16 +152,22 @@ def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
         rows = np.arange(coupling.num_nodes)
         constants = csr_array((np.bincount(component)[component] ** -0.5, (rows, component)))
         # Lanczos finds the top of a spectrum: turn Δ over, with the kernel mapped to zero.
-        turned = _operator(len(rows), lambda v: top * (v - constants @ (constants.T @ v)) - matrix @ v)
+        turned = _operator(
+            len(rows), lambda v: top * (v - constants @ (constants.T @ v)) - matrix @ v
+        )
         smallest = top - largest_eigenvalue(turned, DOUBLE)
     slack = len(component) * EPS * top
     return max(0.0, smallest - slack), top + slack
 
 
 @torch.no_grad()
-def laplacian_extremes(coupling: Coupling, form: Form, rtol: float = LANCZOS) -> tuple[float, float]:
+def laplacian_extremes(
+    coupling: Coupling, form: Form, rtol: float = LANCZOS
+) -> tuple[float, float]:
     """Return the smallest and the largest eigenvalue of Δ over all heads of a reversible coupling."""
-    ends = [extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)]
+    ends = [
+        extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)
+    ]
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
@@ -160,7 +194,9 @@ def spectral_radius_bound(coupling: Coupling) -> float:
     The bound holds for every positive w, and w ← Mw improves the first, Gershgorin's largest row sum of w = 1, which
     for D^-½AD^-½ of a star is √d_max instead of 1 and would cost a heat kernel accuracy.
     """
-    w: Tensor = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=torch.float64, device=coupling.device)
+    w: Tensor = torch.ones(
+        coupling.num_nodes, coupling.heads, 1, dtype=torch.float64, device=coupling.device
+    )
     bound = float("inf")
     for _ in range(10):
         image = w + coupling @ w
@@ -207,7 +243,11 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
     if not (coupling.symmetric and coupling.nonnegative):
         needed = "a coupling that is symmetric and nonnegative"
         raise CouplingMismatchError(f"the bounds of Proposition 4 need {needed}; got {coupling!r}.")
-    found = [ends for ends in (nonzero_spectrum(coupling, head) for head in range(coupling.heads)) if ends[1] > 0]
+    found = [
+        ends
+        for ends in (nonzero_spectrum(coupling, head) for head in range(coupling.heads))
+        if ends[1] > 0
+    ]
     smallest = min((ends[0] for ends in found), default=0.0)
     largest = max((ends[1] for ends in found), default=0.0)
     ends = (1 - tau * largest, 1 - tau * smallest)
@@ -236,6 +276,8 @@ def _components(coupling: Coupling, head: int) -> Array:
 def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) -> LinearOperator:
     from scipy.sparse.linalg import LinearOperator
 
-    operator = LinearOperator((n, n), lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply, dtype=np.float64)
+    operator = LinearOperator(
+        (n, n), lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply, dtype=np.float64
+    )
     operator.rounding = rounding
     return operator

@@ -104,7 +104,9 @@ class EnergyTerm(ABC):
             alone = torch.zeros_like(z)
             alone[start:end] = z[start:end]
             values.append(self.value(alone, graph) - nothing)
-        return torch.stack(values) + nothing / len(values) if values else z.new_zeros(0, dtype=torch.float64)
+        if values:
+            return torch.stack(values) + nothing / len(values)
+        return z.new_zeros(0, dtype=torch.float64)
 
     @abstractmethod
     def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
@@ -119,7 +121,8 @@ class EnergyTerm(ABC):
 
         Override it where the two share work.
         """
-        half, bound = self.half_gradient(z, graph), self.bound(z, graph)
+        half = self.half_gradient(z, graph)
+        bound = self.bound(z, graph)
         if (flaw := misshapen(self, z, half, bound)) is not None:  # it would be broadcast
             raise ValueError(flaw)
         return majorant_of(half, bound, convex)
@@ -139,7 +142,9 @@ class EnergyTerm(ABC):
         """Return how much nodes attend to each other at z, in a term that has attention."""
         return []
 
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def surrogate(
+        self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, ""]:
         """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
         if self.quadratic:
             return self.value(z, graph)
@@ -171,7 +176,9 @@ def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> 
     if not isinstance(weight, Tensor):
         check_positive(weight, name, allow_zero=allow_zero)
     elif weight.dim() or not weight.is_floating_point():
-        raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(weight)}.")
+        raise ValueError(
+            f"{name} must be a number or a 0-dimensional tensor; got {describe(weight)}."
+        )
 
 
 def weight_flaw(weight: float | Tensor, name: str) -> str | None:
@@ -187,7 +194,10 @@ def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
     if not bool(matrix.isfinite().all()):
         return f"the {name} has entries that are not finite: {describe(matrix)}."
     wide = matrix.double()
-    exact = torch.linalg.matrix_norm(wide, 2) if matrix.dim() == 3 else wide.abs().amax(1)
+    if matrix.dim() == 3:
+        exact = torch.linalg.matrix_norm(wide, 2)
+    else:
+        exact = wide.abs().amax(1)
     excess = exact - (1 + 64 * torch.finfo(matrix.dtype).eps) * norms.double()
     if bool((excess <= 0).all()):
         return None
@@ -210,7 +220,8 @@ def majorant_of(half: Tensor, bound: Tensor, convex: bool) -> Majorant:
 
 def affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
     """Return the half gradient of a quadratic term in the form of `Mean`."""
-    nothing, damping = torch.zeros_like(z), term.bound(z, graph)
+    nothing = torch.zeros_like(z)
+    damping = term.bound(z, graph)
     constant = -term.half_gradient(nothing, graph)
     return Mean(damping, constant, lambda z: damping * z - term.half_gradient(z, graph) - constant)
 
@@ -242,7 +253,9 @@ class ScaledTerm(SharedTerm):
         weight = python_number(weight)
         if not callable(weight):
             check_weight(weight, "weight")
-        self.factor, self.term, self.quadratic = weight, term, term.quadratic
+        self.factor = weight
+        self.term = term
+        self.quadratic = term.quadratic
 
     @property
     def weight(self) -> float | Tensor:
@@ -266,17 +279,23 @@ class ScaledTerm(SharedTerm):
     def flaw(self, convex: bool) -> str | None:
         return weight_flaw(self.weight, f"the weight of {self.term!r}") or self.term.flaw(convex)
 
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def surrogate(
+        self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, ""]:
         return self.weight * self.term.surrogate(z, at, graph)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         return self.term.attention(z, graph)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
-        found, weight = self.term.weighted_mean(z), self.weight
+        found = self.term.weighted_mean(z)
+        weight = self.weight
         if found is None:
             return None
-        constant = None if found.constant is None else weight * found.constant
+        if found.constant is None:
+            constant = None
+        else:
+            constant = weight * found.constant
         return Mean(weight * found.damping, constant, found.pull, weight * found.scale)
 
     def __repr__(self) -> str:
@@ -297,13 +316,20 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        strided = isinstance(source, Tensor) and source.layout is torch.strided and source.is_floating_point()
+        strided = (
+            isinstance(source, Tensor)
+            and source.layout is torch.strided
+            and source.is_floating_point()
+        )
         if not (strided and (source.dim() == 2 or (source.dim() == 3 and source.size(1)))):
             check_heads(source, "source")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
         if metric is not None:
             check_metric(metric, self.source)
-        self.metric = metric if metric is None or metric.dim() == 2 else metric.unsqueeze(1)
+        if metric is None or metric.dim() == 2:
+            self.metric = metric
+        else:
+            self.metric = metric.unsqueeze(1)
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self._rows(z).sum()
@@ -313,7 +339,9 @@ class SourceTerm(SharedTerm):
 
     def _rows(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, " N"]:
         if z.shape != self.source.shape:
-            raise ValueError(f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}.")
+            raise ValueError(
+                f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
+            )
         check_device(self.source, "source", z.device, "the state")
         squares = (z.double() - self.source.double()).square().sum(2)
         if self.metric is not None:
@@ -322,7 +350,10 @@ class SourceTerm(SharedTerm):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
-        weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.unsqueeze(2)
+        if self.metric is None:
+            weight = z.new_ones(1, 1, 1)
+        else:
+            weight = self.metric.unsqueeze(2)
         half = away if self.metric is None else weight * away
         # V is its own majorant: its matrix is diag(m), and the damping m on every set.
         return Majorant(half, weight)
@@ -340,7 +371,10 @@ class SourceTerm(SharedTerm):
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         source = self.source.to(z.dtype)
-        weight = z.new_ones(1, 1, 1) if self.metric is None else self.metric.to(z.dtype).unsqueeze(2)
+        if self.metric is None:
+            weight = z.new_ones(1, 1, 1)
+        else:
+            weight = self.metric.to(z.dtype).unsqueeze(2)
         return Mean(weight, source if self.metric is None else weight * source)
 
 
@@ -362,7 +396,8 @@ class CouplingTerm(SharedTerm):
     def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
         if not isinstance(coupling, Coupling):
             check_kind(coupling, "coupling", Coupling, "a Coupling")
-        self.coupling, self.centre = coupling, centre
+        self.coupling = coupling
+        self.centre = centre
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         return self.coupling.dirichlet(z.double()).sum() / 2
@@ -370,7 +405,9 @@ class CouplingTerm(SharedTerm):
     def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
-        ends = (self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(near.dtype)) / 2
+        ends = (
+            self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(near.dtype)
+        ) / 2
         squares = (ends * near.square().sum(2)).sum(1)
         return sum_by_graph(squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph)
 
@@ -385,13 +422,17 @@ class CouplingTerm(SharedTerm):
         return not_declared("term's", self.coupling) or not_as_declared(self.coupling, convex)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
-        if not self.coupling.whole:  # several processes have to take the same steps, also where one of them rounds
+        if (
+            not self.coupling.whole
+        ):  # several processes have to take the same steps, also where one of them rounds
             return None
         damping = self.coupling.majorant(True)
         if not _bounds_are_row_sums(self.coupling):
             damping = damping.unsqueeze(2).to(z.dtype)
             return Mean(damping, None, lambda z: damping * z - self.coupling.laplacian(z))
-        if damping.dtype != z.dtype:  # rounded to fewer digits than S z has, D − S would leak constants
+        if (
+            damping.dtype != z.dtype
+        ):  # rounded to fewer digits than S z has, D − S would leak constants
             damping = self.coupling.exact_degree(z.dtype)
         return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
 
@@ -401,7 +442,9 @@ class CouplingTerm(SharedTerm):
 
 def _bounds_are_row_sums(coupling: Coupling) -> bool:
     """Return whether p z − S z is the Laplacian, with p the majorant: not of projected heads, unknown of others."""
-    if isinstance(coupling, ProjectedCoupling) or not type(coupling)._majorized.__module__.startswith("diffusion_mp."):
+    if isinstance(coupling, ProjectedCoupling) or not type(
+        coupling
+    )._majorized.__module__.startswith("diffusion_mp."):
         return False
     parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
     return all(_bounds_are_row_sums(part) for part in parts if isinstance(part, Coupling))
@@ -422,13 +465,19 @@ class PairTerm(SharedTerm):
     """
 
     def __init__(
-        self, penalty: Penalty, projection: Float[Tensor, "heads seen channels"] | None = None,
-        *, mean: bool = False, constraint: Constraint | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        penalty: Penalty,
+        projection: Float[Tensor, "heads seen channels"] | None = None,
+        *,
+        mean: bool = False,
+        constraint: Constraint | None = None,
+    ) -> None:
         check_kind(penalty, "penalty", Penalty, "a Penalty")
         check_flags(mean=mean)
         check_projection(projection)
-        self.penalty, self.projection, self.mean = penalty, projection, mean
+        self.penalty = penalty
+        self.projection = projection
+        self.mean = mean
         self.constraint = Unconstrained() if constraint is None else constraint
 
     def seen(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N heads seen"]:
@@ -448,7 +497,9 @@ class PairTerm(SharedTerm):
             sums = [total / max(size, 1) for total, size in zip(sums, sizes, strict=True)]
         return torch.stack(sums)
 
-    def surrogate(self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def surrogate(
+        self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, ""]:
         """Return the sum with δ replaced by its tangents at the distances of ``at``."""
         return self._sum(graph, tangents, z, at)
 
@@ -457,7 +508,8 @@ class PairTerm(SharedTerm):
         seen = [self.seen(z) for z in states]
         if not self.mean:
             return cost(self.penalty, *seen, graph.segments) / 2
-        sizes, total = graph_sizes(graph.segments, len(seen[0])), seen[0].new_zeros(())
+        sizes = graph_sizes(graph.segments, len(seen[0]))
+        total = seen[0].new_zeros(())
         for size, *part in zip(sizes, *(z.split(sizes) for z in seen), strict=True):
             total = total + cost(self.penalty, *part, None) / (2 * max(size, 1))
         return total
@@ -470,11 +522,17 @@ class PairTerm(SharedTerm):
         """
         if self.projection is None:
             return self.constraint
-        norm, diameter = float(spectral_norms(self.projection.double()).max()), self.constraint.diameter
+        norm = float(spectral_norms(self.projection.double()).max())
+        diameter = self.constraint.diameter
         if norm > 0 and diameter == math.inf:
             return self.constraint
-        farthest, end = norm * diameter if norm > 0 else 0.0, self.penalty.domain[1]
-        if end < farthest * farthest <= self.penalty.reach(torch.promote_types(self.projection.dtype, torch.float32)):
+        farthest = norm * diameter if norm > 0 else 0.0
+        end = self.penalty.domain[1]
+        if (
+            end
+            < farthest * farthest
+            <= self.penalty.reach(torch.promote_types(self.projection.dtype, torch.float32))
+        ):
             farthest = math.nextafter(math.sqrt(end), 0.0)
         return Ball(max(farthest / 2, torch.finfo(torch.float64).tiny))
 
@@ -482,7 +540,9 @@ class PairTerm(SharedTerm):
         """Return (f(‖z_i − z_j‖²))_ij in double precision, divided by n for a mean."""
         pairs = self.penalty.coupling(self.seen(z), graph.segments, constraint=self.within())
         pairs = averaged(pairs) if self.mean else pairs
-        return pairs if self.projection is None else ProjectedCoupling(pairs, self.projection.double())
+        if self.projection is None:
+            return pairs
+        return ProjectedCoupling(pairs, self.projection.double())
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         return CouplingTerm(self.coupling(z, graph)).majorant(z.double(), graph, convex)
@@ -497,12 +557,18 @@ def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Ten
     return penalty.total(at, ptr) + (omega.dirichlet(z) - omega.dirichlet(at)).sum()
 
 
-def misshapen(term: EnergyTerm, z: Float[Tensor, "N H D"], half: Any, bound: Any, *value: Any) -> str | None:
+def misshapen(
+    term: EnergyTerm, z: Float[Tensor, "N H D"], half: Any, bound: Any, *value: Any
+) -> str | None:
     """Return a sentence saying which of the three functions has given another shape than it has to give at z."""
     nodes, heads, _ = z.shape
     bounds = [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)]
     values: list[tuple[str, Any, list[list[int]]]] = [("value", found, [[]]) for found in value]
-    for name, found, shapes in [*values, ("half_gradient", half, [list(z.shape)]), ("bound", bound, bounds)]:
+    for name, found, shapes in [
+        *values,
+        ("half_gradient", half, [list(z.shape)]),
+        ("bound", bound, bounds),
+    ]:
         if not isinstance(found, Tensor) or list(found.shape) not in shapes:
             return f"the {name} of {term!r} must have the shape {shapes[0]} at this state; got {describe(found)}."
     return None
@@ -539,32 +605,51 @@ def resolution(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Flo
 
 
 @torch.no_grad()
-def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()) -> str | None:
+def term_flaw(
+    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()
+) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
 
     The moves of its own are a step down the majorant, one up, eight in arbitrary directions from 10⁻² to 10², and some
     where the half gradient changes most.
     """
     z = z.double()
-    value, half, bound = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
+    value = term.value(z, graph)
+    half = term.half_gradient(z, graph)
+    bound = term.bound(z, graph)
     if (flaw := misshapen(term, z, half, bound, value)) is not None:
         return flaw
     for name, result in (("value", value), ("half gradient", half), ("bound", bound)):
         if not bool(result.isfinite().all()):
             return f"the {name} of {term!r} is not finite at this state: {describe(result)}."
     if bool((bound < 0).any()):
-        return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
+        return (
+            f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
+        )
     near = z - mean_rows(z, graph.segments)
     least = resolution(term, z, graph)
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
-    drawn = (length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for length in lengths)
-    for move in (*moves, -descent, descent, *drawn, *curved_moves(term, z, graph, bound, generator)):
-        after, linear, quadratic = term.value(z + move, graph), 2 * half * move, 2 * bound * move.square()
+    drawn = (
+        length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        for length in lengths
+    )
+    for move in (
+        *moves,
+        -descent,
+        descent,
+        *drawn,
+        *curved_moves(term, z, graph, bound, generator),
+    ):
+        after = term.value(z + move, graph)
+        linear = 2 * half * move
+        quadratic = 2 * bound * move.square()
         if overflows(z + move, after):
             continue
-        rounding = least + 1e-10 * (value.abs() + after.abs() + linear.abs().sum() + quadratic.sum())
+        rounding = least + 1e-10 * (
+            value.abs() + after.abs() + linear.abs().sum() + quadratic.sum()
+        )
         # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
         # from the mean of its graph, from which an isolated node may be far.
         squares = z.square() + (z + move).square() + near.square() + (near + move).square()
@@ -579,21 +664,30 @@ def term_flaw(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: 
 
 
 def curved_moves(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, bound: Tensor, generator: torch.Generator
+    term: EnergyTerm,
+    z: Float[Tensor, "N H D"],
+    graph: Graph,
+    bound: Tensor,
+    generator: torch.Generator,
 ) -> Iterator[Float[Tensor, "N H D"]]:
     """Yield moves along the direction in which the half gradient changes most, as a multiple of the bound.
 
     The bound has to satisfy J ⪯ 2 diag(p) for the Jacobian J of the half gradient. The power method finds the largest
     eigenvalue of diag(p)⁻¹J; random directions, of which there are as many as entries of the state, would miss it.
     """
-    spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt()) if z.numel() else 0.0
+    if z.numel():
+        spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt())
+    else:
+        spread = 0.0
     near = 1e-3 * (spread or 1.0)
     weight = bound.expand(*z.shape[:2], 1).clone()
     least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
     weight.clamp_(min=least or 1.0)
     direction = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
     for _ in range(8):
-        direction = direction / direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
+        direction = direction / direction.square().mean().sqrt().clamp(
+            min=torch.finfo(z.dtype).tiny
+        )
         ahead = term.half_gradient(z + near * direction, graph)
         behind = term.half_gradient(z - near * direction, graph)
         # The shift makes the largest eigenvalue, of which 2 is allowed, also the largest in absolute value.

@@ -57,11 +57,15 @@ class Certificate:
         sentence = f"{self.theorem} {verb} not cover {what}: {self.reason}"
         if self.holds and self.searched:
             sentence = (
-                f"No counterexample found in {self.searched} states to the descent of {self.energy}. {self.reason}"
+                f"No counterexample found in {self.searched} states to the descent of "
+                f"{self.energy}. {self.reason}"
             )
         elif self.holds:
             bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
-            proved = f"{self.energy} does not rise" if self.energy else bound
+            if self.energy:
+                proved = f"{self.energy} does not rise"
+            else:
+                proved = bound
             sentence = f"{self.theorem} covers {what}: {proved}. {self.reason}"
         return "\n".join([sentence, *(f"  {name}: {layer}" for name, layer in self.layers.items())])
 
@@ -72,15 +76,36 @@ class Certificate:
 
     @classmethod
     def of_step(
-        cls, theorem: str, tau: float, eigenvalue: float, leak: float, facts: str, *, weight: float = 1.0
+        cls,
+        theorem: str,
+        tau: float,
+        eigenvalue: float,
+        leak: float,
+        facts: str,
+        *,
+        weight: float = 1.0,
     ) -> Certificate:
         """Return the certificate of λ ≥ τ / (2w(2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
         stiffness = eigenvalue + leak
         tau_max = 2 / stiffness if stiffness > 0 else math.inf
         holds = tau < tau_max
-        lam = tau / (2 * weight * (2 - tau * stiffness)) if holds else math.inf
-        why = f"Here {facts}." if holds else f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
-        return cls(theorem=theorem, holds=holds, tau=tau, tau_max=tau_max, lam=lam, reason=why, eigenvalue=eigenvalue)
+        if holds:
+            lam = tau / (2 * weight * (2 - tau * stiffness))
+        else:
+            lam = math.inf
+        if holds:
+            why = f"Here {facts}."
+        else:
+            why = f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
+        return cls(
+            theorem=theorem,
+            holds=holds,
+            tau=tau,
+            tau_max=tau_max,
+            lam=lam,
+            reason=why,
+            eigenvalue=eigenvalue,
+        )
 
 
 def check_step(tau: float, leak: float, form: str) -> None:
@@ -93,7 +118,9 @@ def check_step(tau: float, leak: float, form: str) -> None:
 def penalty_flaw(penalty: Penalty) -> str | None:
     """Return a sentence saying where δ fails to be a penalty on its domain; ``None`` if nowhere."""
     flaw = penalty.flaw()
-    return None if flaw is None else f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
+    if flaw is None:
+        return None
+    return f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
 def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
@@ -109,7 +136,9 @@ def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
     )
 
 
-def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservative", leak: float = 0.0) -> Certificate:
+def theorem1(
+    coupling: Coupling, tau: float, *, form: spectrum.Form = "conservative", leak: float = 0.0
+) -> Certificate:
     """Theorem 1 for a fixed symmetric S: z − τ(Δ + κ)z descends ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²].
 
     For every state if and only if τ < 2/(λ₁ + κ) and λ ≥ τ / (2 (2 − τ(λ₁ + κ))), λ₁ the largest eigenvalue of the
@@ -131,14 +160,21 @@ def theorem1(coupling: Coupling, tau: float, *, form: spectrum.Form = "conservat
     if not bool(coupling.degree().isfinite().all()):
         return refused(f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = spectrum.precision(coupling.dtype).eigenvalue
-    if coupling.nonnegative and form == "conservative":  # Δ is positive semi-definite, so one end is enough
+    if (
+        coupling.nonnegative and form == "conservative"
+    ):  # Δ is positive semi-definite, so one end is enough
         heads = range(coupling.heads)
-        largest = max(spectrum.largest_eigenvalue(spectrum.laplacian(coupling, head, form), rtol) for head in heads)
+        largest = max(
+            spectrum.largest_eigenvalue(spectrum.laplacian(coupling, head, form), rtol)
+            for head in heads
+        )
     else:
         smallest, largest = spectrum.laplacian_extremes(coupling, form, rtol)
         if smallest < -1e3 * rtol * max(1.0, largest):
             which = "D̄ − S" if form == "conservative" else "I − S"
-            return refused(f"{which} has the negative eigenvalue {smallest:.4g}, so its energy has no lower bound.")
+            return refused(
+                f"{which} has the negative eigenvalue {smallest:.4g}, so its energy has no lower bound."
+            )
     largest = max(largest, 0.0)
     return Certificate.of_step("Theorem 1", tau, largest, leak, f"λ₁ = {largest:.6g}")
 
@@ -157,7 +193,8 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     """
     check_kind(omega, "omega", Coupling, "a Coupling")
     check_step(tau, leak, "conservative")
-    refused, of_step = partial(Certificate.refused, "Theorem 7", tau), partial(Certificate.of_step, "Theorem 7", tau)
+    refused = partial(Certificate.refused, "Theorem 7", tau)
+    of_step = partial(Certificate.of_step, "Theorem 7", tau)
     if not omega.symmetric:
         return refused(f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it.")
     if omega.num_nodes == 0:
@@ -165,7 +202,9 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     degrees = omega.degree()
     degree = float(degrees.min())
     if not (degree > 0 and float(degrees.max()) < math.inf):
-        return refused(f"a node has degree {degree:.4g} in Ω; the row-normalised step needs finite degrees above zero.")
+        return refused(
+            f"a node has degree {degree:.4g} in Ω; the row-normalised step needs finite degrees above zero."
+        )
     rtol = spectrum.precision(omega.dtype).eigenvalue
     matrices = (spectrum.normalized_laplacian(omega, head) for head in range(omega.heads))
     largest = max(0.0, *(spectrum.largest_eigenvalue(matrix, rtol) for matrix in matrices))
@@ -174,7 +213,9 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
 
 
 @torch.no_grad()
-def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | None = None) -> Certificate:
+def certify_trajectory(
+    penalty: Penalty, x: State, tau: float, *, ptr: Tensor | None = None
+) -> Certificate:
     """Certify all steps z ← z − τ(z − D̄⁻¹Ωz) from ``x``, Ω recomputed at every state (Theorem T2 of docs/certified.md).
 
     For τ ≤ 1 states stay within the convex hull of the first, of diameter D, so all degrees of a graph of n nodes are
@@ -199,12 +240,17 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
     if tau > 1:
         reason = "above τ = 1 a step may leave the convex hull of the state, and no later degree is known."
         return replace(refused(reason), tau_max=1.0)
-    degree, stiffness = math.inf, 0.0
+    degree = math.inf
+    stiffness = 0.0
     for part in parts:
         wide = part.double()
-        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(max=penalty.domain[1])  # as D is
+        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(
+            max=penalty.domain[1]
+        )  # as D is
         nearest, farthest = penalty.f(torch.stack([across.new_zeros(()), across])).tolist()
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
     facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
-    return replace(Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree), tau_max=1.0)
+    return replace(
+        Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree), tau_max=1.0
+    )

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_flags, check_positive, check_probability
+from diffusion_mp.errors import (
+    as_whole,
+    check_choice,
+    check_counts,
+    check_flags,
+    check_positive,
+    check_probability,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.precision import inverse_root
@@ -32,7 +39,9 @@ from diffusion_mp.progress import progress_bar, show_progress
 _BATCH = 256  # rows per step of Adam
 _COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows
 _FARTHER = 10  # factor of μ while labels are the only sources
-_DRAWING = threading.Lock()  # held while a fit draws from torch's generator, which all threads share
+_DRAWING = (
+    threading.Lock()
+)  # held while a fit draws from torch's generator, which all threads share
 
 
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
@@ -83,15 +92,37 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, n_neighbors: int = 10, metric: Metric = "euclidean",
-        *, approximate: bool = False, sharpness: float = 8.0, mu: float = 10.0, class_weight: Any = "balanced",
-        rounds: int = 4, hidden_channels: int = 256, dropout: float | None = None, learning_rate: float = 0.002,
-        weight_decay: float = 1e-4, max_iter: int = 300, random_state: Any = None, verbose: int = 0,
-    ) -> None:  # fmt: skip
-        self.n_neighbors, self.metric, self.sharpness, self.mu = n_neighbors, metric, sharpness, mu
-        self.rounds, self.hidden_channels, self.dropout, self.max_iter = rounds, hidden_channels, dropout, max_iter
-        self.learning_rate, self.weight_decay, self.random_state = learning_rate, weight_decay, random_state
-        self.approximate, self.class_weight, self.verbose = approximate, class_weight, verbose
+        self,
+        n_neighbors: int = 10,
+        metric: Metric = "euclidean",
+        *,
+        approximate: bool = False,
+        sharpness: float = 8.0,
+        mu: float = 10.0,
+        class_weight: Any = "balanced",
+        rounds: int = 4,
+        hidden_channels: int = 256,
+        dropout: float | None = None,
+        learning_rate: float = 0.002,
+        weight_decay: float = 1e-4,
+        max_iter: int = 300,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.sharpness = sharpness
+        self.mu = mu
+        self.rounds = rounds
+        self.hidden_channels = hidden_channels
+        self.dropout = dropout
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.random_state = random_state
+        self.approximate = approximate
+        self.class_weight = class_weight
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
@@ -101,8 +132,17 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if not soft:
             _check_known(y, "a label for every row, and the number -1 where it is unknown")
         # In double precision, so that rounding does not make a row in predict depend on the others.
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2, multi_output=soft)
-        self.X_, (labelled, self.classes_, known) = X, _distributions(y) if soft else _labels(y)
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            accept_sparse="csr",
+            dtype=np.float64,
+            ensure_min_samples=2,
+            multi_output=soft,
+        )
+        self.X_ = X
+        (labelled, self.classes_, known) = _distributions(y) if soft else _labels(y)
         self._class_weight = self._weights(known.sum(0))
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
@@ -119,7 +159,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             with _DRAWING, torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(int(seed))
                 self._alternate(torch.from_numpy(labelled), torch.from_numpy(known), bar)
-        self.transduction_ = self.classes_[(self._class_weight * self.label_distributions_).argmax(1)]
+        self.transduction_ = self.classes_[
+            (self._class_weight * self.label_distributions_).argmax(1)
+        ]
         self.n_iter_ = self.max_iter
         return self
 
@@ -143,12 +185,22 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         states = self.label_distributions_
         k = min(int(self.n_neighbors), len(states))
         row, column, square = nearest(self.X_, k, self.metric, self.approximate, X)
-        near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach, float(self.sharpness))
+        near = similar(
+            row,
+            column,
+            square,
+            farthest(row, square, X.shape[0]),
+            self._reach,
+            float(self.sharpness),
+        )
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
-        rows, columns = (inverse_root(torch.from_numpy(each)).numpy() for each in (near.sum(1), degree))
+        rows, columns = (
+            inverse_root(torch.from_numpy(each)).numpy() for each in (near.sum(1), degree)
+        )
         weights = near.multiply(rows[:, None]).multiply(columns).tocsr()
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
-        beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
+        beta = self.conv_.beta().item()
+        mu = self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
         source = self._probabilities(self._scaled(X)).numpy()
         found = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
@@ -156,7 +208,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     def _alternate(self, labelled: Tensor, known: Tensor, bar: Any) -> None:
         """Spread the labels [R, n_classes] of some rows; then train and spread a new network in every round."""
-        graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
+        graph = Graph(len(labelled), self.edge_index_, self.edge_weight_)
+        X = self._scaled(self.X_)
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known / known.sum(0)
         bar.set_description("labels spread")
@@ -174,29 +227,42 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             bar.set_description("what it says spreads")
             spread = _at_rest(self.conv_, graph, source)
             bar.update()
-        self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
+        self.sources_ = source.numpy()
+        self.label_distributions_ = spread.numpy()
 
     def _weights(self, labels: Any) -> Any:
         """Return w [n_classes], of mean one, from the numbers of labels."""
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
             return np.ones(len(labels))
-        weights = labels * compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+        weights = labels * compute_class_weight(
+            self.class_weight, classes=self.classes_, y=self.classes_
+        )
         if not (np.isfinite(weights) & (weights > 0)).all():
             raise ValueError(f"class_weight must have finite weights > 0; got {self.class_weight}.")
         return weights / weights.mean()
 
     def _spreading(self, mu: float) -> CertifiedConv:
-        conv = CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu, num_layers=None)
+        conv = CertifiedConv(
+            len(self.classes_), penalty=None, constraint=None, mu=mu, num_layers=None
+        )
         return conv.double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
-        width, classes = int(self.hidden_channels), len(self.classes_)
+        width = int(self.hidden_channels)
+        classes = len(self.classes_)
         weight = 1 / targets.bincount(minlength=classes).double()
-        network = nn.Sequential(FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
+        network = nn.Sequential(
+            FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)
+        ).double()
         by_default = 0.0 if X.shape[1] < _COLUMNS else 0.5
         rate = by_default if self.dropout is None else float(self.dropout)
-        rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
-        optimizer = torch.optim.Adam(network.parameters(), **rates, fused=True)  # half the time for 80 000 columns
+        rates: dict[str, Any] = {
+            "lr": float(self.learning_rate),
+            "weight_decay": float(self.weight_decay),
+        }
+        optimizer = torch.optim.Adam(
+            network.parameters(), **rates, fused=True
+        )  # half the time for 80 000 columns
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
@@ -212,12 +278,17 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
         X = comparable(X, self.X_, self.metric)
         self._centre = 0.0 if issparse(X) else X.mean(0)
-        square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - self._centre) ** 2).mean()
+        if issparse(X):
+            square = (X.data**2).sum() / np.prod(X.shape)
+        else:
+            square = ((X - self._centre) ** 2).mean()
         self._scale = float(square**0.5) or 1.0
 
     def _scaled(self, X: Any) -> Any:
         X = comparable(X, self.X_, self.metric)
-        return X / self._scale if issparse(X) else (X - self._centre) / self._scale
+        if issparse(X):
+            return X / self._scale
+        return (X - self._centre) / self._scale
 
     def _check_options(self) -> None:
         """Validate options, in fit and not in the constructor, as scikit-learn requires."""
@@ -229,7 +300,11 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         check_flags(approximate=self.approximate)
         for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout"):
             value = getattr(self, name)
-            value = value.item() if isinstance(value, np.generic) else value  # of searches over arrays
+            # of searches over arrays
+            if isinstance(value, np.generic):
+                value = value.item()
+            else:
+                value = value
             if name == "dropout":
                 check_probability(0.0 if value is None else value, name)
             else:
@@ -261,7 +336,9 @@ def _tensor(X: Any) -> Tensor:
 def _check_known(y: Any, wanted: str) -> None:
     """Raise for None and NaN, which other libraries write where a label is unknown."""
     if y is None:
-        raise ValueError(f"DiffusionClassifier requires y to be passed, but the target y is None: pass {wanted}.")
+        raise ValueError(
+            f"DiffusionClassifier requires y to be passed, but the target y is None: pass {wanted}."
+        )
     for row, label in enumerate(np.ravel(np.asarray(y, dtype=object))):
         if not isinstance(label, str) and str(label) in ("None", "nan", "NaT", "<NA>"):
             raise ValueError(f"y must hold {wanted}; got {label} in row {row}.")
@@ -272,17 +349,23 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     strings = y.dtype.kind in "US"
     if y.dtype.kind in "USO" and "-1" in y.tolist():
         way_out = "Where no label is meant, pass np.array([...], dtype=object) with the number -1."
-        raise ValueError(f"y holds the string '-1' beside other strings, so it would be one more class. {way_out}")
+        raise ValueError(
+            f"y holds the string '-1' beside other strings, so it would be one more class. {way_out}"
+        )
     labelled = np.ones(len(y), dtype=bool) if strings else y != -1
     if not labelled.any():
-        raise ValueError("y must hold the label of some row at least; every entry is -1, which stands for no label.")
+        raise ValueError(
+            "y must hold the label of some row at least; every entry is -1, which stands for no label."
+        )
     if not labelled.all() and all(label == 1 for label in y[labelled]):
         # One class would be degenerate; -1 and 1 are scikit-learn's traditional binary labels.
         taken = "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled."
         warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
         labelled = np.ones(len(y), dtype=bool)
     known = y[labelled]
-    if y.dtype == object and all(isinstance(label, (int, float, np.number, np.bool_)) for label in known):
+    if y.dtype == object and all(
+        isinstance(label, (int, float, np.number, np.bool_)) for label in known
+    ):
         known = np.asarray(known.tolist())  # they are objects only because of -1
     check_classification_targets(known)
     classes, targets = np.unique(known, return_inverse=True)
@@ -295,7 +378,12 @@ def _distributions(y: Any) -> tuple[Any, Any, Any]:
     total = shares.sum(1)
     wrong = (shares < 0).any(1) | (np.abs(total - 1) > 1e-6) & (total != 0)
     if wrong.any() or not (shares > 0).any(0).all():
-        came = f"row {wrong.argmax()} is {shares[wrong.argmax()]}" if wrong.any() else "some class has no share at all"
+        if wrong.any():
+            came = f"row {wrong.argmax()} is {shares[wrong.argmax()]}"
+        else:
+            came = "some class has no share at all"
         must = "a share of every class >= 0 that sum to one in a row, or to zero where nothing is known"
-        raise ValueError(f"y [N, n_classes] must hold {must}; {came}. Of candidates c, these are c / c.sum(1).")
+        raise ValueError(
+            f"y [N, n_classes] must hold {must}; {came}. Of candidates c, these are c / c.sum(1)."
+        )
     return total > 0, np.arange(shares.shape[1]), shares[total > 0]

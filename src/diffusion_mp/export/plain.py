@@ -13,7 +13,14 @@ from torch.nn.functional import pad
 
 from diffusion_mp.errors import check_kind
 from diffusion_mp.graph.ops import Size
-from diffusion_mp.kernels import linear_attention, log_linear_attention, neumann, pairwise, sparse_flow, spmm
+from diffusion_mp.kernels import (
+    linear_attention,
+    log_linear_attention,
+    neumann,
+    pairwise,
+    sparse_flow,
+    spmm,
+)
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
@@ -71,7 +78,9 @@ def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Te
 def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
     """Return every pair with a walk of 1 to ``hops`` edges of positive weight; O(N²) memory."""
     source, target = edge_index
-    step = weight.new_zeros(num_nodes, num_nodes).index_put((source, target), (weight > 0).to(weight), accumulate=True)
+    step = weight.new_zeros(num_nodes, num_nodes).index_put(
+        (source, target), (weight > 0).to(weight), accumulate=True
+    )
     reached = step = (step > 0).to(weight)
     for _ in range(hops - 1):
         reached = ((reached @ step + step) > 0).to(weight)
@@ -82,20 +91,25 @@ def _repeat_interleave(
     x: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Size | None = None
 ) -> Tensor:
     """Return repeated entries; torch converts its own function to ONNX only without a size."""
-    return (x.flatten() if dim is None else x).index_select(dim or 0, _numbers(repeats, output_size=output_size))
+    return (x.flatten() if dim is None else x).index_select(
+        dim or 0, _numbers(repeats, output_size=output_size)
+    )
 
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """Return log Σ exp x; torch's own asks whether x is empty, which is unknown where sizes are symbols."""
     # With one entry more, since an empty row has no largest.
-    x = torch.cat([x, torch.full_like(x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True), -torch.inf)], dim[0])
+    x = torch.cat(
+        [x, torch.full_like(x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True), -torch.inf)], dim[0]
+    )
     top = x.amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
     return (x - top).exp().sum(dim, keepdim).log() + (top if keepdim else top.squeeze(dim))
 
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
     """Return the numbers 0, 1, …, each as many times as ``repeats`` says."""
-    ends, size = repeats.cumsum(0), _number(repeats.sum()) if output_size is None else output_size
+    ends = repeats.cumsum(0)
+    size = _number(repeats.sum()) if output_size is None else output_size
     return ends.new_zeros(size + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
 
 
@@ -118,13 +132,20 @@ class Stacked:
         ptr = ptr.to(device)
         graph = _numbers(ptr.diff(), output_size=num_nodes)
         first = ptr[graph]
-        self.place, self.first = (torch.arange(num_nodes, device=device) - first, graph), first.unsqueeze(1)
+        self.place = (torch.arange(num_nodes, device=device) - first, graph)
+        self.first = first.unsqueeze(1)
         self.graphs = ptr.size(0) - 1
-        self.size = _number(pad(ptr.diff(), (0, 1), value=1).max())  # one at least, where there is no graph
+        self.size = _number(
+            pad(ptr.diff(), (0, 1), value=1).max()
+        )  # one at least, where there is no graph
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
         """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
-        return x.new_full((self.size, self.graphs, *x.shape[1:]), absent).index_put(self.place, x).flatten(1, 2)
+        return (
+            x.new_full((self.size, self.graphs, *x.shape[1:]), absent)
+            .index_put(self.place, x)
+            .flatten(1, 2)
+        )
 
     def back(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.graphs, x.size(1) // self.graphs))[self.place]
@@ -135,27 +156,38 @@ class Stacked:
             return None if name == "ptr" else x
         if masked and name in ("q", "friction_q"):
             return pad(self(x), (0, 1), value=1.0)
-        if masked and name in ("k", "friction_k"):  # a feature of 0 or −∞: the scores of missing nodes are −∞
+        if masked and name in (
+            "k",
+            "friction_k",
+        ):  # a feature of 0 or −∞: the scores of missing nodes are −∞
             return torch.cat([self(x), self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)], -1)
-        return self(x - self.first if name == "best" else x, -torch.inf if name == "col_shift" else 0.0)
+        return self(
+            x - self.first if name == "best" else x, -torch.inf if name == "col_shift" else 0.0
+        )
 
     def result(self, name: str, x: Tensor) -> Tensor:
         """Return the rows of a result, unless the formula leaves it empty."""
         size = x.size(0)
-        if x.dim() < 2 or (isinstance(size, int) and size == 0):  # a symbol is the size of the stack
+        if x.dim() < 2 or (
+            isinstance(size, int) and size == 0
+        ):  # a symbol is the size of the stack
             return x
         rows = self.back(x)
         return rows + self.first if name == "best" else rows
 
 
-def for_batches(operation: Operation[Any], reference: Formula | None = None, *, masked: bool = True) -> Formula:
+def for_batches(
+    operation: Operation[Any], reference: Formula | None = None, *, masked: bool = True
+) -> Formula:
     """Return the reference for one graph or a stacked batch, where scores of missing nodes are −∞ if ``masked``."""
-    compute, signature = reference or operation._table["reference"].run, operation._signature
+    compute = reference or operation._table["reference"].run
+    signature = operation._signature
     names = [name.rpartition(".")[2] for name in signature.flat]
 
     def formula(*args: Any) -> Any:
         given, _, _ = signature.bind(args, narrow=False)
-        ptr, rows = given[names.index("ptr")], given[0]
+        ptr = given[names.index("ptr")]
+        rows = given[0]
         if ptr is None:
             return compute(*args)
         stack = Stacked(ptr, rows.size(0), rows.device)
@@ -163,7 +195,9 @@ def for_batches(operation: Operation[Any], reference: Formula | None = None, *, 
         out = compute(*signature.unflatten(arguments))
         parts = zip(signature.results, out if signature.several else [out], strict=True)
         rows_of = [stack.result(name, x) for name, x in parts]
-        return signature.returned(*rows_of) if signature.several else rows_of[0]
+        if signature.several:
+            return signature.returned(*rows_of)
+        return rows_of[0]
 
     return formula
 
@@ -178,17 +212,26 @@ def _linear_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     the scores c + q_i·k_j of row i.
     """
     if terms.unit:
-        q, k = unit_vectors(q), unit_vectors(k)
+        q = unit_vectors(q)
+        k = unit_vectors(k)
     one = torch.ones_like(v[:, :, :1])
     own = terms.own * _linear_product(one, one, one, terms.ptr)
-    queries, keys, values = pad(q, (0, 1), value=terms.constant), pad(k, (0, 1), value=1.0), pad(v, (0, 1), value=1.0)
+    queries = pad(q, (0, 1), value=terms.constant)
+    keys = pad(k, (0, 1), value=1.0)
+    values = pad(v, (0, 1), value=1.0)
     total = _linear_product(queries, keys, values, terms.ptr)
     values = quotient(total[..., :-1] + own * v, total[..., -1:] + own)
     return LinearRows(values, total.new_empty(0), total.new_empty(0))
 
 
 def _sparse_flow_support(
-    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+    s: Tensor,
+    u: Tensor,
+    resistance: Tensor,
+    friction: Tensor,
+    lam: Tensor,
+    leak: Tensor,
+    target: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Solve for the edges of every node by sorting: edges are to nodes what nodes are to graphs."""
     nodes, heads = lam.shape
@@ -213,8 +256,15 @@ def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | N
     length = torch.as_tensor(length).expand(v.size(0))
     start = torch.arange(v.size(0), device=v.device) - place
     steps, period = (place, length) if periodic else (2 * place + 1, 4 * length)
-    angle = 2 * math.pi * (place.unsqueeze(1) * steps % period.unsqueeze(1)).to(v.dtype) / period.unsqueeze(1)
-    size = (1 if periodic else 2 - (place == 0).to(v.dtype).unsqueeze(1)) / length.to(v.dtype).unsqueeze(1)
+    angle = (
+        2
+        * math.pi
+        * (place.unsqueeze(1) * steps % period.unsqueeze(1)).to(v.dtype)
+        / period.unsqueeze(1)
+    )
+    size = (1 if periodic else 2 - (place == 0).to(v.dtype).unsqueeze(1)) / length.to(
+        v.dtype
+    ).unsqueeze(1)
     basis = (angle.cos() + angle.sin() if periodic else angle.cos()) * size.sqrt()
     basis = torch.where(start.unsqueeze(1) == start, basis, 0.0)
     return torch.einsum("im,ihd->mhd" if inverse else "mi,ihd->mhd", basis, v)
@@ -228,7 +278,10 @@ FORMULAS: dict[Operation[Any], Formula | None] = {
     linear_attention.trilinear: _linear_product,
     linear_attention.linear_rows: _linear_rows,
     pairwise._attention: for_batches(pairwise._attention, attention_by_logarithms),
-    **{operation: for_batches(operation) for operation in (log_linear_attention._attention, *BATCHED)},
+    **{
+        operation: for_batches(operation)
+        for operation in (log_linear_attention._attention, *BATCHED)
+    },
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,
 }

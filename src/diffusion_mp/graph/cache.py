@@ -24,7 +24,11 @@ def values_only(*, captured: bool = False) -> bool:
     return not (
         torch.compiler.is_compiling()
         or observed()
-        or (not captured and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        or (
+            not captured
+            and torch.cuda.is_initialized()
+            and torch.cuda.is_current_stream_capturing()
+        )
     )
 
 
@@ -37,7 +41,8 @@ class cached_property(Generic[T]):
     """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
     def __init__(self, find: Callable[[Any], T]) -> None:
-        self.find, self.__doc__ = find, find.__doc__
+        self.find = find
+        self.__doc__ = find.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -100,11 +105,18 @@ _CACHED: dict[int, tuple[list[weakref.ref[Tensor]], list[int], dict[Hashable, An
 
 def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T]) -> T:
     """Return ``make()``, cached by ``key`` until one of the tensors is written to or the first is freed."""
-    if not may_keep() or any(tensor.is_inference() for tensor in tensors):  # these do not count writes
+    if not may_keep() or any(
+        tensor.is_inference() for tensor in tensors
+    ):  # these do not count writes
         return make()
-    place, versions = id(tensors[0]), [tensor._version for tensor in tensors]
+    place = id(tensors[0])
+    versions = [tensor._version for tensor in tensors]
     known = _CACHED.get(place)
-    if known is None or known[1] != versions or any(a() is not b for a, b in zip(known[0], tensors, strict=True)):
+    if (
+        known is None
+        or known[1] != versions
+        or any(a() is not b for a, b in zip(known[0], tensors, strict=True))
+    ):
         first = weakref.ref(tensors[0], lambda _: _CACHED.pop(place, None))
         known = _CACHED[place] = [first, *map(weakref.ref, tensors[1:])], versions, {}
     found = known[2]
@@ -120,9 +132,14 @@ def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
     """Return the cache of values computed from row boundaries, valid while this tensor exists and holds the same."""
     if not may_keep():
         return {}
-    key, known = id(ptr), _OF_BATCHES.get(id(ptr))
+    key = id(ptr)
+    known = _OF_BATCHES.get(id(ptr))
     if known is None or known[0]() is not ptr or not torch.equal(known[1], ptr):
-        known = _OF_BATCHES[key] = weakref.ref(ptr, lambda _: _OF_BATCHES.pop(key, None)), ptr.clone(), {}
+        known = _OF_BATCHES[key] = (
+            weakref.ref(ptr, lambda _: _OF_BATCHES.pop(key, None)),
+            ptr.clone(),
+            {},
+        )
     return known[2]
 
 
@@ -151,20 +168,26 @@ class TensorCache(Generic[T]):
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self._made: tuple[_Made[T], ...] = ()  # replaced as a whole, which is atomic for other threads
+        self._made: tuple[
+            _Made[T], ...
+        ] = ()  # replaced as a whole, which is atomic for other threads
 
     def get(self, key: Hashable, tensors: tuple[object, ...], make: Callable[..., T]) -> T:
         """Return ``make(*tensors)``, or its cached value for an equal key and the same tensors."""
         if not self._can_keep(tensors):
             return make(*tensors)
-        key, now = (key, *map(id, tensors)), [cast("Tensor | None", plain(tensor)) for tensor in tensors]
+        key = (key, *map(id, tensors))
+        now = [cast("Tensor | None", plain(tensor)) for tensor in tensors]
         for made in self._made:
             if made.key == key and all(map(_same, made.copies, now)):
                 return made.value
-        copies = persistent(lambda: tuple(None if tensor is None else tensor.clone() for tensor in now))
+        copies = persistent(
+            lambda: tuple(None if tensor is None else tensor.clone() for tensor in now)
+        )
         given = tuple(weakref.ref(tensor, self._forget) for tensor in tensors if tensor is not None)
         new = _Made(key, given, copies, make(*copies))
-        found, numbers = [], 0
+        found = []
+        numbers = 0
         for made in (new, *self._made):
             numbers += sum(copy.numel() for copy in made.copies if copy is not None)
             if numbers <= self.room and made.alive and (made is new or made.key != key):
@@ -178,7 +201,11 @@ class TensorCache(Generic[T]):
         numbers = 0
         for tensor in tensors:
             if tensor is not None:
-                if type(tensor) not in (Tensor, EdgeIndex) or tensor.is_meta or tensor.requires_grad:
+                if (
+                    type(tensor) not in (Tensor, EdgeIndex)
+                    or tensor.is_meta
+                    or tensor.requires_grad
+                ):
                     return False
                 numbers += tensor.numel()
         return 0 < numbers <= self.room
@@ -188,4 +215,6 @@ class TensorCache(Generic[T]):
 
 
 def _same(before: Any, now: Any) -> bool:  # two tensors, or None and None
-    return before is now or (before.dtype == now.dtype and before.device == now.device and torch.equal(before, now))
+    return before is now or (
+        before.dtype == now.dtype and before.device == now.device and torch.equal(before, now)
+    )

@@ -24,14 +24,18 @@ def as_num_nodes(num_nodes: object) -> int:
     count = errors.as_whole(num_nodes, "num_nodes")
     errors.check_counts(0, num_nodes=count)
     if count > MOST_NODES:
-        raise ValueError(f"num_nodes must be at most {MOST_NODES}, beyond which pairs have no number; got {count}.")
+        raise ValueError(
+            f"num_nodes must be at most {MOST_NODES}, beyond which pairs have no number; got {count}."
+        )
     return count
 
 
 def as_edge_index(edge_index: object) -> Tensor:
     """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
     edges: Any = errors.plain(edge_index)
-    errors.check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph")
+    errors.check_kind(
+        edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph"
+    )
     errors.check_integer_pairs(edges, "edge_index")
     return edges.long()
 
@@ -40,24 +44,35 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     """Weights [E], one per edge, on the device of the edges."""
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
-    weight = _placed(edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1))
+    weight = _placed(
+        edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1)
+    )
     if not isinstance(edge_weight, Tensor):
         weight = weight.to(edge_index.device, torch.get_default_dtype())
     errors.check_tensor(weight, "edge_weight", "of one dimension", edge_index.device, "edge_index")
     if weight.dim() != 1 or weight.numel() != edge_index.size(1):
-        got = f"got {errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
-        raise ValueError(f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); {got}")
+        got = (
+            f"got {errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
+        )
+        raise ValueError(
+            f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); {got}"
+        )
     return weight
 
 
-def _placed(value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None) -> Tensor:
+def _placed(
+    value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None
+) -> Tensor:
     """A tensor; raise for a mask, or a batch instead of weights: PyG's functions have other orders of arguments."""
     vector = errors.as_tensor(value, name, what)
     if vector.dim() != 1:
         return vector
     # Types first: torch.export may not know yet whether there is an edge.
     if vector.dtype == torch.bool and name == "edge_weight" and vector.numel() in (0, num_edges):
-        of_nodes = " A mask of nodes goes by name, mask=…, to LabelPropagation." if num_nodes == num_edges else ""
+        if num_nodes == num_edges:
+            of_nodes = " A mask of nodes goes by name, mask=…, to LabelPropagation."
+        else:
+            of_nodes = ""
         raise TypeError(
             f"edge_weight must be floating point; got {errors.describe(vector)}. For weights of one and zero pass "
             f"edge_weight.float(); to leave edges out, the others: edge_index[:, mask].{of_nodes}"
@@ -67,7 +82,11 @@ def _placed(value: object, name: str, what: str, num_nodes: int, num_edges: int 
             f"{name} got {errors.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "
             f"takes one (LabelPropagation); elsewhere select rows of the result, out[mask]."
         )
-    if name == "edge_weight" and vector.dtype in errors.INTEGERS and 0 < vector.numel() == num_nodes != num_edges:
+    if (
+        name == "edge_weight"
+        and vector.dtype in errors.INTEGERS
+        and 0 < vector.numel() == num_nodes != num_edges
+    ):
         raise TypeError(
             f"{name} got {errors.describe(vector)}, an integer for every node, which looks like a batch. Pass it by "
             f"name, batch=…; weights are floating point, one for each of the {num_edges} edges."
@@ -78,9 +97,13 @@ def _placed(value: object, name: str, what: str, num_nodes: int, num_edges: int 
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
     given = _placed(batch, "batch", "a tensor [num_nodes] of integers", num_nodes)
-    member = errors.index_vector(given, "batch", "[num_nodes]")  # a size in these words would be fixed by torch.compile
+    member = errors.index_vector(
+        given, "batch", "[num_nodes]"
+    )  # a size in these words would be fixed by torch.compile
     if member.numel() != num_nodes:
-        raise ValueError(f"batch must be [num_nodes] = [{num_nodes}]; got {errors.describe(member)}.")
+        raise ValueError(
+            f"batch must be [num_nodes] = [{num_nodes}]; got {errors.describe(member)}."
+        )
     return member
 
 
@@ -88,7 +111,9 @@ def as_ptr(ptr: object) -> Tensor:
     """Row boundaries [B + 1] of a ragged batch, on the CPU."""
     what = "a one-dimensional integer tensor [num_graphs + 1]"
     bounds = errors.as_tensor(ptr, "ptr", what)
-    empty = not torch.compiler.is_compiling() and bounds.numel() == 0  # the number of graphs is a value there
+    empty = (
+        not torch.compiler.is_compiling() and bounds.numel() == 0
+    )  # the number of graphs is a value there
     fits = bounds.dim() == 1 and bounds.dtype in errors.INTEGERS and bounds.layout == torch.strided
     if not fits or bounds.is_meta or empty:
         raise ValueError(f"ptr must be {what}; got {errors.describe(ptr)}.")
@@ -97,15 +122,23 @@ def as_ptr(ptr: object) -> Tensor:
 
 def check_edge_order(edge_index: object, edge_attr: object) -> None:
     """Raise where features of edges come beside a sparse adjacency, whose edges have no order."""
-    if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
-        raise ValueError("edge_attr goes with edge_index [2, E]; the edges of a sparse adjacency have no order.")
+    if (
+        edge_attr is not None
+        and isinstance(edge_index, Tensor)
+        and edge_index.layout != torch.strided
+    ):
+        raise ValueError(
+            "edge_attr goes with edge_index [2, E]; the edges of a sparse adjacency have no order."
+        )
 
 
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:
     """Row boundaries rise from 0 to N; an empty graph repeats one."""
     if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
         got = ptr.tolist()[:12]
-        raise ValueError(f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {got}.")
+        raise ValueError(
+            f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {got}."
+        )
 
 
 def full_degree_of(edge_index: object) -> Tensor | None:
@@ -122,7 +155,11 @@ def full_degree_of(edge_index: object) -> Tensor | None:
 
 
 def check_full_degree(full_degree: object, num_nodes: int) -> None:
-    fits = isinstance(full_degree, Tensor) and full_degree.is_floating_point() and full_degree.shape == (num_nodes, 2)
+    fits = (
+        isinstance(full_degree, Tensor)
+        and full_degree.is_floating_point()
+        and full_degree.shape == (num_nodes, 2)
+    )
     if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]
         what = f"floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole graph"
         raise ValueError(f"full_degree must be {what}; got {errors.describe(full_degree)}.")
@@ -135,15 +172,20 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
     if bool((batch[1:] < batch[:-1]).any()):
         way_out = "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
         raise ValueError(f"batch must be sorted, so that every graph is a run of rows. {way_out}")
-    first, last = int(batch[0]), int(batch[-1])
+    first = int(batch[0])
+    last = int(batch[-1])
     if first < 0:
         raise ValueError(f"batch must hold graph numbers >= 0; got {first}.")
     if last >= num_nodes + EMPTY_GRAPHS:
         way_out = "Renumber them: torch.unique(batch, return_inverse=True)[1]."
-        raise ValueError(f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. {way_out}")
+        raise ValueError(
+            f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. {way_out}"
+        )
 
 
-def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor | None, member: Tensor | None) -> None:
+def check_edges(
+    num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor | None, member: Tensor | None
+) -> None:
     """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
         return
@@ -152,8 +194,12 @@ def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor |
         source, target = member.to(edge_index.device)[edge_index]
         crossing = int((source != target).sum())
         if crossing:
-            raise ValueError(f"edge_index joins nodes of different graphs of the batch ({crossing} edges do).")
-    if edge_weight is None or transforms_active():  # `vmap` may have one for each element of a batch
+            raise ValueError(
+                f"edge_index joins nodes of different graphs of the batch ({crossing} edges do)."
+            )
+    if (
+        edge_weight is None or transforms_active()
+    ):  # `vmap` may have one for each element of a batch
         return
     errors.check_finite(edge_weight, "edge_weight")
     if bool((edge_weight < 0).any()):
@@ -162,7 +208,9 @@ def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor |
             f"Graph(..., validate=False) takes signed weights for use without normalisation."
         )
     # A degree beyond the range of its dtype would make every entry of its row zero.
-    precision = torch.promote_types(edge_weight.dtype, torch.float32)  # in which weights are added up
+    precision = torch.promote_types(
+        edge_weight.dtype, torch.float32
+    )  # in which weights are added up
     largest = torch.finfo(precision).max / (1 << 16)  # products with a state stay in range
     weight = edge_weight.detach()
     if float(weight.sum(dtype=torch.float64)) <= largest:  # so no single degree is larger

@@ -15,7 +15,15 @@ from torch_geometric.data import HeteroData
 from diffusion_mp import errors
 from diffusion_mp.graph import checks
 from diffusion_mp.graph.cache import TensorCache, TensorState, may_keep, persistent, values_only
-from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
+from diffusion_mp.graph.ops import (
+    Compressed,
+    Pattern,
+    batch_pointers,
+    compress,
+    is_symmetric,
+    mean_rows,
+    walk_pairs,
+)
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
@@ -61,20 +69,32 @@ class Graph:
     """
 
     def __init__(
-        self, num_nodes: int, edge_index: Tensor | None = None, edge_weight: Tensor | None = None,
-        *, batch: Tensor | None = None, ptr: Tensor | None = None, full_degree: Tensor | None = None,
+        self,
+        num_nodes: int,
+        edge_index: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        *,
+        batch: Tensor | None = None,
+        ptr: Tensor | None = None,
+        full_degree: Tensor | None = None,
         validate: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = checks.as_num_nodes(num_nodes)
         #: The nodes of the whole graph, of which a ``ShardedGraph`` has a part.
         self.total_nodes = self.num_nodes
-        self.edge_index = None if edge_index is None else checks.as_edge_index(edge_index)
+        if edge_index is None:
+            self.edge_index = None
+        else:
+            self.edge_index = checks.as_edge_index(edge_index)
         self.edge_weight: Tensor | None = None
         if edge_weight is not None:
             self.edge_weight = checks.as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
-        self._batch = None if batch is None else checks.as_batch(batch, self.num_nodes)
+        if batch is None:
+            self._batch = None
+        else:
+            self._batch = checks.as_batch(batch, self.num_nodes)
         self._ptr = None if ptr is None else checks.as_ptr(ptr)
         if full_degree is None:
             full_degree = checks.full_degree_of(edge_index)
@@ -96,7 +116,11 @@ class Graph:
             self._states = self._states_now()
 
     def _check_values(self) -> None:
-        if not self._validate or (self.is_single and self.edge_index is None) or not errors.values_to_check():
+        if (
+            not self._validate
+            or (self.is_single and self.edge_index is None)
+            or not errors.values_to_check()
+        ):
             return
         if self._batch is not None:
             checks.check_batch(self.num_nodes, self._batch)
@@ -114,7 +138,9 @@ class Graph:
         for name, state in self._states.items():
             tensor = getattr(self, name)
             # Not `state.holds(tensor)`, since every product comes here, and calls take time.
-            same = tensor is state.tensor and (tensor is None or (state.counted and tensor._version == state.version))
+            same = tensor is state.tensor and (
+                tensor is None or (state.counted and tensor._version == state.version)
+            )
             if not same:
                 self._look_closer()
                 return
@@ -123,7 +149,9 @@ class Graph:
         return {name: TensorState(getattr(self, name)) for name in _TENSORS}
 
     def _look_closer(self) -> None:
-        changed = {name for name, state in self._states.items() if not state.holds(getattr(self, name))}
+        changed = {
+            name for name, state in self._states.items() if not state.holds(getattr(self, name))
+        }
         if not changed:
             return
         written_to = any(self._states[name].tensor is getattr(self, name) for name in changed)
@@ -145,7 +173,11 @@ class Graph:
 
     @classmethod
     def from_edge_index(
-        cls, edge_index: Tensor, edge_weight: Tensor | None = None, num_nodes: int | None = None, **kwargs: Any
+        cls,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        num_nodes: int | None = None,
+        **kwargs: Any,
     ) -> Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
         edges = checks.as_edge_index(edge_index)
@@ -159,12 +191,18 @@ class Graph:
         """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
         if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
             way_out = "Pass edge_index, or convert with .to_sparse_csr()."
-            raise TypeError(f"adjacency must be a sparse tensor; got {errors.describe(adjacency)}. {way_out}")
+            raise TypeError(
+                f"adjacency must be a sparse tensor; got {errors.describe(adjacency)}. {way_out}"
+            )
         if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1) or adjacency.dense_dim():
-            raise ValueError(f"adjacency must be square [num_nodes, num_nodes]; got {errors.describe(adjacency)}.")
+            raise ValueError(
+                f"adjacency must be square [num_nodes, num_nodes]; got {errors.describe(adjacency)}."
+            )
         if not adjacency.is_floating_point():
             way_out = "Convert it with adjacency.float()."
-            raise TypeError(f"adjacency must be floating point; got {errors.describe(adjacency)}. {way_out}")
+            raise TypeError(
+                f"adjacency must be floating point; got {errors.describe(adjacency)}. {way_out}"
+            )
         coo = adjacency.to_sparse_coo().coalesce()
         return cls(adjacency.size(0), coo.indices().flip(0), coo.values(), **kwargs)
 
@@ -176,9 +214,13 @@ class Graph:
             way_out = "Pass data.to_homogeneous(), which numbers all nodes in one run."
             raise TypeError(f"data must have nodes and edges of one kind; got {got}. {way_out}")
         if not hasattr(data, "num_nodes"):
-            raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
+            raise TypeError(
+                f"data must be a torch_geometric Data or Batch; got {type(data).__name__}."
+            )
         if data.num_nodes is None:
-            raise ValueError("data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x.")
+            raise ValueError(
+                "data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x."
+            )
         ptr, batch = (getattr(data, name, None) for name in ("ptr", "batch"))
         if ptr is not None and batch is not None and int(checks.as_ptr(ptr)[-1]) != data.num_nodes:
             ptr = None  # that of the whole, which Batch.subgraph leaves in a part
@@ -186,15 +228,20 @@ class Graph:
         kwargs.setdefault("full_degree", getattr(data, "full_degree", None))
         adj_t = getattr(data, "adj_t", None)
         if adj_t is not None:
-            return cls.from_sparse(adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor(), **kwargs)
+            return cls.from_sparse(
+                adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor(), **kwargs
+            )
         edges = (getattr(data, name, None) for name in ("edge_index", "edge_weight"))
         return cls(int(data.num_nodes), *edges, **kwargs)
 
     @classmethod
     def coerce(
-        cls, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        cls,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> Graph:  # fmt: skip
+    ) -> Graph:
         """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
         errors.refuse_torchscript()
         if not isinstance(x, Tensor):
@@ -202,7 +249,9 @@ class Graph:
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
                 way_out = "pass no edge_weight or batch beside it."
-                raise ValueError(f"edge_index is a Graph, which holds its weights and batch; {way_out}")
+                raise ValueError(
+                    f"edge_index is a Graph, which holds its weights and batch; {way_out}"
+                )
             graph = edge_index
         elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):
             raise TypeError(
@@ -214,12 +263,16 @@ class Graph:
             graph = cls(x.size(0), None, edge_weight)
         elif isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             if edge_weight is not None:
-                raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
+                raise ValueError(
+                    "a sparse adjacency holds its own weights; do not pass edge_weight beside it."
+                )
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
             graph = cls._of_tensors(x.size(0), edge_index, edge_weight, batch)
         if graph.num_nodes != x.size(0):
-            raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
+            raise ValueError(
+                f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree."
+            )
         if graph.edge_index is not None and graph.edge_index.device != x.device:
             errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
@@ -228,7 +281,10 @@ class Graph:
     def _of_tensors(cls, num_nodes: int, edge_index: Any, edge_weight: Any, batch: Any) -> Graph:
         """The graph of these tensors, which is kept for as long as they exist and hold the same numbers."""
         full_degree = checks.full_degree_of(edge_index)
-        edges = edge_index.as_tensor() if isinstance(edge_index, PartEdgeIndex) else edge_index
+        if isinstance(edge_index, PartEdgeIndex):
+            edges = edge_index.as_tensor()
+        else:
+            edges = edge_index
 
         def make(edges: Any, edge_weight: Any, batch: Any, full_degree: Tensor | None) -> Graph:
             return cls(num_nodes, edges, edge_weight, batch=batch, full_degree=full_degree)
@@ -279,7 +335,9 @@ class Graph:
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
         """Row boundaries [B+1] of the graphs, on the CPU."""
-        return torch.tensor([0, self.num_nodes], device="cpu") if self.segments is None else self.segments
+        if self.segments is None:
+            return torch.tensor([0, self.num_nodes], device="cpu")
+        return self.segments
 
     @property
     def num_graphs(self) -> int:
@@ -297,12 +355,16 @@ class Graph:
         if self._batch is not None:
             return self._batch
         sizes = self.ptr.diff().to(None if self.edge_index is None else self.edge_index.device)
-        return torch.arange(sizes.numel(), device=sizes.device).repeat_interleave(sizes, output_size=self.num_nodes)
+        return torch.arange(sizes.numel(), device=sizes.device).repeat_interleave(
+            sizes, output_size=self.num_nodes
+        )
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:
         """``edge_index``, or an empty one for a graph without observed edges."""
-        return torch.empty(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index
+        if self.edge_index is None:
+            return torch.empty(2, 0, dtype=torch.long)
+        return self.edge_index
 
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
@@ -360,18 +422,26 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        place = errors.as_device(device, None if self.edge_index is None else self.edge_index.device)
-        if all(v is None or v.device == place for v in (self.edge_index, self._batch, self.full_degree)):
+        place = errors.as_device(
+            device, None if self.edge_index is None else self.edge_index.device
+        )
+        if all(
+            v is None or v.device == place for v in (self.edge_index, self._batch, self.full_degree)
+        ):
             return self
         graph = copy.copy(self)
         for name in ("edge_index", "edge_weight", "_batch", "full_degree", "origin"):
             value = getattr(self, name)
-            setattr(graph, name, None if value is None else value.to(place, non_blocking=non_blocking))
+            setattr(
+                graph, name, None if value is None else value.to(place, non_blocking=non_blocking)
+            )
         graph._pattern = None
         graph._derived = {}
         return graph
 
-    def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
+    def degree(
+        self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None
+    ) -> Float[Tensor, " N"]:
         """Weighted degree Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones; ``full_degree`` if known."""
         errors.check_choice(direction, "direction", ["in", "out"])
         errors.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
@@ -384,7 +454,11 @@ class Graph:
                 return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        return wide.new_zeros(self.num_nodes).index_add(0, self.edges[1 - by_source], wide).to(dtype or wide.dtype)
+        return (
+            wide.new_zeros(self.num_nodes)
+            .index_add(0, self.edges[1 - by_source], wide)
+            .to(dtype or wide.dtype)
+        )
 
     @property
     def is_symmetric(self) -> bool:
@@ -393,7 +467,9 @@ class Graph:
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
         if self._symmetric is None or learned:
             errors.check_has_values(self.edges, "edge_index")
-            self._symmetric = is_symmetric(self.edges, self._own_weights().unsqueeze(1), self.num_nodes)
+            self._symmetric = is_symmetric(
+                self.edges, self._own_weights().unsqueeze(1), self.num_nodes
+            )
         return self._symmetric
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
@@ -405,25 +481,38 @@ class Graph:
         """
         if not isinstance(policy, str) or policy not in SELF_LOOPS:
             errors.check_choice(policy, "self_loops", SELF_LOOPS)
-        return self if policy == "keep" else self.derived(policy, lambda: self._looped(policy))
+        if policy == "keep":
+            return self
+        return self.derived(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
-        source, is_loop = self.edges[0], self.edges[0] == self.edges[1]
-        if policy == "remaining" and not is_loop.is_meta and values_only() and not bool(is_loop.any()):
+        source = self.edges[0]
+        is_loop = self.edges[0] == self.edges[1]
+        if (
+            policy == "remaining"
+            and not is_loop.is_meta
+            and values_only()
+            and not bool(is_loop.any())
+        ):
             policy = "add"
         if policy == "add" and self.edge_weight is None:
             return self._and_loops(None, None if self.full_degree is None else self.full_degree + 1)
         weight = self._own_weights()
-        loop_weight, lost = weight.new_ones(self.num_nodes), weight.new_zeros(self.num_nodes)
+        loop_weight = weight.new_ones(self.num_nodes)
+        lost = weight.new_zeros(self.num_nodes)
         if policy != "add":
             observed = weight * is_loop
             weight = weight - observed
-            count, lost = (lost.index_add(0, source, w) for w in (is_loop.to(weight.dtype), observed))
+            count, lost = (
+                lost.index_add(0, source, w) for w in (is_loop.to(weight.dtype), observed)
+            )
         if policy == "remove":
             return self._with_edges(self.edges, weight, self._full_degree(-lost))
         if policy == "remaining":
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
-        return self._and_loops(torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
+        return self._and_loops(
+            torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost)
+        )
 
     def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
         """All edges and a loop at every node, in the order of the targets: so no product has to order weights."""
@@ -431,13 +520,18 @@ class Graph:
         source, target = (torch.cat([end, nodes]) for end in self.edges)
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
-        graph = self._with_edges(edges, None if weight is None else weight.index_select(0, order), full_degree)
-        graph.csr.parts, graph.origin = (ptr, None, other), order
+        graph = self._with_edges(
+            edges, None if weight is None else weight.index_select(0, order), full_degree
+        )
+        graph.csr.parts = (ptr, None, other)
+        graph.origin = order
         return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:
         """After a change of the loops, which are in every part that has their node."""
-        return None if self.full_degree is None else self.full_degree + change.unsqueeze(1)
+        if self.full_degree is None:
+            return None
+        return self.full_degree + change.unsqueeze(1)
 
     def within(self, hops: int) -> Graph:
         """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
@@ -452,7 +546,10 @@ class Graph:
 
     def _symmetrized(self) -> Graph:
         weight = self._own_weights()
-        degree = None if self.full_degree is None else self.full_degree.mean(1, keepdim=True).expand(-1, 2)
+        if self.full_degree is None:
+            degree = None
+        else:
+            degree = self.full_degree.mean(1, keepdim=True).expand(-1, 2)
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
@@ -478,17 +575,24 @@ class Graph:
         return graph
 
     def reverse(self) -> Graph:
-        degree = None if self.full_degree is None else self.full_degree.flip(1)
+        if self.full_degree is None:
+            degree = None
+        else:
+            degree = self.full_degree.flip(1)
         graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
         graph._pattern = self.pattern.T
         return graph
 
-    def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None) -> Graph:
+    def _with_edges(
+        self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None
+    ) -> Graph:
         rows = {"batch": self._batch, "ptr": self._ptr, "full_degree": full_degree}
         return Graph(self.num_nodes, edge_index, edge_weight, **rows, validate=False)
 
     def __repr__(self) -> str:
-        sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
+        sizes = (
+            f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
+        )
         return f"{type(self).__name__}({sizes})"
 
 

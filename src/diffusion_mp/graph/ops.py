@@ -19,7 +19,9 @@ Size = int | torch.SymInt
 Parts = tuple[Tensor, Tensor | None, Tensor]
 
 
-@torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
+@torch.library.custom_op(
+    "diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor"
+)
 def batch_pointers(batch: Tensor) -> Tensor:
     """Row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
     return pad(torch.bincount(batch.cpu()).cumsum(0), (1, 0))
@@ -47,7 +49,9 @@ def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
     return pad(torch.bincount(ordered, minlength=num_nodes).cumsum(0, dtype=dtype), (1, 0))
 
 
-def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _counted(
+    node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
     if node.device.type != "cpu":
         ordered, order = torch.sort(node, stable=True)
@@ -58,12 +62,16 @@ def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype)
     columns = torch.arange(node.numel() + 1, dtype=dtype, device="cpu")
     by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
     by_node = csc_array(tuple(by_edge), shape=(num_nodes, node.numel())).tocsr()
-    ptr, order, other = (torch.from_numpy(part) for part in (by_node.indptr, by_node.indices, by_node.data))
+    ptr, order, other = (
+        torch.from_numpy(part) for part in (by_node.indptr, by_node.indices, by_node.data)
+    )
     return ptr.to(dtype), order.to(dtype), other
 
 
 def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
-    return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
+    if max(num_edges, num_nodes) < 1 << 31:
+        return torch.int32
+    return torch.int64
 
 
 @torch.library.custom_op(
@@ -84,7 +92,9 @@ def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, T
 def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
     """The number of each node's graph in a ragged batch."""
     # right=True skips empty graphs: a boundary belongs to the last graph that starts there.
-    return torch.bucketize(nodes.contiguous(), ptr[1:].to(nodes.device), right=True)  # torch warns of strides
+    return torch.bucketize(
+        nodes.contiguous(), ptr[1:].to(nodes.device), right=True
+    )  # torch warns of strides
 
 
 def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
@@ -97,12 +107,16 @@ def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     return (x.new_zeros(sizes.size(0), *x.shape[1:]).index_add(0, member, x) / sizes)[member]
 
 
-def members(ptr: Tensor, num_nodes: Size, device: torch.device) -> tuple[Int[Tensor, " N"], Int[Tensor, " B"]]:
+def members(
+    ptr: Tensor, num_nodes: Size, device: torch.device
+) -> tuple[Int[Tensor, " N"], Int[Tensor, " B"]]:
     """Return the graph of every row and the number of rows of every graph, on a device, cached by ``ptr``."""
 
     def find() -> tuple[Tensor, Tensor]:
         count = ptr.diff()
-        member = torch.arange(count.size(0), device="cpu").repeat_interleave(count, output_size=num_nodes)
+        member = torch.arange(count.size(0), device="cpu").repeat_interleave(
+            count, output_size=num_nodes
+        )
         return member.to(device), count.to(device)
 
     known = batch_cache(ptr) if values_only(captured=True) else {}
@@ -132,18 +146,24 @@ def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
 )
 def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
     """[2, E]: every pair (source, target) with a walk of 1 to ``hops`` edges of positive weight, once."""
-    key = torch.unique(edge_index[0, weight > 0] * num_nodes + edge_index[1, weight > 0])  # sorted by source
-    step_source, step_target = key // num_nodes, key % num_nodes
+    key = torch.unique(
+        edge_index[0, weight > 0] * num_nodes + edge_index[1, weight > 0]
+    )  # sorted by source
+    step_source = key // num_nodes
+    step_target = key % num_nodes
     first = torch.searchsorted(step_source, torch.arange(num_nodes + 1, device=key.device))
     reached = key
     for _ in range(hops - 1):
         # Every pair j → m continues along all edges m → i. (torch's sparse product is empty in a custom operation.)
-        source, middle = reached // num_nodes, reached % num_nodes
+        source = reached // num_nodes
+        middle = reached % num_nodes
         count = first[middle + 1] - first[middle]
         before = count.cumsum(0) - count
         place = torch.arange(int(count.sum()), device=key.device)
         edge = place + (first[middle] - before).repeat_interleave(count)
-        reached = torch.unique(torch.cat([key, source.repeat_interleave(count) * num_nodes + step_target[edge]]))
+        reached = torch.unique(
+            torch.cat([key, source.repeat_interleave(count) * num_nodes + step_target[edge]])
+        )
     return torch.stack([reached // num_nodes, reached % num_nodes])
 
 
@@ -185,9 +205,15 @@ class Compressed:
     """
 
     def __init__(
-        self, node: Int[Tensor, " E"], opposite: Int[Tensor, " E"], num_nodes: int, ptr: Tensor | None = None
+        self,
+        node: Int[Tensor, " E"],
+        opposite: Int[Tensor, " E"],
+        num_nodes: int,
+        ptr: Tensor | None = None,
     ) -> None:
-        self.node, self.opposite, self.num_nodes = node, opposite, num_nodes
+        self.node = node
+        self.opposite = opposite
+        self.num_nodes = num_nodes
         if ptr is not None:
             self.parts = (ptr, None, opposite.to(ptr.dtype))
 
@@ -248,7 +274,8 @@ class Pattern:
     """Where the entries of a sparse operator are: edges by their row, the target, and by their column, the source."""
 
     def __init__(self, by_row: Compressed, by_col: Compressed) -> None:
-        self.by_row, self.by_col = by_row, by_col
+        self.by_row = by_row
+        self.by_col = by_col
 
     @property
     def T(self) -> Pattern:
@@ -266,6 +293,7 @@ class Pattern:
         return entries
 
     def _entries(self, by_col: bool) -> Entries:
-        rows, cols = self.by_row, self.by_col
+        rows = self.by_row
+        cols = self.by_col
         forms = *rows.parts, *(cols.parts if by_col else (None, None, None))
         return Entries(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)

@@ -72,7 +72,9 @@ class PartEdgeIndex(Tensor):
         result = super().__torch_function__(func, types, args, kwargs)
         if func in _KEEPING_THE_EDGES and _lost_its_attributes(result):
             degree = args[0].full_degree
-            return PartEdgeIndex.of(result.as_subclass(Tensor), None if degree is None else degree.to(result.device))
+            return PartEdgeIndex.of(
+                result.as_subclass(Tensor), None if degree is None else degree.to(result.device)
+            )
         return _without_degrees(result)
 
 

@@ -25,4 +25,6 @@ def select_rows(x: Tensor, rows: Tensor) -> Tensor:
     columns = x.col_indices().index_select(0, entry)
     values = x.values().index_select(0, entry)
     size = (rows.numel(), x.size(1))
-    return torch.sparse_csr_tensor(new_bounds.to(bounds.dtype), columns, values, size=size, check_invariants=False)
+    return torch.sparse_csr_tensor(
+        new_bounds.to(bounds.dtype), columns, values, size=size, check_invariants=False
+    )

@@ -40,17 +40,25 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
         return "Triton is not installed"
     if torch.version.hip is not None:
         return "its kernels use number formats of Nvidia's GPUs"
-    if any(tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors):
-        return "its kernels accumulate in float32, and a tensor is neither float32 nor half precision"
+    if any(
+        tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors
+    ):
+        return (
+            "its kernels accumulate in float32, and a tensor is neither float32 nor half precision"
+        )
     width = max((tensor.size(2) for tensor in tensors if tensor.dim() == 3), default=0)
-    return None if width <= widest else f"its rows have at most {widest} channels, and a tensor has {width}"
+    if width <= widest:
+        return None
+    return f"its rows have at most {widest} channels, and a tensor has {width}"
 
 
 class Tiles(NamedTuple):
     """Runs of rows that together cover every graph; a graph without rows has an empty one."""
 
     number: int
-    bounds: tuple[Tensor | None, int]  # [T, 5]: of a run, of its graph, that one's number; or None; and the rows of all
+    bounds: tuple[
+        Tensor | None, int
+    ]  # [T, 5]: of a run, of its graph, that one's number; or None; and the rows of all
     offset: Tensor | None  # [B+1]: the runs of every graph
 
 
@@ -58,12 +66,14 @@ def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -
     """Return runs of at most ``rows`` rows. Kernels know those of one graph; a batch has a table, cached."""
     if ptr is None:
         return Tiles(max(1, -(-num_nodes // rows)), (None, num_nodes), None)
-    cache, key = batch_cache(ptr), ("tiles", num_nodes, rows, device)
+    cache = batch_cache(ptr)
+    key = ("tiles", num_nodes, rows, device)
     if key not in cache:
         count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(min=1)
         offset = torch.cat([count.new_zeros(1), count.cumsum(0)])
         graph = torch.arange(count.numel()).repeat_interleave(count)
-        begin, end = ptr[graph], ptr[graph + 1]
+        begin = ptr[graph]
+        end = ptr[graph + 1]
         first = begin + (torch.arange(graph.numel()) - offset[graph]) * rows
         table = torch.stack([first, (first + rows).minimum(end), begin, end, graph], dim=1)
         cache[key] = Tiles(len(table), (table.to(device), num_nodes), offset.to(device))

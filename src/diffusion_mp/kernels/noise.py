@@ -71,7 +71,9 @@ def _(state: Tensor) -> Tensor:
     mutates_args=(),
     schema="(Tensor state, SymInt[] shape, SymInt first, ScalarType dtype, Device device) -> Tensor",
 )
-def _gumbel(state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _gumbel(
+    state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     seed, step = state.tolist()
     noise = torch.empty(shape, dtype=dtype, device=device)
     last = first + shape[0]
@@ -79,13 +81,16 @@ def _gumbel(state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype,
         generator = torch.Generator(device).manual_seed(seed + step + STRIDE * run)
         drawn = noise.new_empty(RUN, *noise.shape[1:]).exponential_(generator=generator)
         start = run * RUN
-        begin, end = max(first, start), min(last, start + RUN)
+        begin = max(first, start)
+        end = min(last, start + RUN)
         noise[begin - first : end - first] = drawn[begin - start : end - start]
     return noise.log_().neg_()
 
 
 @_gumbel.register_fake
-def _(state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _(
+    state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -20,7 +20,16 @@ from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
 from diffusion_mp.runtime.torch_private import differentiated_inside
 
-__all__ = ["Narrow", "Operation", "Wide", "empty_like", "few_numbers", "heads_first", "operation", "pulled_back"]
+__all__ = [
+    "Narrow",
+    "Operation",
+    "Wide",
+    "empty_like",
+    "few_numbers",
+    "heads_first",
+    "operation",
+    "pulled_back",
+]
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 BACKENDS = get_args(Backend)
@@ -68,12 +77,16 @@ def _named_backends(value: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def choose(operation: str, backend: str, table: Mapping[str, Implementation], *args: Any) -> Callable[..., Any]:
+def choose(
+    operation: str, backend: str, table: Mapping[str, Implementation], *args: Any
+) -> Callable[..., Any]:
     """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline."""
     named = backend != "auto"
     if named and backend not in table:
         has = f"it has {', '.join(map(repr, table))}"
-        raise BackendError(f"backend {backend!r} does not have {operation}; {has}. Take one of these, or 'auto'.")
+        raise BackendError(
+            f"backend {backend!r} does not have {operation}; {has}. Take one of these, or 'auto'."
+        )
     for name in [backend] if named else table:
         run, declines = table[name]
         reason = None if declines is None else declines(named, *args)
@@ -91,7 +104,13 @@ Narrow = Annotated[Tensor, "narrow"]
 
 #: Schema types of the annotations.
 SCHEMA: dict[Any, str] = {
-    **{Tensor: "Tensor", Wide: "Tensor", Narrow: "Tensor", Tensor | None: "Tensor?", Wide | None: "Tensor?"},
+    **{
+        Tensor: "Tensor",
+        Wide: "Tensor",
+        Narrow: "Tensor",
+        Tensor | None: "Tensor?",
+        Wide | None: "Tensor?",
+    },
     **{Sequence[int]: "SymInt[]", int: "SymInt", float: "float", bool: "bool", str: "str"},
 }
 
@@ -132,7 +151,11 @@ def operation(
             less than those of an autograd function, and ``torch.compile`` fuses them. See :func:`few_numbers`.
         dtype: the argument whose dtype the (first) result is cast to.
     """
-    rows = {"triton": triton, "cpu": cpu and Implementation(cpu), "reference": Implementation(formula)}
+    rows = {
+        "triton": triton,
+        "cpu": cpu and Implementation(cpu),
+        "reference": Implementation(formula),
+    }
     table = {backend: row for backend, row in rows.items() if row is not None}
     return lambda shapes: Operation(shapes, name, family or name, table, small, dtype)
 
@@ -193,35 +216,56 @@ class Signature:
         hints = get_type_hints(function, include_extras=True)
         returned = hints.pop("return")
         self.arguments = list(hints)
-        self.tuples: dict[str, Any] = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
+        self.tuples: dict[str, Any] = {
+            name: hint for name, hint in hints.items() if hasattr(hint, "_fields")
+        }
         self.flat: dict[str, Any] = {}
         self.parts: dict[str, list[str]] = {}
         self._places: list[tuple[Callable[..., Any] | None, int, int]] = []
         for name, hint in hints.items():
-            fields = get_type_hints(hint, include_extras=True) if name in self.tuples else {}
+            if name in self.tuples:
+                fields = get_type_hints(hint, include_extras=True)
+            else:
+                fields = {}
             parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {name: hint}
-            self._places.append((self.tuples.get(name), len(self.flat), len(self.flat) + len(parts)))
+            self._places.append(
+                (self.tuples.get(name), len(self.flat), len(self.flat) + len(parts))
+            )
             self.parts[name], self.flat = list(parts), self.flat | parts
         unknown = {name: kind for name, kind in self.flat.items() if kind not in SCHEMA}
         if unknown:
-            raise TypeError(f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}.")
+            raise TypeError(
+                f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}."
+            )
         self.several = returned is not Tensor
         # Results are named after their fields; "out" is the only result, or the tuple of all.
         numbered = [f"out_{place}" for place in range(len(get_args(returned)))]
-        self.results = [*getattr(returned, "_fields", numbered)] if self.several else ["out"]
-        self.returned: Callable[..., Any] = returned if hasattr(returned, "_fields") else lambda *results: results
+        if self.several:
+            self.results = [*getattr(returned, "_fields", numbered)]
+        else:
+            self.results = ["out"]
+        self.returned: Callable[..., Any] = (
+            returned if hasattr(returned, "_fields") else lambda *results: results
+        )
         shared = set(self.flat) & set(self.results)
         if shared:
-            raise TypeError(f"arguments and results of an operation have names of their own; got {shared} twice.")
+            raise TypeError(
+                f"arguments and results of an operation have names of their own; got {shared} twice."
+            )
         self.parts |= {name: [name] for name in self.results if name not in self.parts}
         if "out" not in self.parts:
             self.parts["out"], self.tuples["out"] = self.results, self.returned
-        self._wide = [place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)]
+        self._wide = [
+            place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)
+        ]
         self._narrow = [place for place, kind in enumerate(self.flat.values()) if kind == Narrow]
         self._either = [*self._wide, *self._narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
         #: The names of the gradients of the results.
-        self.grads = [f"grad_{result}" for result in self.results] if self.several else ["grad"]
+        if self.several:
+            self.grads = [f"grad_{result}" for result in self.results]
+        else:
+            self.grads = ["grad"]
 
     @property
     def schema(self) -> str:
@@ -229,12 +273,15 @@ class Signature:
         arguments = [f"{SCHEMA[kind]} {name.replace('.', '_')}" for name, kind in self.flat.items()]
         return f"({', '.join(arguments)}, str backend) -> ({', '.join('Tensor' for _ in self.results)})"
 
-    def bind(self, args: tuple[Any, ...], *, narrow: bool) -> tuple[list[Any], tuple[Any, ...], torch.dtype | None]:
+    def bind(
+        self, args: tuple[Any, ...], *, narrow: bool
+    ) -> tuple[list[Any], tuple[Any, ...], torch.dtype | None]:
         """Return the arguments in one dtype, flat and as they came, and the dtype of the result if one is declared."""
         flat: list[Any] = []
         for (make, *_), arg in zip(self._places, args, strict=True):
             flat.extend([arg] if make is None else arg)
-        dtype, found = None if self.like is None else flat[self.like].dtype, None
+        dtype = None if self.like is None else flat[self.like].dtype
+        found = None
         for place in self._either:
             if flat[place] is None or flat[place].dtype is found:
                 continue
@@ -246,16 +293,25 @@ class Signature:
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
         """Put the fields of named tuples together again; further entries are ignored."""
-        return [flat[first] if make is None else make(*flat[first:end]) for make, first, end in self._places]
+        return [
+            flat[first] if make is None else make(*flat[first:end])
+            for make, first, end in self._places
+        ]
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
         """Promote ``flat`` in place; with ``narrow``, keep half precision there."""
-        short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
+        if self._narrow:
+            short = flat[self._narrow[0]].dtype
+        else:
+            short = torch.float32
         for place in self._narrow:
             short = torch.promote_types(short, flat[place].dtype)
         wide = torch.promote_types(short, torch.float32)
         for place in self._wide:
-            wide = wide if flat[place] is None else torch.promote_types(wide, flat[place].dtype)
+            if flat[place] is None:
+                wide = wide
+            else:
+                wide = torch.promote_types(wide, flat[place].dtype)
         for place in self._wide:
             flat[place] = None if flat[place] is None else flat[place].to(wide)
         for place in self._narrow:
@@ -275,13 +331,18 @@ class Operation(Generic[T]):
         dtype: str | None,
     ) -> None:
         self.__doc__ = shapes.__doc__
-        self.name, self.family, self._table, self._small = name, family, table, small
+        self.name = name
+        self.family = family
+        self._table = table
+        self._small = small
         self._signature = signature = Signature(shapes, dtype)
         FAMILIES.add(family)
         # The first that does not decline on the CPU: GPU kernels do unless they are named.
         self._on_cpu = table["cpu" if "cpu" in table else "reference"].run
         self._only_formula = list(table) == ["reference"]
-        self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
+        self._tensor = next(
+            place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor"
+        )
         self._derivatives: list[tuple[list[int], Formula, list[str]]] | None = None
         self._kept = [(place, name) for place, name in enumerate(signature.flat)]
         self._without_grad: list[int] = []
@@ -292,7 +353,9 @@ class Operation(Generic[T]):
             return tuple(out) if signature.several else out
 
         self._qualified = name if "::" in name else f"diffusion_mp::{name}"
-        self._registered = torch.library.custom_op(self._qualified, self._run, mutates_args=(), schema=signature.schema)
+        self._registered = torch.library.custom_op(
+            self._qualified, self._run, mutates_args=(), schema=signature.schema
+        )
         self._registered.register_fake(fake)
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
@@ -311,20 +374,29 @@ class Operation(Generic[T]):
             backend = "reference"
         if backend == "reference":
             out = self._compute(flat, backend, args)
-        elif not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
+        elif (
+            not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta
+        ):
             out = self._registered(*flat, backend)
         elif torch.is_grad_enabled() and _requires_grad(flat):
-            out = _FastPair.apply(*flat, backend, args, self)  # a fifth of the overhead of the registered operation
+            out = _FastPair.apply(
+                *flat, backend, args, self
+            )  # a fifth of the overhead of the registered operation
         else:
             out = self._compute(flat, backend, args)
         if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
-        return signature.returned(out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:])
+        return signature.returned(
+            out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:]
+        )
 
     def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
         """Return a tensor or a plain tuple."""
         tensor = flat[self._tensor]
-        run = self._on_cpu if backend == "auto" and tensor.is_cpu else choose(self.family, backend, self._table, *args)
+        if backend == "auto" and tensor.is_cpu:
+            run = self._on_cpu
+        else:
+            run = choose(self.family, backend, self._table, *args)
         with without_autocast(tensor):
             out = run(*args)
         return tuple(out) if self._signature.several else out
@@ -337,7 +409,9 @@ class Operation(Generic[T]):
     def written_out(self, formula: Formula | None = None) -> tuple[Any, Formula]:
         """Return the registered operation, and a formula, by default its own, as a function of flat arguments."""
         namespace, _, name = self._qualified.partition("::")
-        return getattr(getattr(torch.ops, namespace), name).default, self._flat(formula or self._table["reference"].run)
+        return getattr(getattr(torch.ops, namespace), name).default, self._flat(
+            formula or self._table["reference"].run
+        )
 
     def _flat(self, formula: Formula) -> Formula:
         """Return a formula as a function of flat arguments of any dtypes, with a tensor or a plain tuple as result."""
@@ -348,7 +422,10 @@ class Operation(Generic[T]):
             signature.to_one_dtype(wide, narrow=False)
             out = formula(*signature.unflatten(wide))
             first = out[0] if signature.several else out
-            first = first if signature.like is None else first.to(flat[signature.like].dtype)
+            if signature.like is None:
+                first = first
+            else:
+                first = first.to(flat[signature.like].dtype)
             return (first, *out[1:]) if signature.several else first
 
         return run
@@ -365,25 +442,38 @@ class Operation(Generic[T]):
                 operations are.
         """
         signature = self._signature
-        flat, results, derivatives = list(signature.flat), signature.results, []
+        flat = list(signature.flat)
+        results = signature.results
+        derivatives = []
         for arguments, formula in formulas.items():
-            places = [flat.index(part) for name in arguments.split() for part in signature.parts.get(name, [name])]
+            places = [
+                flat.index(part)
+                for name in arguments.split()
+                for part in signature.parts.get(name, [name])
+            ]
             derivatives.append((places, *_by_position(formula)))
         self._derivatives = derivatives
         asked = {name for *_, names in derivatives for name in names}
         kept = {part for name in asked for part in signature.parts.get(name, ())}
         self._kept = [(place, part) for place, part in enumerate([*flat, *results]) if part in kept]
-        self._without_grad = [place for place, grad in enumerate(signature.grads) if not asked & {grad, "grad"}]
+        self._without_grad = [
+            place for place, grad in enumerate(signature.grads) if not asked & {grad, "grad"}
+        ]
 
         # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results,
         # unless a formula takes ``None`` for them.
         plain = [formula for formula in formulas.values() if not isinstance(formula, Operation)]
-        missing = any(at.default is None for formula in plain for at in inspect.signature(formula).parameters.values())
+        missing = any(
+            at.default is None
+            for formula in plain
+            for at in inspect.signature(formula).parameters.values()
+        )
         self._materialize = len(results) - len(self._without_grad) > 1 and not missing
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save what the derivatives need, tensors by ``save_for_backward``."""
-        results, count = output if self._signature.several else (output,), len(self._signature.flat)
+        results = output if self._signature.several else (output,)
+        count = len(self._signature.flat)
         values = (*inputs[:count], *results)
         tensors: dict[str, Tensor] = {}
         ctx.others = {"backend": inputs[count]}
@@ -413,9 +503,13 @@ class Operation(Generic[T]):
             if not any(ctx.needs_input_grad[place] for place in places):
                 continue
             for name in signature.tuples.keys() & set(names):
-                values[name] = signature.tuples[name](*(values[part] for part in signature.parts[name]))
+                values[name] = signature.tuples[name](
+                    *(values[part] for part in signature.parts[name])
+                )
             gradients = formula(*(values[name] for name in names))
-            for place, grad in zip(places, gradients if isinstance(gradients, tuple) else (gradients,), strict=True):
+            for place, grad in zip(
+                places, gradients if isinstance(gradients, tuple) else (gradients,), strict=True
+            ):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
 
@@ -425,12 +519,18 @@ class Operation(Generic[T]):
         """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
         flat = [values[name] for name in self._signature.flat]
         with torch.enable_grad():
-            inputs = [flat[place].view_as(flat[place]) for place in places]  # views tell equal tensors apart
+            inputs = [
+                flat[place].view_as(flat[place]) for place in places
+            ]  # views tell equal tensors apart
             for place, x in zip(places, inputs, strict=True):
                 flat[place] = x
             out = self._flat(self._table["reference"].run)(*flat)
             pairs = zip(out if self._signature.several else (out,), grads, strict=True)
-            used = [(x.to(grad.dtype), grad) for x, grad in pairs if grad is not None and x.requires_grad]
+            used = [
+                (x.to(grad.dtype), grad)
+                for x, grad in pairs
+                if grad is not None and x.requires_grad
+            ]
         if not used:
             return tuple(torch.zeros_like(x) for x in inputs)
         results, pulled = zip(*used, strict=True)
@@ -459,4 +559,7 @@ def _by_position(formula: Formula) -> tuple[Formula, list[str]]:
     if not isinstance(formula, Operation):
         return formula, list(inspect.signature(formula).parameters)
     call: Operation[Any] = formula
-    return lambda *values: call(*values[:-1], backend=values[-1]), [*call._signature.arguments, "backend"]
+    return lambda *values: call(*values[:-1], backend=values[-1]), [
+        *call._signature.arguments,
+        "backend",
+    ]

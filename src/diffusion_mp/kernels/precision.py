@@ -12,7 +12,8 @@ from diffusion_mp.graph.cache import values_only
 #: Tensors that all have one of these dtypes stay as they are.
 ALREADY = (torch.float32, torch.float64)
 #: Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
-LEAST, MOST = 1e-10, 1e10
+LEAST = 1e-10
+MOST = 1e10
 
 
 def lies_in(x: Tensor, least: float, most: float) -> bool:
@@ -40,7 +41,9 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast, which reaches into custom operations, on the device of ``tensor``."""
     device = "cpu" if tensor.is_cpu else tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def exp_limit(dtype: torch.dtype) -> float:
@@ -98,4 +101,6 @@ def inverse_root(degree: Tensor) -> Tensor:
 def reciprocal(degree: Tensor) -> Tensor:
     """Return 1/d in at least float32, and 0 where d is 0, in the gradient too: a row without senders stays zero."""
     degree = degree.to(torch.promote_types(degree.dtype, torch.float32))
-    return degree.masked_fill(degree.detach().abs() < torch.finfo(degree.dtype).tiny, torch.inf).reciprocal()
+    return degree.masked_fill(
+        degree.detach().abs() < torch.finfo(degree.dtype).tiny, torch.inf
+    ).reciprocal()

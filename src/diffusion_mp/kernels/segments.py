@@ -48,13 +48,20 @@ class Chunk:
 
     def masks(self, x: Tensor) -> list[Tensor | None]:
         """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
-        heads, dtype, device = key = (x.size(1), torch.promote_types(x.dtype, torch.float32), x.device)
+        heads, dtype, device = key = (
+            x.size(1),
+            torch.promote_types(x.dtype, torch.float32),
+            x.device,
+        )
         if key not in self._masks:
             nodes = [
-                torch.arange(int(size[0]), device="cpu") < size.repeat_interleave(heads).unsqueeze(1)
+                torch.arange(int(size[0]), device="cpu")
+                < size.repeat_interleave(heads).unsqueeze(1)
                 for size in self._buckets
             ]
-            self._masks[key] = [None if bool(some.all()) else some.unsqueeze(2).to(device, dtype) for some in nodes]
+            self._masks[key] = [
+                None if bool(some.all()) else some.unsqueeze(2).to(device, dtype) for some in nodes
+            ]
         return self._masks[key]
 
     def _in_place(self, heads: int) -> bool:
@@ -62,12 +69,16 @@ class Chunk:
 
     def stack(self, x: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of rows [n, H, F]."""
-        return self.views(x if self._in_place(x.size(1)) else x.flatten(0, 1).index_select(0, self._at(x)[0]))
+        return self.views(
+            x if self._in_place(x.size(1)) else x.flatten(0, 1).index_select(0, self._at(x)[0])
+        )
 
     def empty(self, rows: Tensor) -> Tensor:
         """Return memory for the stacked results of ``rows`` [n, H, D]: ``rows`` itself where they are in place."""
         _, heads, channels = rows.shape
-        return rows if self._in_place(heads) else rows.new_empty(heads * self._height, channels)
+        if self._in_place(heads):
+            return rows
+        return rows.new_empty(heads * self._height, channels)
 
     def views(self, stack: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
@@ -99,8 +110,11 @@ class Chunk:
         node = within < self._sizes.index_select(0, graph)
         row = self._first.index_select(0, graph) + within * node
         head = torch.arange(heads, device="cpu")
-        place = (heads * above.index_select(0, graph) + within).unsqueeze(1) + height.index_select(0, graph).outer(head)
-        source, target = torch.empty_like(place).flatten(), torch.empty(int(node.sum()) * heads, dtype=torch.long)
+        place = (heads * above.index_select(0, graph) + within).unsqueeze(1) + height.index_select(
+            0, graph
+        ).outer(head)
+        source = torch.empty_like(place).flatten()
+        target = torch.empty(int(node.sum()) * heads, dtype=torch.long)
         source[place] = row.unsqueeze(1) * heads + head
         target[source[place[node]]] = place[node]
         self._places[key] = source.to(device), target.to(device)
@@ -144,18 +158,23 @@ def at_once(entries: int, like: Tensor) -> int:
 
 
 def by_stacks(
-    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor], pairs: int
+    compute: Callable[..., tuple[Tensor, ...]],
+    ptr: Tensor | None,
+    inputs: Sequence[Tensor],
+    pairs: int,
 ) -> list[Tensor]:
     """Apply ``compute`` to stacks [B, n, F] of inputs [N, H, F] and the mask of :func:`stacks`; results are [N, H, D].
 
     B graphs and heads have together at most ``pairs`` pairs of rows, and ROWS rows (more of both on a GPU), or B is 1.
     """
     n, heads = inputs[0].shape[:2]
-    pairs, rows = at_once(pairs, inputs[0]), at_once(ROWS, inputs[0])
+    pairs = at_once(pairs, inputs[0])
+    rows = at_once(ROWS, inputs[0])
     chunk = None if ptr is None or not n else chunks(ptr, n)[0]
     stacked: Iterable[tuple[Tensor | None, *tuple[Tensor, ...]]]
     if chunk is None or chunk.alone:
-        chunk, stacked = None, [(None, *(x.transpose(0, 1) for x in inputs))]
+        chunk = None
+        stacked = [(None, *(x.transpose(0, 1) for x in inputs))]
     else:
         stacked = zip(chunk.masks(inputs[0]), *map(chunk.stack, inputs), strict=True)
     parts: list[tuple[Tensor, ...]] = []
@@ -200,7 +219,8 @@ def plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _chunks(ptr: Tensor, rows: int) -> Iterator[Chunk]:
-    first, last = 0, len(ptr) - 1
+    first = 0
+    last = len(ptr) - 1
     while first < last:
         end = max(int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1, first + 1)
         if ptr[end] > ptr[first]:
@@ -218,7 +238,8 @@ def _bucket_lengths(sizes: list[int]) -> list[int]:
             lengths[-1] += 1
         else:
             lengths.append(1)
-            largest, added = size, 0
+            largest = size
+            added = 0
     return lengths
 
 
@@ -243,12 +264,19 @@ def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
     if ptr is None:
         return [slice(0, num_nodes)]
     # Before torch 2.13 a tensor made inside a transform has no `tolist`.
-    bounds = [int(bound) for bound in ptr.unbind()] if transforms_active() else ptr.tolist()
+    if transforms_active():
+        bounds = [int(bound) for bound in ptr.unbind()]
+    else:
+        bounds = ptr.tolist()
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
 def largest(ptr: Tensor | None, num_nodes: int) -> int:
-    return num_nodes if ptr is None else int(ptr.diff().max()) if len(ptr) > 1 else 0
+    if ptr is None:
+        return num_nodes
+    if len(ptr) > 1:
+        return int(ptr.diff().max())
+    return 0
 
 
 def gather(x: Tensor, rows: Rows) -> Tensor:
@@ -266,13 +294,18 @@ class Buffers:
     _kept = threading.local()
 
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
-        self.like, self.dtype = like, dtype
-        self._taken: dict[str, Tensor] = self._kept.__dict__.setdefault(str(dtype), {}) if like.is_cpu else {}
+        self.like = like
+        self.dtype = dtype
+        self._taken: dict[str, Tensor] = (
+            self._kept.__dict__.setdefault(str(dtype), {}) if like.is_cpu else {}
+        )
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         size = math.prod(shape)
         if name not in self._taken or self._taken[name].numel() < size:
-            with torch.inference_mode(False):  # memory of inference mode could not be written to outside of it
+            with torch.inference_mode(
+                False
+            ):  # memory of inference mode could not be written to outside of it
                 self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
         return self._taken[name][:size].view(shape)
 

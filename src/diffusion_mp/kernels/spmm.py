@@ -23,7 +23,11 @@ AT_ONCE = 1 << 20
 def _reference_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     """Return Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [C, H, D]."""
     messages = weight.unsqueeze(2) * v[entries.col]
-    return v.new_zeros(messages.shape[1:]).expand(entries.rows, -1, -1).index_add(0, entries.row, messages)
+    return (
+        v.new_zeros(messages.shape[1:])
+        .expand(entries.rows, -1, -1)
+        .index_add(0, entries.row, messages)
+    )
 
 
 def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
@@ -36,9 +40,15 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
     form = entries[4:7]  # by row
-    if channels == 1 and heads > 1 and weight.size(1) > 1:  # a weight per channel: messages are added up by row
-        messages, (ptr, moved, other) = v.squeeze(2).index_select(0, entries.col).mul_(weight), form
-        order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device) if moved is None else moved
+    if (
+        channels == 1 and heads > 1 and weight.size(1) > 1
+    ):  # a weight per channel: messages are added up by row
+        messages = v.squeeze(2).index_select(0, entries.col).mul_(weight)
+        (ptr, moved, other) = form
+        if moved is None:
+            order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device)
+        else:
+            order = moved
         return _added(ptr, order, messages).unsqueeze(2)
     if weight.size(1) == 1:
         return _product(form, weight, v.flatten(1)).view(-1, heads, channels)
@@ -56,7 +66,11 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     _, heads, channels = a.shape
     count = entries.row.numel()
     if channels == 1 and heads > 1:  # one product per entry
-        return a.squeeze(2).index_select(0, entries.row).mul_(b.squeeze(2).index_select(0, entries.col))
+        return (
+            a.squeeze(2)
+            .index_select(0, entries.row)
+            .mul_(b.squeeze(2).index_select(0, entries.col))
+        )
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return _reference_inner(entries, a, b)
     form = entries[4:7]  # by row
@@ -79,10 +93,14 @@ def _by_row_and_head(form: Parts, heads: int) -> Parts:
 
 def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) -> Parts:
     head = torch.arange(heads, dtype=ptr.dtype, device=ptr.device)
-    count, first, entry = ptr.diff(), ptr[:-1], torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
+    count = ptr.diff()
+    first = ptr[:-1]
+    entry = torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
     row = torch.repeat_interleave(count)
     # The heads of a row follow each other, each with all entries of the row.
-    at = (first.index_select(0, row) * (heads - 1) + entry).unsqueeze(1) + count.index_select(0, row).outer(head)
+    at = (first.index_select(0, row) * (heads - 1) + entry).unsqueeze(1) + count.index_select(
+        0, row
+    ).outer(head)
     at, places = at.flatten().long(), torch.empty(at.numel(), dtype=torch.long, device=ptr.device)
     columns = torch.empty_like(at, dtype=ptr.dtype)
     places[at] = ((entry if moved is None else moved).unsqueeze(1) * heads + head).flatten().long()
@@ -97,17 +115,24 @@ def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:
     products = matrix(ptr, columns, a.new_zeros(columns.numel()), len(b))
     torch.sparse.sampled_addmm(products, a, b.t(), out=products)
     values = products.values()
-    return values if moved is None else torch.empty_like(values).index_copy_(0, moved.long(), values)
+    if moved is None:
+        return values
+    return torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
 def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
     """Return Σ_e w_e v_column(e) over the entries e of every row; weighted bags, which prefetch rows, are fastest."""
     ptr, moved, columns = form
     weight = weight.flatten()
-    weight = weight.contiguous() if moved is None else weight.index_select(0, moved)
+    if moved is None:
+        weight = weight.contiguous()
+    else:
+        weight = weight.index_select(0, moved)
     if v.dtype == torch.float32 and v.device.type == "cpu":
         v = v.detach()  # torch would number the bags for a gradient
-        return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
+        return embedding_bag(
+            columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True
+        )
     return matrix(ptr, columns, weight, len(v)) @ v
 
 
@@ -118,7 +143,9 @@ def _added(ptr: Tensor, order: Tensor, x: Tensor) -> Tensor:
 
 def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
     _let_torch_warn()
-    return torch.sparse_csr_tensor(ptr, columns, values, size=(len(ptr) - 1, width), check_invariants=False)
+    return torch.sparse_csr_tensor(
+        ptr, columns, values, size=(len(ptr) - 1, width), check_invariants=False
+    )
 
 
 @cache
@@ -140,11 +167,16 @@ def _sddmm(entries: Entries, a: Wide, b: Wide) -> Tensor:
 
 
 def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backend: str) -> Tensor:
-    return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)  # one weight for all heads, or one each
+    return _sddmm(entries, grad, v, backend=backend).sum_to_size(
+        weight.shape
+    )  # one weight for all heads, or one each
 
 
 _spmm.derivatives(
-    {"weight": _by_weight, "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend)}
+    {
+        "weight": _by_weight,
+        "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend),
+    }
 )
 _sddmm.derivatives(
     {
@@ -155,7 +187,11 @@ _sddmm.derivatives(
 
 
 def spmm(
-    pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "C H D"], *, backend: Backend = "auto"
+    pattern: Pattern,
+    weight: Float[Tensor, "E heads"],
+    v: Float[Tensor, "C H D"],
+    *,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
     """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D).
 
@@ -172,7 +208,11 @@ def spmm(
 
 
 def sddmm(
-    pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
+    pattern: Pattern,
+    a: Float[Tensor, "N H D"],
+    b: Float[Tensor, "C H D"],
+    *,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "E H"]:
     """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry [E, H]. O(E H D). See :func:`spmm`.
 
@@ -208,7 +248,9 @@ def _sums_along(rows: Rows, x: Tensor) -> Tensor:
 
 
 def _sums_by_product(rows: Rows, x: Tensor) -> Tensor:
-    return _added(rows.ptr, rows.order, x) if x.numel() else _sums_along(rows, x)
+    if x.numel():
+        return _added(rows.ptr, rows.order, x)
+    return _sums_along(rows, x)
 
 
 def _given(rows: Rows, x: Tensor) -> Tensor:
@@ -230,8 +272,12 @@ _at_rows.derivatives({"x": lambda grad, rows, backend: _row_sums(rows, grad, bac
 
 
 def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
-    lowest, index = torch.finfo(logits.dtype).min, rows.node.unsqueeze(1).expand_as(logits)
-    none = torch.zeros_like(logits, dtype=torch.bool) if prior is None else (prior == 0).expand_as(logits)
+    lowest = torch.finfo(logits.dtype).min
+    index = rows.node.unsqueeze(1).expand_as(logits)
+    if prior is None:
+        none = torch.zeros_like(logits, dtype=torch.bool)
+    else:
+        none = (prior == 0).expand_as(logits)
     top = logits.new_full((rows.ptr.numel() - 1, logits.size(1)), lowest)
     top = top.scatter_reduce(0, index, logits.detach().masked_fill(none, lowest), "amax")
     weight = torch.exp((logits - _given(rows, top)).masked_fill(none, 0.0))

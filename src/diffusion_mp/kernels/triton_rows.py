@@ -20,8 +20,13 @@ def precision(dtype: torch.dtype, narrowest: int) -> str:
     both are right to 2⁻²¹ or so. As one product, of ten bits, for half precision and where
     ``torch.set_float32_matmul_precision("high")`` allows it.
     """
-    matmul = torch.backends.cuda.matmul  # since torch 2.9 allow_tf32 cannot be read if a program set fp32_precision
-    allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    matmul = (
+        torch.backends.cuda.matmul
+    )  # since torch 2.9 allow_tf32 cannot be read if a program set fp32_precision
+    if hasattr(matmul, "fp32_precision"):
+        allowed = matmul.fp32_precision == "tf32"
+    else:
+        allowed = matmul.allow_tf32
     if dtype != torch.float32 or allowed:
         return "tf32"
     # In narrower tiles the products of parts that Triton 3.6 compiles read memory outside of them on an H200.
@@ -34,7 +39,10 @@ def operands(dtype: torch.dtype, narrowest: int = 0) -> tuple[int, dict[str, Any
     With bfloat16 values weights and flows are bfloat16, which the interpreter cannot multiply. Float16 lacks the range.
     """
     short = dtype == torch.bfloat16 and not interpreted()
-    options = {"PRECISION": precision(dtype, narrowest), "OPERAND": tl.bfloat16 if short else tl.float32}
+    options = {
+        "PRECISION": precision(dtype, narrowest),
+        "OPERAND": tl.bfloat16 if short else tl.float32,
+    }
     return 2 if short else 4, options
 
 
@@ -65,7 +73,9 @@ def own_rows(table, nodes, H, BLOCK_M: tl.constexpr):
 def load(x, row, inside, head, stride_n, stride_h, column, width, DTYPE: tl.constexpr):
     """Rows of x [N, H, width]; zeros outside."""
     mask = inside[:, None] & (column[None, :] < width)
-    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0).to(DTYPE)
+    return tl.load(
+        x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0
+    ).to(DTYPE)
 
 
 @triton.jit

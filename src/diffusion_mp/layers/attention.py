@@ -7,10 +7,23 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, PenaltyDiffusivity, Positive
-from diffusion_mp.diffusivities.all_pair import KERNELS, Normalization, Projection, SGFormerDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    PenaltyDiffusivity,
+    Positive,
+)
+from diffusion_mp.diffusivities.all_pair import (
+    KERNELS,
+    Normalization,
+    Projection,
+    SGFormerDiffusivity,
+)
 from diffusion_mp.diffusivities.fixed import AdjacencyEnhancedDiffusivity, GraphAugmentedDiffusivity
-from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity, RelationalBias
+from diffusion_mp.diffusivities.kernelized_softmax import (
+    KernelizedSoftmaxDiffusivity,
+    RelationalBias,
+)
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_number
@@ -35,24 +48,51 @@ class MultiHeadConv(DiffusionConv):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, diffusivity: Diffusivity, heads: int = 1,
-        *, head_channels: int, residual: bool = False, bias: bool = True, **options: Any,
-    ) -> None:  # fmt: skip
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, head_channels=head_channels)
+        self,
+        in_channels: int,
+        out_channels: int,
+        diffusivity: Diffusivity,
+        heads: int = 1,
+        *,
+        head_channels: int,
+        residual: bool = False,
+        bias: bool = True,
+        **options: Any,
+    ) -> None:
+        check_counts(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            heads=heads,
+            head_channels=head_channels,
+        )
         check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
             got = f"got {in_channels} and {out_channels}. Or pass residual=False."
-            raise ValueError(f"residual adds x to the output, so both must have the same channels; {got}")
+            raise ValueError(
+                f"residual adds x to the output, so both must have the same channels; {got}"
+            )
         update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, head_channels, diffusivity, update, heads, concat=True, bias=False, **options)
-        self.out_channels, self.residual = out_channels, residual
+        super().__init__(
+            in_channels,
+            head_channels,
+            diffusivity,
+            update,
+            heads,
+            concat=True,
+            bias=False,
+            **options,
+        )
+        self.out_channels = out_channels
+        self.residual = residual
         self.mix = nn.Linear(max(heads, diffusivity.heads) * head_channels, out_channels, bias=bias)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return x + self.mix(out) if self.residual else self.mix(out)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
+        return (
+            f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
+        )
 
 
 class DIFFormerConv(DiffusionConv):
@@ -83,16 +123,30 @@ class DIFFormerConv(DiffusionConv):
     references = ("wu2025transformers", "wu2023difformer")
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 1,
-        *, kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty = "simple",
-        projection: Projection = None, normalize: Normalization = "row", tau: float | Tensor | Positive = TAU,
-        beta: float = 0.0, leak: float = 0.0, update: StateUpdate | None = None,
-        graph: Literal["sum", "mean"] | None = "sum", self_loops: SelfLoops = "remaining",
-        transform: bool | None = None, keep: Literal["values", "state"] | None = None, bias: bool | None = None,
-        concat: bool = False, qkv_bias: bool = False, graph_weight: float | None = None,
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty = "simple",
+        projection: Projection = None,
+        normalize: Normalization = "row",
+        tau: float | Tensor | Positive = TAU,
+        beta: float = 0.0,
+        leak: float = 0.0,
+        update: StateUpdate | None = None,
+        graph: Literal["sum", "mean"] | None = "sum",
+        self_loops: SelfLoops = "remaining",
+        transform: bool | None = None,
+        keep: Literal["values", "state"] | None = None,
+        bias: bool | None = None,
+        concat: bool = False,
+        qkv_bias: bool = False,
+        graph_weight: float | None = None,
         direction: Literal["directed", "undirected", "pyg"] = "directed",
-        degrees: Literal["weighted", "count"] = "weighted", **options: Any,
-    ) -> None:  # fmt: skip
+        degrees: Literal["weighted", "count"] = "weighted",
+        **options: Any,
+    ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         if not isinstance(kernel, Penalty):
             check_choice(kernel, "kernel", KERNELS)
@@ -101,22 +155,35 @@ class DIFFormerConv(DiffusionConv):
         transform = changes if transform is None else transform
         check_flags(concat=concat, qkv_bias=qkv_bias, transform=transform)
         biased = qkv_bias and projection is not None
-        make = partial(PenaltyDiffusivity, kernel) if isinstance(kernel, Penalty) else KERNELS[kernel]
-        attention = make(in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased)
-        adjacency = AdjacencyDiffusivity("sym", self_loops=self_loops, direction=direction, degrees=degrees)
+        make = (
+            partial(PenaltyDiffusivity, kernel) if isinstance(kernel, Penalty) else KERNELS[kernel]
+        )
+        attention = make(
+            in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased
+        )
+        adjacency = AdjacencyDiffusivity(
+            "sym", self_loops=self_loops, direction=direction, degrees=degrees
+        )
         augmented = GraphAugmentedDiffusivity(attention, adjacency, graph or "sum", graph_weight)
         if update is None:
-            update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
+            update = ExplicitEuler(
+                tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak
+            )
         elif isinstance(tau, (Tensor, Positive)) or tau != TAU or beta or leak:
             raise ValueError(
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
                 f"beta={beta}, leak={leak} beside {update!r}. Give them to the update."
             )
-        keep = ("values" if changes else "state") if keep is None else keep
+        if keep is None:
+            keep = "values" if changes else "state"
+        else:
+            keep = keep
         options |= {"concat": concat, "keep": keep, "bias": changes if bias is None else bias}
         options |= {"transform": transform, "value_bias": qkv_bias and transform}
         coupled = attention if graph is None else augmented
-        super().__init__(in_channels, out_channels, coupled, update, heads if transform else 1, **options)
+        super().__init__(
+            in_channels, out_channels, coupled, update, heads if transform else 1, **options
+        )
 
 
 class NodeFormerConv(MultiHeadConv):
@@ -145,25 +212,46 @@ class NodeFormerConv(MultiHeadConv):
     references = ("wu2022nodeformer", "choromanski2021performer")
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 1,
-        *, head_channels: int | None = None, relational_bias: Literal["sum", "sym", "row"] | None = "sym",
-        hops: int = 4, projection: Projection = "separate", tau: float = 1.0,
-        logits: Literal["dot", "scaled_dot"] = "scaled_dot", num_samples: int = 0, bias: bool = True,
-        dropout: float = 0.0, validate: bool = False, qkv_bias: bool = False,
-        powers: Literal["walks", "reach"] = "walks", gate: Literal["sigmoid"] | None = "sigmoid", **attention: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        head_channels: int | None = None,
+        relational_bias: Literal["sum", "sym", "row"] | None = "sym",
+        hops: int = 4,
+        projection: Projection = "separate",
+        tau: float = 1.0,
+        logits: Literal["dot", "scaled_dot"] = "scaled_dot",
+        num_samples: int = 0,
+        bias: bool = True,
+        dropout: float = 0.0,
+        validate: bool = False,
+        qkv_bias: bool = False,
+        powers: Literal["walks", "reach"] = "walks",
+        gate: Literal["sigmoid"] | None = "sigmoid",
+        **attention: Any,
+    ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels)
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels
-        attention |= {"projection": projection, "head_channels": width, "bias": qkv_bias and projection is not None}
+        attention |= {
+            "projection": projection,
+            "head_channels": width,
+            "bias": qkv_bias and projection is not None,
+        }
         attention |= {"tau": tau, "logits": logits, "num_samples": num_samples}
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(in_channels, heads=heads, **attention)
-        edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate)
+        edges = RelationalBias(
+            heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate
+        )
         if relational_bias is not None:
             coupled = GraphAugmentedDiffusivity(coupled, edges)
         mixing: dict[str, Any] = {"head_channels": width, "bias": bias, "value_bias": qkv_bias}
-        super().__init__(in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing)
+        super().__init__(
+            in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing
+        )
 
 
 class SFiConv(MultiHeadConv):
@@ -188,24 +276,47 @@ class SFiConv(MultiHeadConv):
     references = ("sfiformer",)
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 1,
-        *, head_channels: int | None = None, hops: int | None = None, adjacency: bool = True, gamma: float = 1.0,
-        self_loops: SelfLoops = "remaining", projection: Projection = "separate", residual: bool = True,
-        bias: bool = False, dropout: float = 0.0, validate: bool = False, **attention: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        head_channels: int | None = None,
+        hops: int | None = None,
+        adjacency: bool = True,
+        gamma: float = 1.0,
+        self_loops: SelfLoops = "remaining",
+        projection: Projection = "separate",
+        residual: bool = True,
+        bias: bool = False,
+        dropout: float = 0.0,
+        validate: bool = False,
+        **attention: Any,
+    ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_flags(adjacency=adjacency)
         if head_channels is None and out_channels % heads:
             sizes = f"{heads} heads, {out_channels} channels"
             raise ValueError(f"heads must divide out_channels; got {sizes}. Or pass head_channels.")
-        width = out_channels // heads if head_channels is None else head_channels
-        attention |= {"heads": heads, "projection": projection, "head_channels": None if projection is None else width}
-        kind = SparseFlowDiffusivity if hops is None else partial(EdgeSparseFlowDiffusivity, hops=hops)
+        if head_channels is None:
+            width = out_channels // heads
+        else:
+            width = head_channels
+        attention |= {
+            "heads": heads,
+            "projection": projection,
+            "head_channels": None if projection is None else width,
+        }
+        kind = (
+            SparseFlowDiffusivity if hops is None else partial(EdgeSparseFlowDiffusivity, hops=hops)
+        )
         flow = kind(in_channels, **attention)
         enhanced = AdjacencyEnhancedDiffusivity(flow, gamma=gamma, self_loops=self_loops)
         coupled = enhanced if adjacency else flow
         mixing: dict[str, Any] = {"head_channels": width, "residual": residual, "bias": bias}
-        super().__init__(in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing)
+        super().__init__(
+            in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing
+        )
 
 
 class SGFormerConv(DiffusionConv):
@@ -229,15 +340,39 @@ class SGFormerConv(DiffusionConv):
     references = ("wu2023sgformer",)
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 1,
-        *, beta: float = 0.5, projection: Projection = "separate", normalize: Literal["row", "frobenius"] = "row",
-        transform: bool = True, bias: bool = False, qkv_bias: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        beta: float = 0.5,
+        projection: Projection = "separate",
+        normalize: Literal["row", "frobenius"] = "row",
+        transform: bool = True,
+        bias: bool = False,
+        qkv_bias: bool = False,
+        **options: Any,
+    ) -> None:
         check_counts(in_channels=in_channels)
         check_flags(transform=transform, qkv_bias=qkv_bias)
         wanted = "lie in (0, 1], the attention beside 1 - beta of the initial state"
         check_number(beta, "beta", lambda beta: 0 < beta <= 1, wanted)
-        queries: dict[str, Any] = {"projection": projection, "bias": qkv_bias and projection is not None}
+        queries: dict[str, Any] = {
+            "projection": projection,
+            "bias": qkv_bias and projection is not None,
+        }
         attention = SGFormerDiffusivity(in_channels, heads=heads, normalize=normalize, **queries)
-        options |= {"transform": transform, "value_bias": qkv_bias and transform, "bias": bias, "keep": "state"}
-        super().__init__(in_channels, out_channels, attention, teleport(1 - beta), heads if transform else 1, **options)
+        options |= {
+            "transform": transform,
+            "value_bias": qkv_bias and transform,
+            "bias": bias,
+            "keep": "state",
+        }
+        super().__init__(
+            in_channels,
+            out_channels,
+            attention,
+            teleport(1 - beta),
+            heads if transform else 1,
+            **options,
+        )

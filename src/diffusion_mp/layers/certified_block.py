@@ -19,7 +19,13 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Unconstrained, certify_step
 from diffusion_mp.energies.certification import CERTIFIED_STEPS, broken_parameter, random_input
-from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm, norm_bounds
+from diffusion_mp.energies.matrix_terms import (
+    ACTIVATIONS,
+    AttentionTerm,
+    MatrixTerm,
+    MLPTerm,
+    norm_bounds,
+)
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
@@ -35,15 +41,20 @@ from diffusion_mp.updates.minimiser import quadratic_minimiser
 class TermModule(Resettable):
     """Base of modules that return the term of an energy for a source [N, C], a graph and features of edges [E, F]."""
 
-    reads: tuple[str, ...] = ("edge_attr",)  #: Further inputs of a block that :meth:`forward` reads.
+    reads: tuple[str, ...] = (
+        "edge_attr",
+    )  #: Further inputs of a block that :meth:`forward` reads.
 
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
         errors.check_counts(channels=channels)
         errors.check_positive(weight, "weight")
-        self.channels, self.weight = channels, Positive(weight)
+        self.channels = channels
+        self.weight = Positive(weight)
 
-    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+    def forward(
+        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
+    ) -> EnergyTerm:
         """Return the term, with everything in it that does not change from step to step."""
         raise NotImplementedError
 
@@ -52,8 +63,12 @@ class TermModule(Resettable):
 _RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
 
 
-def _related(num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tensor) -> SparseCoupling:
-    return SparseCoupling(Graph(num_nodes, edge_index, validate=False), weight.unsqueeze(1) * edge_attr.to(weight))
+def _related(
+    num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tensor
+) -> SparseCoupling:
+    return SparseCoupling(
+        Graph(num_nodes, edge_index, validate=False), weight.unsqueeze(1) * edge_attr.to(weight)
+    )
 
 
 class WeightedGraph(TermModule):
@@ -77,20 +92,32 @@ class WeightedGraph(TermModule):
     """
 
     def __init__(
-        self, channels: int, weight: float = 1.0, *, edge_dim: int | None = None, symmetric: bool = True,
-        normalization: Literal["sum", "sym"] = "sum", gate: bool = False, hops: int = 1,
+        self,
+        channels: int,
+        weight: float = 1.0,
+        *,
+        edge_dim: int | None = None,
+        symmetric: bool = True,
+        normalization: Literal["sum", "sym"] = "sum",
+        gate: bool = False,
+        hops: int = 1,
         matrix: Literal["full", "diagonal", "identity"] = "full",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(channels, weight)
         relations = 1 if edge_dim is None else edge_dim
         errors.check_counts(edge_dim=relations, hops=hops)
         errors.check_flags(symmetric=symmetric, gate=gate)
         errors.check_choice(normalization, "normalization", ["sum", "sym"])
-        self.symmetric, self.hops, self.edge_dim = symmetric, hops, edge_dim
+        self.symmetric = symmetric
+        self.hops = hops
+        self.edge_dim = edge_dim
         self.adjacency = AdjacencyDiffusivity(normalization)
         errors.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
         shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
-        self.matrix = None if matrix == "identity" else nn.Parameter(torch.empty(shape))
+        if matrix == "identity":
+            self.matrix = None
+        else:
+            self.matrix = nn.Parameter(torch.empty(shape))
         self.gate = nn.Linear(2 * channels, relations) if gate else None
         self._draw()
 
@@ -107,9 +134,13 @@ class WeightedGraph(TermModule):
         if self.matrix is None:
             return self.weight.raw.new_ones(self.edge_dim or 1, self.channels)
         turns = self.symmetric and self.matrix.dim() == 3
-        return contracting((self.matrix + self.matrix.mT) / 2 if turns else self.matrix, norm_bounds)
+        return contracting(
+            (self.matrix + self.matrix.mT) / 2 if turns else self.matrix, norm_bounds
+        )
 
-    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+    def forward(
+        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
+    ) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
         if not isinstance(coupling, SparseCoupling):
             kind = type(coupling).__name__
@@ -131,7 +162,10 @@ class WeightedGraph(TermModule):
             mutual = values_only(captured=True) and coupling.symmetric  # as the gate itself
             coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
         matrices = None if self.matrix is None else self.matrices()
-        norms = None if matrices is None else matrices.new_ones(matrices.size(0))
+        if matrices is None:
+            norms = None
+        else:
+            norms = matrices.new_ones(matrices.size(0))
         term = MatrixTerm(coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric)
         return ScaledTerm(self.weight(), term)
 
@@ -156,30 +190,47 @@ class RowAttention(TermModule):
     reads = ()
 
     def __init__(
-        self, channels: int, heads: int = 1, weight: float = 1.0, *, gamma: float = 1.0, neighbours: bool = False
+        self,
+        channels: int,
+        heads: int = 1,
+        weight: float = 1.0,
+        *,
+        gamma: float = 1.0,
+        neighbours: bool = False,
     ) -> None:
         super().__init__(channels, weight)
         errors.check_counts(heads=heads)
         errors.check_flags(neighbours=neighbours)
         errors.check_positive(gamma, "gamma")
         check_heads_divide(channels, heads)
-        self.heads, self.neighbours, self.gamma = heads, neighbours, Positive(gamma)
-        self.query, self.key = (nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2))
+        self.heads = heads
+        self.neighbours = neighbours
+        self.gamma = Positive(gamma)
+        self.query, self.key = (
+            nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2)
+        )
         self._draw()
 
     def _draw(self) -> None:
         for matrix in (self.query, self.key):
             nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
 
-    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+    def forward(
+        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
+    ) -> EnergyTerm:
         if graph.num_nodes != graph.total_nodes:
             known = f"{graph.num_nodes} of {graph.total_nodes}"
-            raise NotImplementedError(f"RowAttention needs all nodes of the graph, not {known}. Use one process.")
+            raise NotImplementedError(
+                f"RowAttention needs all nodes of the graph, not {known}. Use one process."
+            )
         query, key = contracting(torch.cat([self.query, self.key]), norm_bounds).chunk(2)
-        ones, prior = query.new_ones(self.heads), None
+        ones = query.new_ones(self.heads)
+        prior = None
         if self.neighbours:
             prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
-        return ScaledTerm(self.weight(), AttentionTerm(query, key, self.gamma(), prior, (ones, ones)))
+        return ScaledTerm(
+            self.weight(), AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
+        )
 
     def extra_repr(self) -> str:
         return f"{self.channels}, heads={self.heads}, neighbours={self.neighbours}"
@@ -200,13 +251,18 @@ class TiedMLP(TermModule):
 
     reads = ()
 
-    def __init__(self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu") -> None:
+    def __init__(
+        self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu"
+    ) -> None:
         super().__init__(channels, weight)
         errors.check_counts(hidden_channels=hidden_channels)
         errors.check_choice(activation, "activation", ACTIVATIONS)
-        self.linear, self.activation = nn.Linear(channels, hidden_channels), activation
+        self.linear = nn.Linear(channels, hidden_channels)
+        self.activation = activation
 
-    def forward(self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None) -> EnergyTerm:
+    def forward(
+        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
+    ) -> EnergyTerm:
         return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
 
 
@@ -217,9 +273,13 @@ class BlockStep(nn.Module):
 
     def __init__(self, update: CertifiedStep) -> None:
         super().__init__()
-        self.__dict__["update"] = update  # not as a submodule: its parameters are those of the block
+        self.__dict__["update"] = (
+            update  # not as a submodule: its parameters are those of the block
+        )
 
-    def forward(self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator) -> Float[Tensor, "N H D"]:
+    def forward(
+        self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator
+    ) -> Float[Tensor, "N H D"]:
         with without_autocast(x):
             return step(x)
 
@@ -254,22 +314,38 @@ class CertifiedBlock(GraphLayer):
     why_uncertified: str | None = None
 
     def __init__(
-        self, channels: int, terms: Sequence[nn.Module | EnergyTerm], num_layers: int | None = 2,
-        *, constraint: Constraint | str | None = "nonnegative", radius: float = 1.0, beta: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        terms: Sequence[nn.Module | EnergyTerm],
+        num_layers: int | None = 2,
+        *,
+        constraint: Constraint | str | None = "nonnegative",
+        radius: float = 1.0,
+        beta: float = 1.0,
+    ) -> None:
         super().__init__()
         # The setter checks num_layers again, but torch would register a module in its place without calling it.
-        errors.check_counts(channels=channels, **({} if num_layers is None else {"num_layers": num_layers}))
+        errors.check_counts(
+            channels=channels, **({} if num_layers is None else {"num_layers": num_layers})
+        )
         errors.check_positive(beta, "beta")
-        errors.check_kind(terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them")
+        errors.check_kind(
+            terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them"
+        )
         for term in terms:
             errors.check_kind(
-                term, "every one of terms", (nn.Module, EnergyTerm), "an EnergyTerm or a module that makes one"
+                term,
+                "every one of terms",
+                (nn.Module, EnergyTerm),
+                "an EnergyTerm or a module that makes one",
             )
             if getattr(term, "channels", channels) != channels:
-                raise ValueError(f"every one of terms must have {channels} channels, as the block; got {term!r}.")
+                raise ValueError(
+                    f"every one of terms must have {channels} channels, as the block; got {term!r}."
+                )
         self.in_channels = self.out_channels = channels
-        self.num_layers, self.heads = num_layers, 1
+        self.num_layers = num_layers
+        self.heads = 1
         self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
@@ -287,9 +363,16 @@ class CertifiedBlock(GraphLayer):
         self._num_layers = num_layers
 
     def forward(
-        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        return_coupling: bool = False,
+        **others: Any,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
         graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others, return_coupling)
         couplings: list[Coupling] | None = [] if return_coupling else None
@@ -310,28 +393,42 @@ class CertifiedBlock(GraphLayer):
         Z⁰ is the projection of ``start``, by default of the source H; ``inputs`` are those of :meth:`made`.
         """
         first = source if start is None else start
-        wide = first.to(torch.promote_types(first.dtype, torch.float32))  # half precision is too coarse for an energy
+        wide = first.to(
+            torch.promote_types(first.dtype, torch.float32)
+        )  # half precision is too coarse for an energy
         state = self.update.constraint.project(wide.unflatten(1, (self.heads, -1)))
         yield state.flatten(1).to(first.dtype)
         h = source.to(wide.dtype)
         pull = ScaledTerm(self.beta(), SourceTerm(h.unflatten(1, (self.heads, -1))))
         terms = [*self.made(h, graph, **inputs), pull]
         at_rest = self._num_layers is None
-        step = partial(self.limit, terms=terms, graph=graph) if at_rest else self.update.descent(state, terms, graph)
+        step = (
+            partial(self.limit, terms=terms, graph=graph)
+            if at_rest
+            else self.update.descent(state, terms, graph)
+        )
         for _ in range(self._num_layers or 1):
             state, before = self.step(state, graph, step), state
             if couplings is not None:
                 read = state if at_rest else before
-                couplings += (coupling for term in terms for coupling in term.attention(read, graph))
+                couplings += (
+                    coupling for term in terms for coupling in term.attention(read, graph)
+                )
             yield state.flatten(1).to(first.dtype)
 
-    def limit(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
+    def limit(
+        self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
-        if isinstance(self.update.constraint, Unconstrained) and all(term.quadratic for term in terms):
+        if isinstance(self.update.constraint, Unconstrained) and all(
+            term.quadratic for term in terms
+        ):
             return quadratic_minimiser(terms, state, graph, self.beta())
         return self.iterated(state, terms, graph)
 
-    def iterated(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
+    def iterated(
+        self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps, found by taking them."""
         constraint = self.update.constraint
         one_minimiser = constraint.convex and all(term.quadratic for term in terms)
@@ -343,7 +440,9 @@ class CertifiedBlock(GraphLayer):
             with on_values():
                 errors.check_finite(state, "x")
             descent = self.update.descent(state, terms, graph)
-            return fixed_point(descent, state, energy=energy, ptr=graph.segments, total=graph.total, what=what)
+            return fixed_point(
+                descent, state, energy=energy, ptr=graph.segments, total=graph.total, what=what
+            )
 
     def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
         """Reshape a state to [N, H, D], the input of the steps and the energy."""
@@ -368,23 +467,33 @@ class CertifiedBlock(GraphLayer):
         """Check the inputs of a call, refuse those that no term reads, and return the graph."""
         if edge_attr is not None and "edge_attr" not in self.reads:
             others = {**others, "edge_attr": edge_attr}
-        return self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
+        return self.inputs_to_graph(
+            x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
+        )
 
-    def made(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> list[EnergyTerm]:
+    def made(
+        self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None
+    ) -> list[EnergyTerm]:
         """Return the terms at a source and a graph, without that of the source."""
         if edge_attr is not None and "edge_attr" not in self.reads:
             refuse_inputs(self, {"edge_attr": edge_attr})
         with without_autocast(source):  # bounds on norms have to hold
-            made = (part if isinstance(part, EnergyTerm) else part(source, graph, edge_attr) for part in self.terms)
+            made = (
+                part if isinstance(part, EnergyTerm) else part(source, graph, edge_attr)
+                for part in self.terms
+            )
             return [*made, *self.fixed]
 
     def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
         """Return F, a function of states [N, channels]."""
         errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         return JointEnergy(
-            source=source, beta=self.beta(), constraint=self.update.constraint,
-            terms=self.made(source, graph, edge_attr), graph=graph,
-        )  # fmt: skip
+            source=source,
+            beta=self.beta(),
+            constraint=self.update.constraint,
+            terms=self.made(source, graph, edge_attr),
+            graph=graph,
+        )
 
     @torch.no_grad()
     def energies(
@@ -406,23 +515,35 @@ class CertifiedBlock(GraphLayer):
         graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others)
         energy = self.energy(x, graph, edge_attr)
         states = [self.by_head(state) for state in self.states(x, graph, edge_attr=edge_attr)]
-        return torch.stack([energy.by_graph(state) if by_graph else energy(state) for state in states])
+        return torch.stack(
+            [energy.by_graph(state) if by_graph else energy(state) for state in states]
+        )
 
     @torch.no_grad()
     def certificate(
-        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, edge_attr: Tensor | None = None, **others: Any,
-    ) -> Certificate:  # fmt: skip
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        **others: Any,
+    ) -> Certificate:
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random H."""
         if x is None:
             edge_dim = max((getattr(term, "edge_dim", None) or 0 for term in self.terms), default=0)
-            x, edge_index, edge_attr = random_input(self.in_channels, self.beta.raw, edge_dim or None)
+            x, edge_index, edge_attr = random_input(
+                self.in_channels, self.beta.raw, edge_dim or None
+            )
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)
         graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others)
         first = next(self.states(x, graph, edge_attr=edge_attr))
-        return certify_step(self.energy(x, graph, edge_attr), None, first, steps=self.num_layers or CERTIFIED_STEPS)
+        return certify_step(
+            self.energy(x, graph, edge_attr), None, first, steps=self.num_layers or CERTIFIED_STEPS
+        )
 
     @property
     def beta(self) -> Positive:

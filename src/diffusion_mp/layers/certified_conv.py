@@ -17,10 +17,25 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling
 from diffusion_mp.couplings.weighted import averaged, contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
-from diffusion_mp.energies import Ball, Certificate, Constraint, JointEnergy, Unconstrained, certify_step
+from diffusion_mp.energies import (
+    Ball,
+    Certificate,
+    Constraint,
+    JointEnergy,
+    Unconstrained,
+    certify_step,
+)
 from diffusion_mp.energies.certification import CERTIFIED_STEPS, broken_parameter, random_input
 from diffusion_mp.energies.penalties import Penalty, SoftmaxPenalty, get_penalty
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Majorant, Mean, ScaledTerm, SharedTerm, SourceTerm
+from diffusion_mp.energies.terms import (
+    CouplingTerm,
+    EnergyTerm,
+    Majorant,
+    Mean,
+    ScaledTerm,
+    SharedTerm,
+    SourceTerm,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.certified_block import CertifiedBlock
@@ -64,27 +79,43 @@ class CertifiedConv(CertifiedBlock):
     """
 
     def __init__(
-        self, channels: int,
-        *, penalty: Penalty | str | None = "simple", heads: int = 1, projection: Literal["tied"] | None = None,
-        constraint: Constraint | str | None = "ball", radius: float = 1.0, beta: float = 1.0, lam: float = 1.0,
-        mu: float = 1.0, graph: bool | Diffusivity = True, num_layers: int | None = 1,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        *,
+        penalty: Penalty | str | None = "simple",
+        heads: int = 1,
+        projection: Literal["tied"] | None = None,
+        constraint: Constraint | str | None = "ball",
+        radius: float = 1.0,
+        beta: float = 1.0,
+        lam: float = 1.0,
+        mu: float = 1.0,
+        graph: bool | Diffusivity = True,
+        num_layers: int | None = 1,
+    ) -> None:
         super().__init__(channels, (), num_layers, constraint=constraint, radius=radius, beta=beta)
         errors.check_positive(lam, "lam")
         errors.check_positive(mu, "mu")
         errors.check_counts(heads=heads)
         errors.check_choice(projection, "projection", [None, "tied"])
         errors.check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
-        errors.check_kind(penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None")
+        errors.check_kind(
+            penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None"
+        )
         check_heads_divide(channels, heads)
         self.heads = heads if projection is None else 1
-        self.lam, self.mu = None if penalty is None else Positive(lam), Positive(mu)
+        self.lam = None if penalty is None else Positive(lam)
+        self.mu = Positive(mu)
         self.attention: PairAttraction | None = None
         if penalty is not None:
-            found = SoftmaxPenalty(channels // heads) if penalty == "softmax" else get_penalty(penalty)
+            found = (
+                SoftmaxPenalty(channels // heads) if penalty == "softmax" else get_penalty(penalty)
+            )
             self.attention = PairAttraction(found, heads, self.update, projection)
         tied = projection is not None and penalty is not None
-        self.weight = nn.Parameter(torch.empty(heads, channels // heads, channels)) if tied else None
+        self.weight = (
+            nn.Parameter(torch.empty(heads, channels // heads, channels)) if tied else None
+        )
         self.graph_term: Diffusivity | None = graph if isinstance(graph, Diffusivity) else None
         if graph is True:
             self.graph_term = AdjacencyDiffusivity("sym", direction="undirected")
@@ -95,13 +126,22 @@ class CertifiedConv(CertifiedBlock):
             nn.init.uniform_(self.weight, -(self.in_channels**-0.5), self.in_channels**-0.5)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-        *, source: Tensor | None = None, beside: Coupling | None = None, return_coupling: bool = False, **others: Any,
-    ) -> Tensor | tuple[Tensor, Coupling | list[Coupling]]:  # fmt: skip
+        *,
+        source: Tensor | None = None,
+        beside: Coupling | None = None,
+        return_coupling: bool = False,
+        **others: Any,
+    ) -> Tensor | tuple[Tensor, Coupling | list[Coupling]]:
         """Return the last state, and with ``return_coupling`` the coupling W, of several steps a list."""
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
-        if x.device != self.mu.raw.device:  # a layer may have scalar parameters alone, which are not looked at there
+        if (
+            x.device != self.mu.raw.device
+        ):  # a layer may have scalar parameters alone, which are not looked at there
             errors.check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
         if beside is not None:
             errors.check_kind(beside, "beside", Coupling, "a Coupling of the same nodes, or None")
@@ -128,11 +168,21 @@ class CertifiedConv(CertifiedBlock):
         errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         return self.joint(self._fixed(source, graph, beside), graph, self.by_head(source))
 
-    def joint(self, fixed: Coupling | None, graph: Graph, source: Tensor | None = None) -> JointEnergy:
+    def joint(
+        self, fixed: Coupling | None, graph: Graph, source: Tensor | None = None
+    ) -> JointEnergy:
         """Return the energy of all pairs and the graph, and of a source by head if there is one."""
         penalty = None if self.attention is None else self.attention.penalty
-        terms: dict[str, Any] = {"lam": 1.0 if self.lam is None else self.lam(), "graph_term": fixed, "mu": self.mu()}
-        terms |= {"constraint": self.update.constraint, "projection": self.projection, "ptr": graph.segments}
+        terms: dict[str, Any] = {
+            "lam": 1.0 if self.lam is None else self.lam(),
+            "graph_term": fixed,
+            "mu": self.mu(),
+        }
+        terms |= {
+            "constraint": self.update.constraint,
+            "projection": self.projection,
+            "ptr": graph.segments,
+        }
         return JointEnergy(penalty, **terms, mean=True, source=source, beta=self.beta())
 
     @torch.no_grad()
@@ -156,14 +206,25 @@ class CertifiedConv(CertifiedBlock):
         graph = self._graph(x, edge_index, edge_weight, batch, others=others)
         source = x if source is None else source
         energy = self.energy(source, graph, beside)
-        states = [self.by_head(state) for state in self.states(source, graph, start=x, beside=beside)]
-        return torch.stack([energy.by_graph(state) if by_graph else energy(state) for state in states])
+        states = [
+            self.by_head(state) for state in self.states(source, graph, start=x, beside=beside)
+        ]
+        return torch.stack(
+            [energy.by_graph(state) if by_graph else energy(state) for state in states]
+        )
 
     @torch.no_grad()
     def certificate(
-        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, source: Tensor | None = None, beside: Coupling | None = None, **others: Any,
-    ) -> Certificate:  # fmt: skip
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        beside: Coupling | None = None,
+        **others: Any,
+    ) -> Certificate:
         """Certify that no step raises F from this state (`certify_step`), or without x from a random one."""
         broken = broken_parameter(self)
         if broken is not None:
@@ -182,7 +243,8 @@ class CertifiedConv(CertifiedBlock):
         _, first, *later = self.states(source, graph, start=x, beside=beside)
         step = CertifiedStep(float(self.beta()), constraint=self.update.constraint)
         expected = step(state, coupling, source=h).flatten(1)
-        last, out = [first, *later][-1], cast("Tensor", self.forward(x, graph, source=source, beside=beside))
+        last = [first, *later][-1]
+        out = cast("Tensor", self.forward(x, graph, source=source, beside=beside))
         # A subclass may compute something else than these states.
         if _close(first, expected) and (_close(out, last) or not bool(last.isfinite().all())):
             return certificate
@@ -191,22 +253,28 @@ class CertifiedConv(CertifiedBlock):
             reason = f"moves the state where {first.dtype} has no numbers: β, λ, μ or the penalty are too large for it."
         return Certificate.refused("Theorem T1", math.nan, f"{type(self).__name__} {reason}")
 
-    def limit(self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph) -> Float[Tensor, "N H D"]:
+    def limit(
+        self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps, without attention and constraint (β + μL)⁻¹ βH."""
         if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
             return self.iterated(state, terms, graph)
         attraction, source = cast("tuple[AttractionTerm, ScaledTerm]", terms)
-        h, fixed = cast("SourceTerm", source.term).source, attraction.fixed
+        h = cast("SourceTerm", source.term).source
+        fixed = attraction.fixed
         if fixed is None:
             return h.clone()  # what a layer returns can be written to
-        beta, mu = self.beta(), self.mu()
+        beta = self.beta()
+        mu = self.mu()
         rest = None
         if basis_runs(fixed.heads * fixed.num_nodes**2):
             rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
         if rest is None and fixed.whole:  # a solve needs all rows
             # In double, where the gradient of μ/β is a difference of two large numbers.
             pulls = ScaledCoupling(mu.double() / beta.double(), fixed, nonnegative=True)
-            solution = shifted_inverse(pulls, "conservative", 1.0, h.double(), h.dtype, what="the state at rest")
+            solution = shifted_inverse(
+                pulls, "conservative", 1.0, h.double(), h.dtype, what="the state at rest"
+            )
             rest = solution.to(h.dtype)
         return self.iterated(state, terms, graph) if rest is None else rest
 
@@ -215,7 +283,9 @@ class CertifiedConv(CertifiedBlock):
         """The projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
         return None if self.weight is None else contracting(self.weight)
 
-    def _fixed(self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
+    def _fixed(
+        self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None
+    ) -> Coupling | None:
         if self.graph_term is None or (graph.edge_index is None and self.graph_term.needs_graph):
             return beside
         edges: Coupling = self.graph_term(source, graph)
@@ -234,8 +304,11 @@ class AttractionTerm(SharedTerm):
     """The terms of all pairs and of the graph in one; modules make their W, so also for some of the rows at a time."""
 
     def __init__(self, layer: CertifiedConv, fixed: Coupling | None) -> None:
-        self.layer, self.fixed, self.quadratic = layer, fixed, layer.attention is None
-        self.mu, self.lam = layer.mu(), None if layer.lam is None else layer.lam()
+        self.layer = layer
+        self.fixed = fixed
+        self.quadratic = layer.attention is None
+        self.mu = layer.mu()
+        self.lam = None if layer.lam is None else layer.lam()
         self.projection = layer.projection
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
@@ -245,7 +318,8 @@ class AttractionTerm(SharedTerm):
         return self.layer.joint(self.fixed, graph).by_graph(z)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        near, parts = z - graph.centre(z), []
+        near = z - graph.centre(z)
+        parts = []
         for weight, coupling in self.weighted(z, graph):
             product, sums = coupling.majorized(near, convex)
             parts.append((weight * product, weight * sums))
@@ -260,13 +334,22 @@ class AttractionTerm(SharedTerm):
         return ScaledTerm(self.mu, CouplingTerm(self.fixed)).weighted_mean(z)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
-        terms = [ScaledCoupling(weight, coupling, nonnegative=True) for weight, coupling in self.weighted(z, graph)]
-        return [reduce(add, terms) if terms else 0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)]
+        terms = [
+            ScaledCoupling(weight, coupling, nonnegative=True)
+            for weight, coupling in self.weighted(z, graph)
+        ]
+        return [
+            reduce(add, terms)
+            if terms
+            else 0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)
+        ]
 
     def weighted(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[tuple[Tensor, Coupling]]:
         """Return μ and A, and λ and the coupling of all pairs."""
         found = [] if self.fixed is None else [(self.mu, self.fixed)]
-        attention, lam, projection = self.layer.attention, self.lam, self.projection
+        attention = self.layer.attention
+        lam = self.lam
+        projection = self.projection
         if attention is None or lam is None:
             return found
         seen = z
@@ -278,7 +361,10 @@ class AttractionTerm(SharedTerm):
             lam = lam / max(graph.total_nodes, 1)
         else:
             pairs = averaged(pairs)
-        return [*found, (lam, pairs if projection is None else ProjectedCoupling(pairs, projection))]
+        return [
+            *found,
+            (lam, pairs if projection is None else ProjectedCoupling(pairs, projection)),
+        ]
 
 
 class PairAttraction(Diffusivity):
@@ -287,17 +373,22 @@ class PairAttraction(Diffusivity):
     depends_on = "rows"
     symmetric = True
 
-    def __init__(self, penalty: Penalty, heads: int, update: CertifiedStep, projection: str | None) -> None:
+    def __init__(
+        self, penalty: Penalty, heads: int, update: CertifiedStep, projection: str | None
+    ) -> None:
         super().__init__()
         constraint = update.constraint
-        farthest, limit = constraint.diameter**2, penalty.domain[1]
+        farthest = constraint.diameter**2
+        limit = penalty.domain[1]
         if farthest > limit:
             raise ValueError(
                 f"penalty={penalty!r} is for squared distances up to {limit:g}, beyond which its weights are negative; "
                 f"constraint={constraint!r} lets states be {farthest:g} apart. Pass constraint='ball' or 'sphere' with "
                 f"radius <= {limit**0.5 / 2:g}, or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
             )
-        self.of_pairs, self.heads, self.projected = penalty, heads, projection is not None
+        self.of_pairs = penalty
+        self.heads = heads
+        self.projected = projection is not None
         self.step = (update,)  # in a tuple, so that its parameters are not registered twice
 
     @property
@@ -306,7 +397,12 @@ class PairAttraction(Diffusivity):
         return self.of_pairs
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        rows, constraint = x.unflatten(1, (self.heads, -1)), self.step[0].constraint
-        if self.projected and not constraint.convex:  # a projection of norm one maps a sphere into its ball
+        rows = x.unflatten(1, (self.heads, -1))
+        constraint = self.step[0].constraint
+        if (
+            self.projected and not constraint.convex
+        ):  # a projection of norm one maps a sphere into its ball
             constraint = Ball(constraint.diameter / 2)
-        return self.of_pairs.coupling(rows, graph.segments, constraint=constraint, centre=graph.centre(rows))
+        return self.of_pairs.coupling(
+            rows, graph.segments, constraint=constraint, centre=graph.centre(rows)
+        )

@@ -33,9 +33,15 @@ class GraphLayer(KnowsPyGNames, Resettable):
     """The check of x; a model sets `check_input`, for a sparse x, in a first layer in which W_V alone reads x."""
 
     def inputs_to_graph(
-        self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None,
-        return_coupling: bool = False, others: Mapping[str, Any] = {}, edge_attr: Tensor | None = None,
-    ) -> Graph:  # fmt: skip
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        return_coupling: bool = False,
+        others: Mapping[str, Any] = {},
+        edge_attr: Tensor | None = None,
+    ) -> Graph:
         """Check the inputs that all take, refuse ``others``, and return the graph."""
         errors.refuse_torchscript()
         if others:
@@ -99,45 +105,82 @@ class DiffusionConv(GraphLayer):
     is_diffusion_layer = True
 
     def __init__(
-        self, in_channels: int, out_channels: int, diffusivity: Diffusivity, update: StateUpdate | None = None,
+        self,
+        in_channels: int,
+        out_channels: int,
+        diffusivity: Diffusivity,
+        update: StateUpdate | None = None,
         heads: int = 1,
-        *, concat: bool = False, transform: bool = True, bias: bool = True, keep: Literal["values", "state"] = "values",
-        reads: Literal["state", "values", "features"] = "state", steps: int = 1, dropout: float = 0.0,
-        validate: bool = False, value_bias: bool = False,
-    ) -> None:  # fmt: skip
+        *,
+        concat: bool = False,
+        transform: bool = True,
+        bias: bool = True,
+        keep: Literal["values", "state"] = "values",
+        reads: Literal["state", "values", "features"] = "state",
+        steps: int = 1,
+        dropout: float = 0.0,
+        validate: bool = False,
+        value_bias: bool = False,
+    ) -> None:
         super().__init__()
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
                 f"in_channels must be one integer, got {errors.describe(in_channels)}: states of two kinds of nodes "
                 f"pass through the same W_V, and have the same channels. Put a Linear before one of them if not."
             )
-        lazy = errors.found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
-        errors.check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
+        lazy = (
+            errors.found_later(in_channels)
+            and keep == "values"
+            and (transform or out_channels == -1)
+        )
+        errors.check_counts(
+            heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels})
+        )
         errors.check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
         errors.check_choice(keep, "keep", ["values", "state"])
         errors.check_choice(reads, "reads", ["state", "values", "features"])
         errors.check_probability(dropout, "dropout")
-        errors.check_flags(concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias)
+        errors.check_flags(
+            concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias
+        )
         errors.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
-            raise ValueError(f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}.")
-        total = out_channels * max(heads, diffusivity.heads) if concat else out_channels
+            raise ValueError(
+                f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}."
+            )
+        if concat:
+            total = out_channels * max(heads, diffusivity.heads)
+        else:
+            total = out_channels
         if (keep == "state" or not transform) and in_channels != total:
-            cause = "keep='state' adds x to the output" if transform else "transform=False propagates x itself"
+            if transform:
+                cause = "keep='state' adds x to the output"
+            else:
+                cause = "transform=False propagates x itself"
             same = f"in_channels must equal the output's channels {total}"
             raise ValueError(f"{cause}, so {same}; got in_channels={in_channels}.")
         if value_bias and not transform:
             got = "got value_bias=True with transform=False"
-            raise ValueError(f"value_bias is added to what W_V gives, and there is none; {got}. Leave one of them out.")
-        self.in_channels, self.heads = in_channels, heads
+            raise ValueError(
+                f"value_bias is added to what W_V gives, and there is none; {got}. Leave one of them out."
+            )
+        self.in_channels = in_channels
+        self.heads = heads
         self.out_channels = self.head_channels = out_channels
-        self.concat, self.keep, self.reads, self.steps = concat, keep, reads, steps
-        self.dropout, self.validate, self.diffusivity = dropout, validate, diffusivity
+        self.concat = concat
+        self.keep = keep
+        self.reads = reads
+        self.steps = steps
+        self.dropout = dropout
+        self.validate = validate
+        self.diffusivity = diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
         self.value: FeatureLinear | None = None
         if transform:
-            self.value = FeatureLinear(in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot")
+            self.value = FeatureLinear(
+                in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot"
+            )
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
     def _draw(self) -> None:
@@ -145,12 +188,20 @@ class DiffusionConv(GraphLayer):
             nn.init.zeros_(self.bias)
 
     def forward(
-        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None, batch: Tensor | None = None,
-        *, source: Tensor | None = None, features: Tensor | None = None, edge_attr: Tensor | None = None,
-        previous: Tensor | None = None, return_coupling: bool = False, return_attention_weights: bool | None = None,
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        features: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        previous: Tensor | None = None,
+        return_coupling: bool = False,
+        return_attention_weights: bool | None = None,
         **others: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
 
         With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG, with added
@@ -160,12 +211,28 @@ class DiffusionConv(GraphLayer):
             errors.check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
             others |= {"batch": batch, "source": source, "features": features, "previous": previous}
-            others |= {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
-            return between(self, DiffusionConv.forward, x, edge_index, edge_weight, edge_attr=edge_attr, **others)
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
+            others |= {
+                "return_coupling": return_coupling,
+                "return_attention_weights": return_attention_weights,
+            }
+            return between(
+                self,
+                DiffusionConv.forward,
+                x,
+                edge_index,
+                edge_weight,
+                edge_attr=edge_attr,
+                **others,
+            )
+        graph = self.inputs_to_graph(
+            x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
+        )
         if self.validate:
             errors.check_finite(x, "x")
-        values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
+        if self.value is None:
+            values = self._by_head(x)
+        else:
+            values = self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
         before = None if previous is None else self._previous(previous)
         out = self.output(self._evolve(x, values, coupling, source, before), x)
@@ -178,47 +245,79 @@ class DiffusionConv(GraphLayer):
         super()._find_channels(x)
         if self.value is None:
             self.out_channels = self.head_channels = self.in_channels
-        elif isinstance(self.value, FeatureLinear) and self.in_channels != -1 and is_lazy(self.value.weight):
+        elif (
+            isinstance(self.value, FeatureLinear)
+            and self.in_channels != -1
+            and is_lazy(self.value.weight)
+        ):
             # So that the checks see its dtype.
             self.value.initialize_parameters(self.value, (x,))
 
     def _by_head(self, x: Tensor) -> Tensor:
         """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""
-        return x.unflatten(1, (-1, self.head_channels)) if self.concat else x.unsqueeze(1)
+        if self.concat:
+            return x.unflatten(1, (-1, self.head_channels))
+        return x.unsqueeze(1)
 
     def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
         if (self.reads == "features") != (features is not None):
-            came = "none came" if features is None else f"features came with reads={self.reads!r}"
+            if features is None:
+                came = "none came"
+            else:
+                came = f"features came with reads={self.reads!r}"
             raise ValueError(
                 f"features must come if and only if the layer was built with reads='features'; {came}. They are what "
                 f"the diffusivity reads in place of the state, [num_nodes, channels]."
             )
         if features is None:
-            return values.flatten(1) if self.reads == "values" or x.layout is not torch.strided else x
+            if self.reads == "values" or x.layout is not torch.strided:
+                return values.flatten(1)
+            return x
         errors.check_rows(features, "features", x, module=self)
         return features
 
     def _previous(self, previous: Tensor) -> Tensor:
         if not self.update.takes_previous:
             way_out = "Leave it out, or take MomentumStep(..., steps=1)."
-            raise ValueError(f"previous is for updates of two steps; {self.update!r} looks at one state. {way_out}")
+            raise ValueError(
+                f"previous is for updates of two steps; {self.update!r} looks at one state. {way_out}"
+            )
         errors.check_state(previous, "previous", self.in_channels, module=self)
-        return self._by_head(previous) if self.value is None else self.value(previous).unflatten(1, (self.heads, -1))
+        if self.value is None:
+            return self._by_head(previous)
+        return self.value(previous).unflatten(1, (self.heads, -1))
 
     def _evolve(
-        self, x: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None, previous: Tensor | None
+        self,
+        x: Tensor,
+        values: Tensor,
+        coupling: Coupling,
+        source: Tensor | None,
+        previous: Tensor | None,
     ) -> Tensor:
-        state = values if self.value is None or self.keep == "values" else self._by_head(x)
+        if self.value is None or self.keep == "values":
+            state = values
+        else:
+            state = self._by_head(x)
         if source is not None:
-            errors.check_state(source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self)
+            errors.check_state(
+                source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self
+            )
             errors.check_device(source, "source", state.device, "x")
             source = self._by_head(source)
         elif self.update.beta:
             source = state
         for _ in range(self.steps):
-            moving = dropout(values, self.dropout) if self.dropout and self.training else values
-            options = {"previous": previous} if self.update.takes_previous else {}
-            state, previous = self.update(state, coupling, moving, source, **options), values
+            if self.dropout and self.training:
+                moving = dropout(values, self.dropout)
+            else:
+                moving = values
+            if self.update.takes_previous:
+                options = {"previous": previous}
+            else:
+                options = {}
+            state = self.update(state, coupling, moving, source, **options)
+            previous = values
             values = state
         if self.concat:
             return state.flatten(1)
@@ -231,7 +330,9 @@ class DiffusionConv(GraphLayer):
     @property
     def why_uncertified(self) -> str | None:
         """The reason why no theorem covers this layer at any state, or ``None`` where the state decides."""
-        name, diffusivity, by = type(self).__name__, self.diffusivity, type(self.update).__name__
+        name = type(self).__name__
+        diffusivity = self.diffusivity
+        by = type(self.update).__name__
         if not isinstance(self.update, ExplicitEuler):
             return f"{name} moves the state by {by}, and they are about ExplicitEuler (CertifiedConv has Theorem T1)."
         if self.value is not None:
@@ -242,27 +343,52 @@ class DiffusionConv(GraphLayer):
             return f"{name} adds terms of its own to the new state."
         if diffusivity.heads > 1 and not self.concat:
             return f"{name} takes the mean of {diffusivity.heads} heads, each of which has an energy of its own."
-        if diffusivity.penalty is None and not diffusivity.symmetric and diffusivity.depends_on != "nothing":
+        if (
+            diffusivity.penalty is None
+            and not diffusivity.symmetric
+            and diffusivity.depends_on != "nothing"
+        ):
             return f"{type(diffusivity).__name__}: {diffusivity.why_no_penalty}"
         return None
 
     @torch.no_grad()
     def certificate(
-        self, x: Tensor | None = None, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, source: Tensor | None = None, features: Tensor | None = None,
-    ) -> Certificate:  # fmt: skip
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Certificate:
         """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
-        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
-        update, diffusivity = self.update, self.diffusivity
-        tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
+        if x is None:
+            graph = None
+        else:
+            graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        update = self.update
+        diffusivity = self.diffusivity
+        if isinstance(update, ExplicitEuler):
+            tau = float(update.step_size)
+        else:
+            tau = math.nan
         why = self.why_uncertified or broken_parameter(self)
         if x is None or graph is None or why is not None or not isinstance(update, ExplicitEuler):
-            reason = why or "that depends on the state and the graph: pass them, certify(model, data)."
+            reason = (
+                why or "that depends on the state and the graph: pass them, certify(model, data)."
+            )
             return Certificate.refused("Theorems 1 and 7", tau, reason)
         read = self._read(x, x, features)
-        known = diffusivity.penalty is not None and not diffusivity.needs_graph and self.reads != "features"
+        known = (
+            diffusivity.penalty is not None
+            and not diffusivity.needs_graph
+            and self.reads != "features"
+        )
         if known and self.steps == 1:
-            return certify(diffusivity, x, tau, form=update.form, leak=update.leak, ptr=graph.segments)
+            return certify(
+                diffusivity, x, tau, form=update.form, leak=update.leak, ptr=graph.segments
+            )
         coupling = diffusivity(read, graph)
         return certify(coupling, None, tau, form=update.form, leak=update.leak)
 

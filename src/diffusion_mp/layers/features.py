@@ -24,9 +24,13 @@ def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module 
         check_state(x, name, channels, module=module)
         return
     if x.dim() != 2 or x.dense_dim() or x.size(1) != channels:
-        raise ValueError(f"{name} must be a sparse matrix [num_nodes, {channels}]; got {describe(x)}.")
+        raise ValueError(
+            f"{name} must be a sparse matrix [num_nodes, {channels}]; got {describe(x)}."
+        )
     if not x.is_floating_point():
-        raise TypeError(f"{name} must be floating point; got {describe(x)}. Convert it with {name}.to(torch.float32).")
+        raise TypeError(
+            f"{name} must be floating point; got {describe(x)}. Convert it with {name}.to(torch.float32)."
+        )
     if x.requires_grad:
         raise ValueError(
             f"{name} must not require a gradient where it is sparse: only the weights that meet it are learned. "
@@ -44,22 +48,34 @@ class FeatureLinear(Linear):
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
 
-    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Tensor], prefix: str, keep_vars: bool
+    ) -> None:
         # PyG's saves the weight, and not what torch's parametrizations or pruning compute it from.
-        nn.Module._save_to_state_dict(self, destination, prefix, keep_vars or self.in_channels == -1)
+        nn.Module._save_to_state_dict(
+            self, destination, prefix, keep_vars or self.in_channels == -1
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if x.layout is torch.strided:
             return super().forward(x)
         x = x if x.layout is torch.sparse_csr else x.to_sparse_csr()
-        bounds, column = x.crow_indices(), x.col_indices()
+        bounds = x.crow_indices()
+        column = x.col_indices()
 
         def find() -> Pattern:
             row = torch.repeat_interleave(bounds.diff(), output_size=column.numel())
-            return Pattern(Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1)))
+            return Pattern(
+                Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1))
+            )
 
-        pattern = cached_by((x,), "pattern", find) if values_only() else find()
-        out = spmm(pattern, x.values().unsqueeze(1), self.weight.t().contiguous().unsqueeze(1)).squeeze(1)
+        if values_only():
+            pattern = cached_by((x,), "pattern", find)
+        else:
+            pattern = find()
+        out = spmm(
+            pattern, x.values().unsqueeze(1), self.weight.t().contiguous().unsqueeze(1)
+        ).squeeze(1)
         return out if self.bias is None else out + self.bias
 
 
@@ -95,24 +111,39 @@ class LaplacianEncoder(Resettable):
     def __init__(self, out_channels: int, hidden_channels: int | None = None) -> None:
         super().__init__()
         check_counts(out_channels=out_channels)
-        hidden = 2 * out_channels if hidden_channels is None else hidden_channels
+        if hidden_channels is None:
+            hidden = 2 * out_channels
+        else:
+            hidden = hidden_channels
         check_counts(hidden_channels=hidden)
-        self.out_channels, self.hidden_channels = out_channels, hidden
+        self.out_channels = out_channels
+        self.hidden_channels = hidden
         self.phi = nn.Sequential(nn.Linear(2, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
-        self.rho = nn.Sequential(nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out_channels))
+        self.rho = nn.Sequential(
+            nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out_channels)
+        )
 
     def forward(
-        self, eigenvectors: Float[Tensor, "N R"], eigenvalues: Float[Tensor, "N R"] | None = None,
+        self,
+        eigenvectors: Float[Tensor, "N R"],
+        eigenvalues: Float[Tensor, "N R"] | None = None,
         mask: Bool[Tensor, "N R"] | None = None,
-    ) -> Float[Tensor, "N C"]:  # fmt: skip
+    ) -> Float[Tensor, "N C"]:
         check_state(eigenvectors, "eigenvectors", module=self)
-        values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
+        if eigenvalues is None:
+            values = torch.zeros_like(eigenvectors)
+        else:
+            values = eigenvalues
         check_state(values, "eigenvalues", module=self)
         for name, other in (("eigenvalues", values), ("mask", mask)):
             if isinstance(other, Tensor) and other.shape != eigenvectors.shape:
                 shape = list(eigenvectors.shape)
-                raise ValueError(f"{name} must have the shape {shape} of eigenvectors; got {list(other.shape)}.")
-        both = self.phi(torch.stack([eigenvectors, values], -1)) + self.phi(torch.stack([-eigenvectors, values], -1))
+                raise ValueError(
+                    f"{name} must have the shape {shape} of eigenvectors; got {list(other.shape)}."
+                )
+        both = self.phi(torch.stack([eigenvectors, values], -1)) + self.phi(
+            torch.stack([-eigenvectors, values], -1)
+        )
         check_mask(mask, eigenvectors)
         if mask is not None:
             both = both.masked_fill(~mask.unsqueeze(-1), 0.0)

@@ -17,8 +17,20 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, GATDiffusivity, IdentityDiffusivity
-from diffusion_mp.errors import check_counts, check_flags, check_kind, check_number, check_positive, check_probability
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    GATDiffusivity,
+    IdentityDiffusivity,
+)
+from diffusion_mp.errors import (
+    check_counts,
+    check_flags,
+    check_kind,
+    check_number,
+    check_positive,
+    check_probability,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
@@ -26,12 +38,16 @@ from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
 
 
-def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) -> AdjacencyDiffusivity:
+def _gcn_adjacency(
+    self_loops: SelfLoops | None = None, normalize: bool = True
+) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
     check_flags(normalize=normalize)
     if self_loops is None:
         self_loops = "remaining" if normalize else "keep"
-    return AdjacencyDiffusivity("sym" if normalize else "sum", self_loops=self_loops, direction="pyg")
+    return AdjacencyDiffusivity(
+        "sym" if normalize else "sum", self_loops=self_loops, direction="pyg"
+    )
 
 
 class MLPConv(DiffusionConv):
@@ -46,7 +62,13 @@ class MLPConv(DiffusionConv):
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
-        super().__init__(in_channels, out_channels, IdentityDiffusivity(), ExplicitEuler(1.0, "residual"), bias=bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            IdentityDiffusivity(),
+            ExplicitEuler(1.0, "residual"),
+            bias=bias,
+        )
 
     def _evolve(
         self,
@@ -80,10 +102,16 @@ class GCNConv(DiffusionConv):
     pyg_weights = ((r"^lin\.weight$", "value.weight"),)
 
     def __init__(
-        self, in_channels: int, out_channels: int,
-        *, normalize: bool = True, self_loops: SelfLoops | None = None, bias: bool = True,
-    ) -> None:  # fmt: skip
-        adjacency, update = _gcn_adjacency(self_loops, normalize), ExplicitEuler(1.0, "residual")
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        normalize: bool = True,
+        self_loops: SelfLoops | None = None,
+        bias: bool = True,
+    ) -> None:
+        adjacency = _gcn_adjacency(self_loops, normalize)
+        update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, out_channels, adjacency, update, bias=bias)
 
 
@@ -102,10 +130,17 @@ class SGConv(DiffusionConv):
     pyg_weights = ((r"^lin\.weight$", "value.weight"), (r"^lin\.bias$", "bias"))
 
     def __init__(
-        self, in_channels: int, out_channels: int, K: int = 1, *, self_loops: SelfLoops | None = None, bias: bool = True
+        self,
+        in_channels: int,
+        out_channels: int,
+        K: int = 1,
+        *,
+        self_loops: SelfLoops | None = None,
+        bias: bool = True,
     ) -> None:
         check_counts(K=K)
-        adjacency, update = _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual")
+        adjacency = _gcn_adjacency(self_loops)
+        update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, out_channels, adjacency, update, bias=bias, steps=K)
 
 
@@ -125,7 +160,12 @@ class GINConv(DiffusionConv):
     pyg_weights = ((r"^nn\.", "mlp."),)
 
     def __init__(
-        self, in_channels: int, mlp: nn.Module | None = None, eps: float = 0.0, *, train_eps: bool = False
+        self,
+        in_channels: int,
+        mlp: nn.Module | None = None,
+        eps: float = 0.0,
+        *,
+        train_eps: bool = False,
     ) -> None:
         if mlp is None and isinstance(in_channels, nn.Module):
             either = "GINConv(in_channels, mlp), or GINConv(-1, mlp)"
@@ -153,7 +193,9 @@ class GINConv(DiffusionConv):
                 found["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
             elif not abs(float(eps) + 1 - scale) <= 1e-6:  # NaN is not
                 both = f"{float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it"
-                raise ValueError(f"eps is {both}. Build GINConv(..., eps={float(eps):g}), or with train_eps=True.")
+                raise ValueError(
+                    f"eps is {both}. Build GINConv(..., eps={float(eps):g}), or with train_eps=True."
+                )
         return found
 
     def _place_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
@@ -164,11 +206,18 @@ class GINConv(DiffusionConv):
                 f"{prefix}nn.norms are norms inside the MLP of a layer, for which DiffusionGNN has no place. Build "
                 f"PyG's GIN without norm, or GINConv(in_channels, mlp) with an MLP of PyG's."
             )
-        linear = [name for name, part in self.mlp.named_children() if isinstance(part, (nn.Linear, Linear))]
+        linear = [
+            name
+            for name, part in self.mlp.named_children()
+            if isinstance(part, (nn.Linear, Linear))
+        ]
         places = dict(self.named_parameters())
         for key in keys:
             number, name = key.removeprefix("mlp.lins.").split(".")
-            ours = f"mlp.{linear[int(number)]}.{name}" if int(number) < len(linear) else ""
+            if int(number) < len(linear):
+                ours = f"mlp.{linear[int(number)]}.{name}"
+            else:
+                ours = ""
             here = places.get(ours)
             if here is None or not (is_lazy(here) or here.shape == state[key].shape):
                 raise ValueError(
@@ -205,29 +254,55 @@ class GATConv(DiffusionConv):
     )
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 1, concat: bool = True, negative_slope: float = 0.2,
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
         dropout: float = 0.0,
-        *, self_loops: SelfLoops = "remaining", edge_dim: int | None = None, residual: bool = False,
-        value_dropout: float = 0.0, **options: Any,
-    ) -> None:  # fmt: skip
+        *,
+        self_loops: SelfLoops = "remaining",
+        edge_dim: int | None = None,
+        residual: bool = False,
+        value_dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
         check_counts(out_channels=out_channels, heads=heads)
         check_flags(concat=concat, residual=residual)
         check_probability(value_dropout, "value_dropout")
-        entries: dict[str, Any] = {"negative_slope": negative_slope, "self_loops": self_loops, "edge_dim": edge_dim}
+        entries: dict[str, Any] = {
+            "negative_slope": negative_slope,
+            "self_loops": self_loops,
+            "edge_dim": edge_dim,
+        }
         attention = GATDiffusivity(heads * out_channels, heads, dropout=dropout, **entries)
         options |= {"concat": concat, "reads": "values", "dropout": value_dropout}
-        super().__init__(in_channels, out_channels, attention, ExplicitEuler(1.0, "residual"), heads, **options)
+        super().__init__(
+            in_channels, out_channels, attention, ExplicitEuler(1.0, "residual"), heads, **options
+        )
         self.edge_dim = edge_dim
         total = heads * out_channels if concat else out_channels
-        self.res = FeatureLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
+        self.res = (
+            FeatureLinear(in_channels, total, bias=False, weight_initializer="glorot")
+            if residual
+            else None
+        )
 
     def forward(
-        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None, batch: Tensor | None = None,
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
         **inputs: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
-        if self.edge_dim is not None and edge_weight is not None and inputs.get("edge_attr") is None:
+        if (
+            self.edge_dim is not None
+            and edge_weight is not None
+            and inputs.get("edge_attr") is None
+        ):
             raise ValueError(
                 "edge_weight came without edge_attr, which this layer reads (edge_dim=…). Pass features of edges by "
                 "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
@@ -256,13 +331,29 @@ class APPNPConv(DiffusionConv):
     references = ("klicpera2019appnp",)
 
     def __init__(
-        self, channels: int, K: int | None = 10, alpha: float = 0.1, diffusivity: Diffusivity | None = None,
+        self,
+        channels: int,
+        K: int | None = 10,
+        alpha: float = 0.1,
+        diffusivity: Diffusivity | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_counts(channels=channels, **({} if K is None else {"K": K}))
         update = teleport_limit(alpha) if K is None else teleport(alpha)
-        diffusivity = _gcn_adjacency() if diffusivity is None else diffusivity
-        super().__init__(channels, channels, diffusivity, update, transform=False, bias=False, steps=K or 1, **options)
+        if diffusivity is None:
+            diffusivity = _gcn_adjacency()
+        else:
+            diffusivity = diffusivity
+        super().__init__(
+            channels,
+            channels,
+            diffusivity,
+            update,
+            transform=False,
+            bias=False,
+            steps=K or 1,
+            **options,
+        )
 
 
 class GCNIIConv(DiffusionConv):
@@ -284,15 +375,25 @@ class GCNIIConv(DiffusionConv):
     pyg_weights = ((r"^weight[12]$", "weight"),)
 
     def __init__(
-        self, channels: int, alpha: float = 0.1, theta: float | None = None, layer: int | None = None,
-        *, normalize: bool = True, self_loops: SelfLoops | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        alpha: float = 0.1,
+        theta: float | None = None,
+        layer: int | None = None,
+        *,
+        normalize: bool = True,
+        self_loops: SelfLoops | None = None,
+    ) -> None:
         check_counts(channels=channels)
         adjacency = _gcn_adjacency(self_loops, normalize)
-        super().__init__(channels, channels, adjacency, teleport(alpha), transform=False, bias=False)
+        super().__init__(
+            channels, channels, adjacency, teleport(alpha), transform=False, bias=False
+        )
         if (theta is None) != (layer is None):
             missing = "theta" if theta is None else "layer"
-            raise ValueError(f"theta and layer go together (β = log(θ/layer + 1)); got no {missing}.")
+            raise ValueError(
+                f"theta and layer go together (β = log(θ/layer + 1)); got no {missing}."
+            )
         self.mapping = 1.0
         if theta is not None and layer is not None:
             check_positive(theta, "theta")

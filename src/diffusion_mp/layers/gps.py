@@ -33,23 +33,41 @@ class EdgeLayer(GraphLayer, ABC):
         super().__init__()
         errors.check_counts(channels=channels)
         errors.check_probability(dropout, "dropout")
-        self.in_channels, self.out_channels, self.dropout = channels, channels, dropout
+        self.in_channels = channels
+        self.out_channels = channels
+        self.dropout = dropout
 
     @abstractmethod
-    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
+    def step(
+        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Coupling]:
         """Return the next states of nodes and of edges, and the coupling, for checked inputs."""
 
     def forward(
-        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None,
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-        *, edge_attr: Tensor | None = None, return_coupling: bool = False, **others: Any,
-    ) -> Any:  # fmt: skip
+        *,
+        edge_attr: Tensor | None = None,
+        return_coupling: bool = False,
+        **others: Any,
+    ) -> Any:
         """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
-        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others, edge_attr)
+        graph = self.inputs_to_graph(
+            x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
+        )
         if edge_attr is not None:
-            errors.check_edge_rows(edge_attr, graph.num_edges, channels=self.in_channels, module=self)
+            errors.check_edge_rows(
+                edge_attr, graph.num_edges, channels=self.in_channels, module=self
+            )
         out, edges, coupling = self.step(x, graph, edge_attr)
-        results = [out, *([] if edge_attr is None else [edges]), *([coupling] if return_coupling else [])]
+        results = [
+            out,
+            *([] if edge_attr is None else [edges]),
+            *([coupling] if return_coupling else []),
+        ]
         return out if len(results) == 1 else tuple(results)
 
 
@@ -84,20 +102,35 @@ class GatedGCNConv(EdgeLayer):
     references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")
 
     def __init__(
-        self, channels: int, *, norm: Norm = "batch", residual: bool = True, dropout: float = 0.0, eps: float = 1e-6
+        self,
+        channels: int,
+        *,
+        norm: Norm = "batch",
+        residual: bool = True,
+        dropout: float = 0.0,
+        eps: float = 1e-6,
     ) -> None:
         super().__init__(channels, dropout)
         errors.check_positive(eps, "eps")
         errors.check_flags(residual=residual)
-        self.residual, self.eps = residual, eps
-        self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))
-        self.node_norm, self.edge_norm = make_norm(norm, channels), make_norm(norm, channels)
+        self.residual = residual
+        self.eps = eps
+        self.own, self.value, self.edge, self.target, self.source = (
+            nn.Linear(channels, channels) for _ in range(5)
+        )
+        self.node_norm = make_norm(norm, channels)
+        self.edge_norm = make_norm(norm, channels)
 
-    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
+    def step(
+        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Coupling]:
         if graph.edge_index is None:
             way_out = "(an empty [2, 0] one if no edge was observed), or choose a layer with attention over all pairs"
-            raise ValueError(f"GatedGCNConv works on observed edges; got none. Pass edge_index {way_out}.")
-        rows, cols = graph.pattern.by_row, graph.pattern.by_col
+            raise ValueError(
+                f"GatedGCNConv works on observed edges; got none. Pass edge_index {way_out}."
+            )
+        rows = graph.pattern.by_row
+        cols = graph.pattern.by_col
         logits = (at_rows(rows, self.target(x)) + at_rows(cols, self.source(x))).to(x.dtype)
         if edge_attr is not None:
             logits = logits + self.edge(edge_attr)
@@ -107,8 +140,14 @@ class GatedGCNConv(EdgeLayer):
             gate = gate * graph.weights(gate).unsqueeze(1)
         total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
         gates = ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
-        moved = self._next(x, self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2), self.node_norm)
-        return moved, None if edge_attr is None else self._next(edge_attr, logits, self.edge_norm), gates
+        moved = self._next(
+            x, self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2), self.node_norm
+        )
+        return (
+            moved,
+            None if edge_attr is None else self._next(edge_attr, logits, self.edge_norm),
+            gates,
+        )
 
     def _next(self, state: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
         change = dropout(relu(norm(change)), self.dropout, self.training)
@@ -143,9 +182,14 @@ class GPSBlock(EdgeLayer):
     references = ("rampasek2022gps",)
 
     def __init__(
-        self, channels: int, local: nn.Module | None = None, attention: nn.Module | None = None,
-        *, norm: Norm = "batch", dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        local: nn.Module | None = None,
+        attention: nn.Module | None = None,
+        *,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__(channels, dropout)
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
@@ -153,23 +197,42 @@ class GPSBlock(EdgeLayer):
             errors.check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
             sizes = [getattr(layer, size, channels) for size in ("in_channels", "out_channels")]
             if sizes != [channels, channels]:
-                raise ValueError(f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}.")
-        self.local, self.attention = local, attention
-        self.local_norm = None if local is None else make_norm(norm, channels)
-        self.attention_norm = None if attention is None else make_norm(norm, channels)
-        widen, narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+                raise ValueError(
+                    f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}."
+                )
+        self.local = local
+        self.attention = attention
+        if local is None:
+            self.local_norm = None
+        else:
+            self.local_norm = make_norm(norm, channels)
+        if attention is None:
+            self.attention_norm = None
+        else:
+            self.attention_norm = make_norm(norm, channels)
+        widen = nn.Linear(channels, 2 * channels)
+        narrow = nn.Linear(2 * channels, channels)
         self.ffn = nn.Sequential(widen, nn.ReLU(), nn.Dropout(dropout), narrow, nn.Dropout(dropout))
         self.norm = make_norm(norm, channels)
 
-    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
-        total, edges, coupling = x.new_zeros(()), edge_attr, cast("Coupling", None)
+    def step(
+        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Coupling]:
+        total = x.new_zeros(())
+        edges = edge_attr
+        coupling = cast("Coupling", None)
         # Without edges and attention, local runs all the same and raises the error about missing edges.
-        local = self.local if graph.edge_index is not None or self.attention is None else None
+        if graph.edge_index is not None or self.attention is None:
+            local = self.local
+        else:
+            local = None
         for layer, norm in ((local, self.local_norm), (self.attention, self.attention_norm)):
             if layer is None or norm is None:
                 continue
             if layer is local and isinstance(layer, GatedGCNConv):
-                moved, *carried, coupling = layer(x, graph, edge_attr=edge_attr, return_coupling=True)
+                moved, *carried, coupling = layer(
+                    x, graph, edge_attr=edge_attr, return_coupling=True
+                )
                 edges = carried[0] if carried else None
             else:
                 change, coupling = layer(x, graph, return_coupling=True)

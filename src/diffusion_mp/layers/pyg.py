@@ -26,10 +26,16 @@ from diffusion_mp.errors import (
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
-    "aggr": ("add", "sum"), "aggr_kwargs": (None,), "cached": (True, False), "decomposed_layers": (1,),
-    "fill_value": ("mean",), "flow": ("source_to_target",), "improved": (False,), "node_dim": (-2, 0),
+    "aggr": ("add", "sum"),
+    "aggr_kwargs": (None,),
+    "cached": (True, False),
+    "decomposed_layers": (1,),
+    "fill_value": ("mean",),
+    "flow": ("source_to_target",),
+    "improved": (False,),
+    "node_dim": (-2, 0),
     "shared_weights": (True,),
-}  # fmt: skip
+}
 
 #: The way out for an option of PyG's that is refused.
 OPTIONS: dict[str, str] = {
@@ -67,7 +73,10 @@ INPUTS: dict[str, str] = {
     "edge_dim, and GatedGCN, read features of edges; one number an edge is its edge_weight.",
     "edge_type": "Models built with edge_dim=num_types, such as CertifiedTransformer, take the types as "
     "edge_attr=one_hot(edge_type, num_types).float().",
-    **dict.fromkeys(("num_sampled_edges_per_hop", "num_sampled_nodes_per_hop"), "Nothing is trimmed; leave it out."),
+    **dict.fromkeys(
+        ("num_sampled_edges_per_hop", "num_sampled_nodes_per_hop"),
+        "Nothing is trimmed; leave it out.",
+    ),
     "post_step": "Labels are clamped to [0, 1] after every step.",
     "ptr": "Pass Graph(num_nodes, edge_index, ptr=ptr) in the place of edge_index.",
     "return_attention_weights": "With return_coupling=True the operator S comes too: S.at(edge_index) has its entries "
@@ -99,13 +108,20 @@ class KnowsPyGNames:
 
     def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """Rename the parameters of PyG's layer, of path ``prefix``; raise where two that differ would get one name."""
-        found, source = dict[str, Tensor](), dict[str, str]()
+        found = dict[str, Tensor]()
+        source = dict[str, str]()
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)
-            if name in found and (value.shape != found[name].shape or not torch.equal(value, found[name])):
-                kind, both = type(self).__name__, f"{prefix}{source[name]} and {prefix}{key}"
-                raise ValueError(f"{kind} has one matrix, {name}, where the state has two that differ: {both}.")
-            found[name], source[name] = value, key
+            if name in found and (
+                value.shape != found[name].shape or not torch.equal(value, found[name])
+            ):
+                kind = type(self).__name__
+                both = f"{prefix}{source[name]} and {prefix}{key}"
+                raise ValueError(
+                    f"{kind} has one matrix, {name}, where the state has two that differ: {both}."
+                )
+            found[name] = value
+            source[name] = key
         return found
 
 
@@ -114,7 +130,10 @@ class UnknownOptionError(TypeError):
 
     def __init__(self, kind: type, name: str, given: Mapping[str, Any]) -> None:
         self.name = name
-        typed = "add_self_loops" if name == "self_loops" and name not in given else name
+        if name == "self_loops" and name not in given:
+            typed = "add_self_loops"
+        else:
+            typed = name
         super().__init__(f"{kind.__name__} takes no {typed}. {OPTIONS.get(typed) or _taken(kind)}")
 
 
@@ -140,8 +159,15 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
 
 def _ours(options: Mapping[str, Any], own: Container[str]) -> dict[str, Any]:
     """The options by their names here, without those in `AS_ALWAYS`; the ``own`` ones of a subclass as they are."""
-    found = {name: value for name, value in options.items() if name in own or value not in AS_ALWAYS.get(name, ())}
-    loops = None if "add_self_loops" in own else found.pop("add_self_loops", None)
+    found = {
+        name: value
+        for name, value in options.items()
+        if name in own or value not in AS_ALWAYS.get(name, ())
+    }
+    if "add_self_loops" in own:
+        loops = None
+    else:
+        loops = found.pop("add_self_loops", None)
     if loops is not None:
         check_flags(add_self_loops=loops)
         if "self_loops" in found:
@@ -152,8 +178,13 @@ def _ours(options: Mapping[str, Any], own: Container[str]) -> dict[str, Any]:
 
 def _taken(function: Callable[..., Any]) -> str:
     parameters = list(signature(function).parameters.values())
-    names = [parameter.name for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
-    further = " and the options its documentation names" if len(names) < len(parameters) else ""
+    names = [
+        parameter.name for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD
+    ]
+    if len(names) < len(parameters):
+        further = " and the options its documentation names"
+    else:
+        further = ""
     return f"It takes {', '.join(names)}{further}."
 
 
@@ -162,7 +193,10 @@ def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     for name, value in inputs.items():
         if name not in INPUTS or value is not None:
             way_out = INPUTS.get(name) or _taken(module.forward)
-            built = " built without edge_dim" if name == "edge_attr" and hasattr(module, "edge_dim") else ""
+            if name == "edge_attr" and hasattr(module, "edge_dim"):
+                built = " built without edge_dim"
+            else:
+                built = ""
             raise TypeError(f"a call of {type(module).__name__}{built} takes no {name}. {way_out}")
 
 
@@ -204,22 +238,39 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     for path, layer in module.named_modules():
         if isinstance(layer, KnowsPyGNames):
             prefix = f"{path}." if path else ""
-            theirs = {key.removeprefix(prefix): found.pop(key) for key in list(found) if key.startswith(prefix)}
-            found |= {prefix + key: value for key, value in layer.convert_from_pyg(theirs, prefix).items()}
+            theirs = {
+                key.removeprefix(prefix): found.pop(key)
+                for key in list(found)
+                if key.startswith(prefix)
+            }
+            found |= {
+                prefix + key: value for key, value in layer.convert_from_pyg(theirs, prefix).items()
+            }
     return found
 
 
-def between(layer: Any, forward: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any) -> Any:
+def between(
+    layer: Any,
+    forward: Any,
+    x: Sequence[Any],
+    edge_index: object,
+    edge_weight: object,
+    **inputs: Any,
+) -> Any:
     """Call ``forward`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
     kind = type(layer).__name__
     if len(x) != 2:
-        raise TypeError(f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}.")
+        raise TypeError(
+            f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}."
+        )
     _check_couples_edges(layer, kind)
     senders, receivers = x
     check_state(senders, "x_src", None if layer.in_channels == -1 else layer.in_channels)
     check_state(receivers, "x_dst", senders.size(1))
     edges: Any = plain(edge_index)
-    check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges] where x is the pair (x_src, x_dst)")
+    check_kind(
+        edges, "edge_index", Tensor, "a tensor [2, num_edges] where x is the pair (x_src, x_dst)"
+    )
     check_integer_pairs(edges, "edge_index")
     edges = edges.long()
     if edges.numel() and values_to_check():
@@ -227,18 +278,27 @@ def between(layer: Any, forward: Any, x: Sequence[Any], edge_index: object, edge
         check_range(edges[1], "edge_index[1]", receivers.size(0))
     for name in ("batch", "source", "features", "previous"):
         if inputs.get(name) is not None:
-            raise ValueError(f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst).")
-    first, shift = senders.size(0), edges.new_tensor([[0], [senders.size(0)]]).long()
+            raise ValueError(
+                f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
+            )
+    first = senders.size(0)
+    shift = edges.new_tensor([[0], [senders.size(0)]]).long()
     results = forward(layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
     if isinstance(results, Tensor):
         return results[first:]
     out, *further = results
-    return out[first:], *((pairs[0] - shift, pairs[1]) if isinstance(pairs, tuple) else pairs for pairs in further)
+    return out[first:], *(
+        (pairs[0] - shift, pairs[1]) if isinstance(pairs, tuple) else pairs for pairs in further
+    )
 
 
 def _check_couples_edges(layer: Any, kind: str) -> None:
     """Raise unless the layer takes one step with a coupling of the given edges alone."""
-    harmless = IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity  # they add no edges and divide by no degrees
+    harmless = (
+        IdentityDiffusivity,
+        SumDiffusivity,
+        ScaledDiffusivity,
+    )  # they add no edges and divide by no degrees
     for part in layer.diffusivity.modules():
         if not isinstance(part, Diffusivity) or isinstance(part, harmless):
             continue
@@ -259,4 +319,6 @@ def _check_couples_edges(layer: Any, kind: str) -> None:
                 f"with self_loops='keep' (add_self_loops=False)."
             )
     if layer.steps > 1:
-        raise ValueError(f"{kind} takes {layer.steps} steps, and only receivers move where x is (x_src, x_dst).")
+        raise ValueError(
+            f"{kind} takes {layer.steps} steps, and only receivers move where x is (x_src, x_dst)."
+        )

@@ -53,18 +53,28 @@ class PDEDiffusion1d(Resettable):
     references = ("zhangwhere",)
 
     def __init__(
-        self, channels: int,
-        *, heads: int = 1, per: Literal["layer", "head", "channel"] = "layer", update: StateUpdate | None = None,
-        norm: bool = False, batch_first: bool = True, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        *,
+        heads: int = 1,
+        per: Literal["layer", "head", "channel"] = "layer",
+        update: StateUpdate | None = None,
+        norm: bool = False,
+        batch_first: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__()
         errors.check_counts(channels=channels, heads=heads)
         errors.check_flags(norm=norm, batch_first=batch_first)
         errors.check_choice(per, "per", ["layer", "head", "channel"])
         errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         check_heads_divide(channels, heads)
-        self.in_channels, self.out_channels, self.batch_first = channels, channels, batch_first
-        self.diffusivity = NeumannDiffusivity({"layer": 1, "head": heads, "channel": channels}[per], **options)
+        self.in_channels = channels
+        self.out_channels = channels
+        self.batch_first = batch_first
+        self.diffusivity = NeumannDiffusivity(
+            {"layer": 1, "head": heads, "channel": channels}[per], **options
+        )
         self.update = ExplicitEuler(1.0) if update is None else update
         self.norm = nn.LayerNorm(channels) if norm else None
 
@@ -74,9 +84,14 @@ class PDEDiffusion1d(Resettable):
         return self.diffusivity.alpha
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None,
-        *, key_padding_mask: Tensor | None = None, return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, Coupling]:  # fmt: skip
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
         errors.check_flags(return_coupling=return_coupling)
         mask = self._tokens(x, mask, batch, key_padding_mask)
@@ -94,7 +109,9 @@ class PDEDiffusion1d(Resettable):
         """The step of stacked sequences; a masked row is split into two, its tokens and its padding."""
         size, length = x.shape[:2]
         if mask is None:
-            out, coupling = self._step(x.flatten(0, 1), Graph(size * length, ptr=length * torch.arange(size + 1)))
+            out, coupling = self._step(
+                x.flatten(0, 1), Graph(size * length, ptr=length * torch.arange(size + 1))
+            )
             return out.view_as(x), coupling
         order, ptr = tokens_first(mask)
         kept = mask.unsqueeze(2)
@@ -105,7 +122,9 @@ class PDEDiffusion1d(Resettable):
 
     def _step(self, x: Float[Tensor, "N C"], graph: Graph) -> tuple[Float[Tensor, "N C"], Coupling]:
         coupling = self.diffusivity(x, graph)
-        return self.update(x.unflatten(1, (self.diffusivity.heads, -1)), coupling).flatten(1), coupling
+        return self.update(x.unflatten(1, (self.diffusivity.heads, -1)), coupling).flatten(
+            1
+        ), coupling
 
     def _tokens(
         self, x: Tensor, mask: Tensor | None, batch: Tensor | None, key_padding_mask: Tensor | None
@@ -117,17 +136,26 @@ class PDEDiffusion1d(Resettable):
                 sentence = "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
                 raise ValueError(sentence)
             given = errors.describe(key_padding_mask)
-            dense = isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
+            dense = (
+                isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
+            )
             if not dense or key_padding_mask.dtype != torch.bool:
-                raise TypeError(f"key_padding_mask must be a bool tensor, true where there is padding; got {given}.")
-            name, mask = "key_padding_mask", ~key_padding_mask
+                raise TypeError(
+                    f"key_padding_mask must be a bool tensor, true where there is padding; got {given}."
+                )
+            name = "key_padding_mask"
+            mask = ~key_padding_mask
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-            raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {errors.describe(x)}.")
+            raise ValueError(
+                f"x must be a tensor [B, L, channels], or rows [N, channels]; got {errors.describe(x)}."
+            )
         if x.dim() == 2:
             errors.check_state(x, channels=self.in_channels, module=self.norm)
             if mask is not None:
                 got = errors.describe(x)
-                raise ValueError(f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N].")
+                raise ValueError(
+                    f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N]."
+                )
             return None
         errors.check_sequences(x, None, self.in_channels, self.norm)
         # The right shape first: asked for the other one, an export refuses as many sequences as positions.
@@ -140,7 +168,9 @@ class PDEDiffusion1d(Resettable):
         errors.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
         if batch is not None:
             got = errors.describe(x)
-            raise ValueError(f"batch goes with rows x [N, C]; got {got}. For its padding pass mask [B, L].")
+            raise ValueError(
+                f"batch goes with rows x [N, C]; got {got}. For its padding pass mask [B, L]."
+            )
         return mask
 
     def extra_repr(self) -> str:
@@ -189,27 +219,42 @@ class SelfAttention(Saved):
     is_self_attention = True
 
     def __init__(
-        self, channels: int, heads: int = 8, *, causal: bool = False, dropout: float = 0.0, place: Place = NoDiffusion
+        self,
+        channels: int,
+        heads: int = 8,
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+        place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
         errors.check_counts(channels=channels, heads=heads)
         errors.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
-        self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
+        self.channels = channels
+        self.heads = heads
+        self.causal = causal
+        self.dropout = dropout
         self.project = nn.Linear(channels, 3 * channels)
-        self.on_values, self.on_heads = place("values", channels), place("heads", channels // heads)
+        self.on_values = place("values", channels)
+        self.on_heads = place("heads", channels // heads)
         self.mix = nn.Linear(channels, channels)
 
-    def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
+    def forward(
+        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L C"]:
         errors.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
         pairs = None if mask is None else self._senders(mask)
-        rate, causal = self.dropout if self.training else 0.0, self.causal and mask is None
+        rate = self.dropout if self.training else 0.0
+        causal = self.causal and mask is None
         # Only the formula has derivatives in forward mode, not torch's fused kernels.
         kernel = sdpa_kernel(SDPBackend.MATH) if forward_mode_active() else nullcontext()
         with kernel:
-            heads = scaled_dot_product_attention(q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal)
+            heads = scaled_dot_product_attention(
+                q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal
+            )
         return self._join(heads)
 
     def weights(
@@ -218,14 +263,23 @@ class SelfAttention(Saved):
         """Return A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` does not form it."""
         errors.check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
-        scores = self._by_head(query) @ self._by_head(key).transpose(2, 3) / (self.channels // self.heads) ** 0.5
-        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        scores = (
+            self._by_head(query)
+            @ self._by_head(key).transpose(2, 3)
+            / (self.channels // self.heads) ** 0.5
+        )
+        if mask is None:
+            tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        else:
+            tokens = mask
         return scores.masked_fill(~self._senders(tokens), -torch.inf).softmax(-1)
 
     def frozen(self, x: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """Return the map y ↦ W_O ‖_h A_h(x) W_V^h y + b, attention with its weights frozen at x."""
         weights = self.weights(x, mask)
-        return lambda y: self._join(weights @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask)))
+        return lambda y: self._join(
+            weights @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask))
+        )
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Reshape [B, L, C] to [B, H, L, D]."""
@@ -233,7 +287,9 @@ class SelfAttention(Saved):
 
     def _join(self, heads: Tensor) -> Tensor:
         tokens = heads.transpose(1, 2).flatten(0, 1)
-        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (heads.size(0), heads.size(2)))
+        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(
+            0, (heads.size(0), heads.size(2))
+        )
 
     def _senders(self, mask: Tensor) -> Tensor:
         """The mask of allowed pairs. No row is empty, since a softmax over nothing is NaN."""
@@ -241,7 +297,9 @@ class SelfAttention(Saved):
         if not self.causal:
             return tokens
         square = torch.ones(mask.size(1), mask.size(1), dtype=torch.bool, device=mask.device)
-        return (tokens & square.tril()) | torch.eye(mask.size(1), dtype=torch.bool, device=mask.device)
+        return (tokens & square.tril()) | torch.eye(
+            mask.size(1), dtype=torch.bool, device=mask.device
+        )
 
     def extra_repr(self) -> str:
         return f"{self.channels}, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"
@@ -257,21 +315,33 @@ class TransformerBlock(Saved):
     """
 
     def __init__(
-        self, channels: int, heads: int = 8,
-        *, mlp_channels: int, causal: bool = False, dropout: float = 0.0, place: Place = NoDiffusion,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        heads: int = 8,
+        *,
+        mlp_channels: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        place: Place = NoDiffusion,
+    ) -> None:
         super().__init__()
         errors.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout
-        self.before_attention_norm, self.attention_norm = place("norm", channels), nn.LayerNorm(channels)
+        self.before_attention_norm = place("norm", channels)
+        self.attention_norm = nn.LayerNorm(channels)
         self.attention = SelfAttention(channels, heads, causal=causal, dropout=dropout, place=place)
         self.after_attention = place("attention", channels)
-        self.before_mlp_norm, self.mlp_norm = place("norm", channels), nn.LayerNorm(channels)
-        widen, narrow = nn.Linear(channels, mlp_channels), nn.Linear(mlp_channels, channels)
+        self.before_mlp_norm = place("norm", channels)
+        self.mlp_norm = nn.LayerNorm(channels)
+        widen = nn.Linear(channels, mlp_channels)
+        narrow = nn.Linear(mlp_channels, channels)
         self.mlp = nn.Sequential(widen, nn.GELU(), nn.Dropout(dropout), narrow)
-        self.after_mlp, self.after_block = place("mlp", channels), place("block", channels)
+        self.after_mlp = place("mlp", channels)
+        self.after_block = place("block", channels)
 
-    def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
+    def forward(
+        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L C"]:
         routed = self.attention(self.attention_norm(self.before_attention_norm(x, mask)), mask)
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))

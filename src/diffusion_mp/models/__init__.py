@@ -13,7 +13,18 @@ from diffusion_mp.models.released import released_state_dict
 from diffusion_mp.models.sgformer import SGFormer
 
 __all__ = [
-    "GPS", "CertifiedDIFFormer", "CertifiedTransformer", "DFiFormer", "DIFFormer", "DiffusionGNN", "GatedGCN",
-    "LabelPropagation", "NodeFormer", "PDETransformer", "SFiFormer", "SGFormer", "full_graph_inference",
+    "GPS",
+    "CertifiedDIFFormer",
+    "CertifiedTransformer",
+    "DFiFormer",
+    "DIFFormer",
+    "DiffusionGNN",
+    "GatedGCN",
+    "LabelPropagation",
+    "NodeFormer",
+    "PDETransformer",
+    "SFiFormer",
+    "SGFormer",
+    "full_graph_inference",
     "released_state_dict",
-]  # fmt: skip
+]

@@ -47,7 +47,9 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
             errors.check_counts(**{name: channels})
         return channels
     if not channels:
-        raise ValueError(f"{name} must be a number of channels or a list with a table size per column; got none.")
+        raise ValueError(
+            f"{name} must be a number of channels or a list with a table size per column; got none."
+        )
     errors.check_counts(**{f"{name}[{column}]": size for column, size in enumerate(channels)})
     return len(channels)
 
@@ -59,7 +61,9 @@ class FeatureEncoder(nn.Module):
     takes it as the argument ``name``.
     """
 
-    def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "in_channels") -> None:
+    def __init__(
+        self, channels: int | Sequence[int], out_channels: int, name: str = "in_channels"
+    ) -> None:
         super().__init__()
         self.channels = feature_columns(channels, name)
         self.sizes = None if isinstance(channels, int) else tuple(channels)
@@ -74,16 +78,22 @@ class FeatureEncoder(nn.Module):
             check_input(x, name, channels=self.channels, module=self)
             return self.linear(x)
         columns = self._columns(x, name).unbind(1)
-        return reduce(torch.add, (table(column) for table, column in zip(self.tables, columns, strict=True)))
+        return reduce(
+            torch.add, (table(column) for table, column in zip(self.tables, columns, strict=True))
+        )
 
     def _columns(self, x: Tensor, name: str) -> Tensor:
         """Return x as [N, F], with categories checked unless ``torch.compile`` traces."""
         errors.check_kind(x, name, Tensor, f"a tensor [rows, {self.channels}] of integers")
         if x.dtype not in errors.INTEGERS:
-            raise TypeError(f"{name} must hold categories (integers); got {errors.describe(x)}. Use {name}.long().")
+            raise TypeError(
+                f"{name} must hold categories (integers); got {errors.describe(x)}. Use {name}.long()."
+            )
         columns = x.unsqueeze(1) if x.dim() == 1 else x
         if columns.dim() != 2 or columns.size(1) != self.channels:
-            raise ValueError(f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}.")
+            raise ValueError(
+                f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}."
+            )
         errors.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
         columns = columns.long()
         if columns.numel() and not columns.is_meta and errors.values_to_check():
@@ -103,7 +113,9 @@ class NodeHead(nn.Module):
 
     def __init__(self, channels: int, out_channels: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, out_channels))
+        self.mlp = nn.Sequential(
+            nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, out_channels)
+        )
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         """Return the predictions for states [N, C]; ``pairs`` [2, L] belong to link tasks only."""
@@ -119,7 +131,9 @@ class GraphHead(NodeHead):
         if graph.is_single:
             mean = wide.sum(0, keepdim=True) / max(1, graph.num_nodes)
         else:
-            total = wide.new_zeros(graph.num_graphs, x.size(1)).index_add(0, graph.batch.to(x.device), wide)
+            total = wide.new_zeros(graph.num_graphs, x.size(1)).index_add(
+                0, graph.batch.to(x.device), wide
+            )
             mean = total / graph.ptr.diff().to(total).clamp(min=1).unsqueeze(1)
         return super().forward(mean.to(x.dtype), graph, pairs)
 
@@ -129,8 +143,12 @@ class LinkHead(NodeHead):
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         if pairs is None:
-            raise ValueError("edge_label_index is needed for a link task: [2, L], the pairs to score; got None.")
-        pairs = errors.check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
+            raise ValueError(
+                "edge_label_index is needed for a link task: [2, L], the pairs to score; got None."
+            )
+        pairs = errors.check_pairs(
+            pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64"
+        )
         embedding = self.mlp(x)
         return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(1) ** -0.5
 
@@ -140,10 +158,14 @@ HEADS: dict[str, type[NodeHead]] = {"node": NodeHead, "graph": GraphHead, "link"
 
 def check_no_pairs(pairs: Tensor | None) -> None:
     if pairs is not None:
-        raise ValueError("edge_label_index belongs to task='link'; leave it out for nodes and graphs.")
+        raise ValueError(
+            "edge_label_index belongs to task='link'; leave it out for nodes and graphs."
+        )
 
 
-def output_layers(channels: int, out_channels: int, task: Task) -> tuple[nn.Module, NodeHead | None]:
+def output_layers(
+    channels: int, out_channels: int, task: Task
+) -> tuple[nn.Module, NodeHead | None]:
     """Return a linear map of states to logits and no head; for graphs and links, the identity and a head."""
     errors.check_choice(task, "task", HEADS)
     if task == "node":
@@ -160,7 +182,8 @@ class EdgeMask(MessagePassing):
         if not self.explain or mask is None or graph.edge_index is None:
             return graph
         mask = mask.sigmoid() if self._apply_sigmoid else mask
-        weight, rows = graph.weights(mask) * mask, {"ptr": graph.segments, "full_degree": graph.full_degree}
+        weight = graph.weights(mask) * mask
+        rows = {"ptr": graph.segments, "full_degree": graph.full_degree}
         return Graph(graph.num_nodes, graph.edges, weight, **rows, validate=False)
 
     def listening(self, graph: Graph, collect: Collect) -> Collect:
@@ -213,7 +236,10 @@ class GraphModel(GraphLayer, ABC):
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
-        known = {} if errors.found_later(in_channels) else {"in_channels": in_channels}
+        if errors.found_later(in_channels):
+            known = {}
+        else:
+            known = {"in_channels": in_channels}
         errors.check_counts(**known, hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: NodeHead | None = None
@@ -224,15 +250,26 @@ class GraphModel(GraphLayer, ABC):
         """Return logits [N, out_channels], or the input of ``head``, and pass every coupling to ``collect``."""
 
     def forward(
-        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None,
-        *, edge_attr: Tensor | None = None, edge_label_index: Tensor | None = None, return_coupling: bool = False,
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        edge_label_index: Tensor | None = None,
+        return_coupling: bool = False,
         **others: Any,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
         refuse_proxy(self, x)
         others |= {} if edge_attr is None else {"edge_attr": edge_attr}
-        inputs = {name: others.pop(name) for name in self.reads if name in others} if others else {}
-        edges, read = (edge_index, edge_weight, batch), inputs.get("edge_attr")
+        if others:
+            inputs = {name: others.pop(name) for name in self.reads if name in others}
+        else:
+            inputs = {}
+        edges = (edge_index, edge_weight, batch)
+        read = inputs.get("edge_attr")
         graph = self.edge_mask(self.inputs_to_graph(x, *edges, return_coupling, others, read))
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
@@ -251,27 +288,46 @@ class GraphModel(GraphLayer, ABC):
         if self.categories is None:
             check_input(x, channels=channels, module=module)
             return
-        errors.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {channels}]")  # the tables check the rest
+        errors.check_kind(
+            x, "x", Tensor, f"a tensor [num_nodes, {channels}]"
+        )  # the tables check the rest
         if not x.dim():
             raise ValueError(f"x must be [num_nodes, {channels}]; got {errors.describe(x)}.")
 
     def certificate(
-        self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
+        self,
+        x: Tensor | None = None,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> Certificate:  # fmt: skip
+    ) -> Certificate:
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
         found: dict[str, str] = {}  # a phrase for one part of every kind that violates Theorem T1
         for name, module in self.named_modules():
-            kind, update = type(module).__name__, getattr(module, "update", None)
+            kind = type(module).__name__
+            update = getattr(module, "update", None)
             if "Norm" in kind:
                 found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
-            elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):
-                by = f"by {type(update).__name__}" if isinstance(update, nn.Module) else "by a rule of its own"
-                values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
-                found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
+            elif getattr(module, "is_diffusion_layer", False) and not isinstance(
+                update, CertifiedStep
+            ):
+                if isinstance(update, nn.Module):
+                    by = f"by {type(update).__name__}"
+                else:
+                    by = "by a rule of its own"
+                if getattr(module, "value", None) is not None:
+                    values = ", and transforms what it propagates"
+                else:
+                    values = ""
+                found.setdefault(
+                    kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}"
+                )
         reason = f"in {type(self).__name__} {'; '.join(found.values()) or 'no layer is a CertifiedStep'}."
         linked = isinstance(self.head, LinkHead)
-        pairs = torch.empty(2, 0, dtype=torch.long, device=x.device) if linked and x is not None else None
+        if linked and x is not None:
+            pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)
+        else:
+            pairs = None
         layers = layer_certificates(self, x, edge_index, edge_weight, batch, edge_label_index=pairs)
         return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
 
@@ -280,13 +336,23 @@ class LayerStack(GraphModel):
     """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states."""
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, conv: Callable[[], nn.Module],
-        *, layer_norm: bool, dropout: float, states: int = 1, task: Task = "node",
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        conv: Callable[[], nn.Module],
+        *,
+        layer_norm: bool,
+        dropout: float,
+        states: int = 1,
+        task: Task = "node",
+    ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         errors.check_flags(layer_norm=layer_norm)
         errors.check_probability(dropout, "dropout")
-        self.dropout, self.encoder = dropout, FeatureLinear(in_channels, hidden_channels)
+        self.dropout = dropout
+        self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))

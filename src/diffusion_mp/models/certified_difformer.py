@@ -54,30 +54,59 @@ class CertifiedDIFFormer(GraphModel):
     references = ("wu2025transformers",)
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int | None = 16,
-        *, penalty: Penalty | str | None = "simple", constraint: Constraint | str | None = "ball", lam: float = 0.3,
-        mu: float = 20.0, inputs: Diffusivity | None = None, encoder_layers: int = 1,
-        encoder_channels: int | None = None, centre: bool = False, dropout: float = 0.0, task: Task = "node",
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int | None = 16,
+        *,
+        penalty: Penalty | str | None = "simple",
+        constraint: Constraint | str | None = "ball",
+        lam: float = 0.3,
+        mu: float = 20.0,
+        inputs: Diffusivity | None = None,
+        encoder_layers: int = 1,
+        encoder_channels: int | None = None,
+        centre: bool = False,
+        dropout: float = 0.0,
+        task: Task = "node",
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        width = hidden_channels if encoder_channels is None else encoder_channels
+        if encoder_channels is None:
+            width = hidden_channels
+        else:
+            width = encoder_channels
         check_counts(encoder_layers=encoder_layers, encoder_channels=width)
         check_flags(centre=centre)
-        check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
+        check_kind(
+            inputs,
+            "inputs",
+            (Diffusivity, NoneType),
+            "a Diffusivity that reads the features, or None",
+        )
         check_probability(dropout, "dropout")
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
             layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(dropout)]
-        self.encoder, self.mean = nn.Sequential(*layers), UniformDiffusivity() if centre else None
+        self.encoder = nn.Sequential(*layers)
+        self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
-        options |= {"penalty": penalty, "constraint": constraint, "lam": lam, "mu": mu, "num_layers": num_layers}
+        options |= {
+            "penalty": penalty,
+            "constraint": constraint,
+            "lam": lam,
+            "mu": mu,
+            "num_layers": num_layers,
+        }
         self.conv = CertifiedConv(hidden_channels, **options)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         source, beside = self._terms(x, graph)
-        return self.decoder(run_layer(collect, self.conv, source, graph, source=source, beside=beside))
+        return self.decoder(
+            run_layer(collect, self.conv, source, graph, source=source, beside=beside)
+        )
 
     @property
     def num_layers(self) -> int | None:
@@ -89,7 +118,11 @@ class CertifiedDIFFormer(GraphModel):
         self.conv.num_layers = num_layers
 
     def energy(
-        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
     ) -> JointEnergy:
         """Return the energy F at these inputs, a function of states [N, heads, channels / heads]."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
@@ -114,14 +147,19 @@ class CertifiedDIFFormer(GraphModel):
 
     @torch.no_grad()
     def certificate(
-        self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
+        self,
+        x: Tensor | None = None,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> Certificate:  # fmt: skip
+    ) -> Certificate:
         """Return the certificate that no step raises F at these inputs (by default random), see `certify_step`."""
         if x is None:
             x, edge_index, _ = random_input(self.in_channels, self.conv.mu.raw)
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        broken = broken_parameter(self, "encoder.", "inputs.", "conv.")  # now that the first call has drawn them all
+        broken = broken_parameter(
+            self, "encoder.", "inputs.", "conv."
+        )  # now that the first call has drawn them all
         if broken is not None:
             return Certificate.refused("Theorem T1", math.nan, broken)
         return self.conv.certificate(source, graph, source=source, beside=beside)
@@ -133,7 +171,9 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         beside = None if self.inputs is None else self.inputs(x, graph)
-        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # half precision is too coarse for an energy
+        source = self.encoder(x).to(
+            self.conv.mu.raw.dtype
+        )  # half precision is too coarse for an energy
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, beside

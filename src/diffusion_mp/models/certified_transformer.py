@@ -13,9 +13,21 @@ from torch import Tensor, nn
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, certify_step
 from diffusion_mp.energies.certification import CERTIFIED_STEPS, broken_parameter, random_input
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_positive,
+    check_probability,
+)
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TermModule, TiedMLP, WeightedGraph
+from diffusion_mp.layers.certified_block import (
+    CertifiedBlock,
+    RowAttention,
+    TermModule,
+    TiedMLP,
+    WeightedGraph,
+)
 from diffusion_mp.models.base import (
     Collect,
     Edges,
@@ -54,14 +66,30 @@ class CertifiedTransformer(GraphModel):
     """
 
     def __init__(
-        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_blocks: int = 1,
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_blocks: int = 1,
         num_layers: int | None = 2,
-        *, graph: Literal["sum", "sym"] | None = "sum", symmetric: bool = True, gate: bool = False, hops: int = 1,
-        matrix: Literal["full", "diagonal", "identity"] = "full", mu: float = 1.0, edge_dim: int | None = None,
-        attention: Literal["all", "neighbours"] | None = None, heads: int = 1, mlp_channels: int = 0,
-        activation: str = "relu", constraint: Constraint | str | None = "nonnegative", radius: float = 1.0,
-        layer_norm: bool = False, dropout: float = 0.0, task: Task = "node",
-    ) -> None:  # fmt: skip
+        *,
+        graph: Literal["sum", "sym"] | None = "sum",
+        symmetric: bool = True,
+        gate: bool = False,
+        hops: int = 1,
+        matrix: Literal["full", "diagonal", "identity"] = "full",
+        mu: float = 1.0,
+        edge_dim: int | None = None,
+        attention: Literal["all", "neighbours"] | None = None,
+        heads: int = 1,
+        mlp_channels: int = 0,
+        activation: str = "relu",
+        constraint: Constraint | str | None = "nonnegative",
+        radius: float = 1.0,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        task: Task = "node",
+    ) -> None:
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         encoder = FeatureEncoder(in_channels, hidden_channels)
         check_counts(num_blocks=num_blocks, heads=heads)
@@ -77,25 +105,42 @@ class CertifiedTransformer(GraphModel):
         def block() -> CertifiedBlock:
             terms: list[TermModule] = []
             if graph is not None:
-                options: dict[str, Any] = {"symmetric": symmetric, "gate": gate, "hops": hops, "matrix": matrix}
+                options: dict[str, Any] = {
+                    "symmetric": symmetric,
+                    "gate": gate,
+                    "hops": hops,
+                    "matrix": matrix,
+                }
                 options |= {"edge_dim": edge_dim, "normalization": graph}
                 terms.append(WeightedGraph(hidden_channels, mu, **options))
             if attention is not None:
-                terms.append(RowAttention(hidden_channels, heads, neighbours=attention == "neighbours"))
+                terms.append(
+                    RowAttention(hidden_channels, heads, neighbours=attention == "neighbours")
+                )
             if mlp_channels:
                 terms.append(TiedMLP(hidden_channels, mlp_channels, activation=activation))
-            return CertifiedBlock(hidden_channels, terms, num_layers, constraint=constraint, radius=radius)
+            return CertifiedBlock(
+                hidden_channels, terms, num_layers, constraint=constraint, radius=radius
+            )
 
         later = (nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1))
         self.encoders = nn.ModuleList(
-            nn.Sequential(first, norm(hidden_channels), nn.ReLU(), nn.Dropout(dropout)) for first in (encoder, *later)
+            nn.Sequential(first, norm(hidden_channels), nn.ReLU(), nn.Dropout(dropout))
+            for first in (encoder, *later)
         )
         self.blocks = nn.ModuleList(block() for _ in range(num_blocks))
-        self.dropout, self.edge_dim, self.categories = nn.Dropout(dropout), edge_dim, encoder.sizes
-        self.reads = () if edge_dim is None or graph is None else ("edge_attr",)
+        self.dropout = nn.Dropout(dropout)
+        self.edge_dim = edge_dim
+        self.categories = encoder.sizes
+        if edge_dim is None or graph is None:
+            self.reads = ()
+        else:
+            self.reads = ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
-    def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
+    def propagate(
+        self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None
+    ) -> Tensor:
         source = state = x
         for number, block in enumerate(self.blocks):
             source = self._source(number, source, state)
@@ -108,14 +153,23 @@ class CertifiedTransformer(GraphModel):
         return source + encoded if number else encoded
 
     def _runs(
-        self, x: Tensor, edge_index: Edges, edge_weight: Tensor | None, batch: Tensor | None, edge_attr: Tensor | None
+        self,
+        x: Tensor,
+        edge_index: Edges,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        edge_attr: Tensor | None,
     ) -> Iterator[tuple[JointEnergy, list[Tensor]]]:
         """Yield the energy of every block, and its states before the first step and after every step."""
-        others = {} if self.reads or edge_attr is None else {"edge_attr": edge_attr}
+        if self.reads or edge_attr is None:
+            others = {}
+        else:
+            others = {"edge_attr": edge_attr}
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, False, others, edge_attr)
         source = state = x
         for number, module in enumerate(self.blocks):
-            block, source = cast("CertifiedBlock", module), self._source(number, source, state)
+            block = cast("CertifiedBlock", module)
+            source = self._source(number, source, state)
             states = [*block.states(source, graph, edge_attr=edge_attr)]
             yield block.energy(source, graph, edge_attr), states
             state = states[-1]
@@ -144,26 +198,40 @@ class CertifiedTransformer(GraphModel):
 
     @torch.no_grad()
     def certificate(
-        self, x: Tensor | None = None, edge_index: Edges = None, edge_weight: Tensor | None = None,
-        batch: Tensor | None = None, *, edge_attr: Tensor | None = None,
-    ) -> Certificate:  # fmt: skip
+        self,
+        x: Tensor | None = None,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+    ) -> Certificate:
         """Return the certificate that no step of a block raises its energy at these inputs, by default random ones.
 
         ``layers`` holds the certificate of every block, from its first state on (`certify_step`).
         """
         if x is None:
-            x, edge_index, edge_attr = random_input(self.in_channels, next(self.blocks.parameters()), self.edge_dim)
+            x, edge_index, edge_attr = random_input(
+                self.in_channels, next(self.blocks.parameters()), self.edge_dim
+            )
             if self.categories is not None:
-                x = torch.stack([torch.arange(8, device=x.device) % size for size in self.categories], 1)
+                x = torch.stack(
+                    [torch.arange(8, device=x.device) % size for size in self.categories], 1
+                )
         broken = broken_parameter(self, "encoders.", "blocks.")
         if broken is not None:
             return Certificate.refused("Theorem T11", math.nan, broken)
         blocks: dict[str, Certificate] = {}
-        for number, (energy, states) in enumerate(self._runs(x, edge_index, edge_weight, batch, edge_attr)):
+        for number, (energy, states) in enumerate(
+            self._runs(x, edge_index, edge_weight, batch, edge_attr)
+        ):
             steps = cast("CertifiedBlock", self.blocks[number]).num_layers or CERTIFIED_STEPS
             blocks[f"blocks.{number}"] = certify_step(energy, None, states[0], steps=steps)
         holds = all(blocks.values())
-        reason = "Every block descends an energy of its own." if holds else "Not every block descends its energy."
+        if holds:
+            reason = "Every block descends an energy of its own."
+        else:
+            reason = "Not every block descends its energy."
         return Certificate(
             theorem="Theorem T11",
             holds=holds,

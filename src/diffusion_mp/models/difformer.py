@@ -19,7 +19,8 @@ from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
 from diffusion_mp.updates import StateUpdate
 
 #: Default growth, over all steps of a model, of the component that all nodes share, and the largest default step.
-GROWTH, LARGEST = 4.0, 0.75
+GROWTH = 4.0
+LARGEST = 0.75
 
 
 class DIFFormer(LayerStack):
@@ -53,11 +54,23 @@ class DIFFormer(LayerStack):
     references = DIFFormerConv.references
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
-        *, tau: float | Tensor | Positive | None = None, transform: bool = False, source: bool = False,
-        activation: Literal["relu"] | None = None, layer_norm: bool = False, dropout: float = 0.0, task: Task = "node",
-        dropout_on: Literal["values", "state"] = "values", update: StateUpdate | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        tau: float | Tensor | Positive | None = None,
+        transform: bool = False,
+        source: bool = False,
+        activation: Literal["relu"] | None = None,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        task: Task = "node",
+        dropout_on: Literal["values", "state"] = "values",
+        update: StateUpdate | None = None,
+        **options: Any,
+    ) -> None:
         check_choice(activation, "activation", ["relu", None])
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_flags(source=source)
@@ -67,26 +80,37 @@ class DIFFormer(LayerStack):
             way_out = "give the update a beta, ExplicitEuler(tau, beta=1.0, leak=...) for instance"
             raise ValueError(f"source=True adds a source, which {update!r} has not; {way_out}.")
         if tau is None:
-            tau = TAU if update is not None else min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
+            if update is not None:
+                tau = TAU
+            else:
+                tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
 
         def conv() -> DIFFormerConv:
             # Each by its name: jsonargparse reads from this call which options are left for a configuration.
             layer = DIFFormerConv(
-                hidden_channels, hidden_channels, transform=transform, tau=tau, update=update,
+                hidden_channels,
+                hidden_channels,
+                transform=transform,
+                tau=tau,
+                update=update,
                 beta=1.0 if source and update is None else 0.0,
-                dropout=dropout if dropout_on == "values" else 0.0, **options,
-            )  # fmt: skip
+                dropout=dropout if dropout_on == "values" else 0.0,
+                **options,
+            )
             return copy.deepcopy(layer)  # layers share no learnable option
 
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, conv, layer_norm=layer_norm, dropout=dropout, task=task)
-        self.activation, self.source, self.dropout_on = activation, source, dropout_on
+        self.activation = activation
+        self.source = source
+        self.dropout_on = dropout_on
         self.two_steps = update is not None and update.takes_previous
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
         x = dropout(relu(self.norms[0](self.encoder(x))), self.dropout, on_state)
-        initial, previous = x if self.source else None, None
+        initial = x if self.source else None
+        previous = None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             before = {"previous": previous} if self.two_steps else {}
             x, previous = norm(run_layer(collect, conv, x, graph, source=initial, **before)), x

@@ -12,10 +12,25 @@ from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.resolver import activation_resolver
 
 from diffusion_mp.diffusivities.base import check_heads_divide
-from diffusion_mp.errors import check_choice, check_counts, check_kind, check_positive, check_probability
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_kind,
+    check_positive,
+    check_probability,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
+from diffusion_mp.layers import (
+    APPNPConv,
+    DiffusionConv,
+    GATConv,
+    GCNConv,
+    GCNIIConv,
+    GINConv,
+    MLPConv,
+    SGConv,
+)
 from diffusion_mp.layers.features import FeatureLinear, check_input
 from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
@@ -49,11 +64,23 @@ class DiffusionGNN(GraphModel):
     """
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
-        *, conv: ConvName = "gcn", heads: int = 1, dropout: float = 0.5, alpha: float = 0.1, theta: float = 0.5,
-        norm: Norm = None, act: str = "relu", jk: Literal["last", "cat", "max", "lstm"] | None = None,
-        edge_dim: int | None = None, task: Task = "node",
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        conv: ConvName = "gcn",
+        heads: int = 1,
+        dropout: float = 0.5,
+        alpha: float = 0.1,
+        theta: float = 0.5,
+        norm: Norm = None,
+        act: str = "relu",
+        jk: Literal["last", "cat", "max", "lstm"] | None = None,
+        edge_dim: int | None = None,
+        task: Task = "node",
+    ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", get_args(ConvName))
@@ -66,24 +93,36 @@ class DiffusionGNN(GraphModel):
         check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, given in (("norm", norm), ("jk", jk)):
             if given is not None and conv not in LAYERED:
-                raise ValueError(f"{name} goes with conv={', '.join(map(repr, LAYERED))}; got conv={conv!r}.")
+                raise ValueError(
+                    f"{name} goes with conv={', '.join(map(repr, LAYERED))}; got conv={conv!r}."
+                )
         if edge_dim is not None and conv != "gat":
-            raise ValueError(f"edge_dim goes with conv='gat', whose attention reads edge_attr; got conv={conv!r}.")
-        self.dropout, self.act = dropout, _activation(act)
+            raise ValueError(
+                f"edge_dim goes with conv='gat', whose attention reads edge_attr; got conv={conv!r}."
+            )
+        self.dropout = dropout
+        self.act = _activation(act)
         self.reads = () if edge_dim is None else ("edge_attr",)
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
             out_channels = hidden_channels
-        self.jk = None if jk in (None, "last") else JumpingKnowledge(jk, hidden_channels, num_layers)
+        if jk in (None, "last"):
+            self.jk = None
+        else:
+            self.jk = JumpingKnowledge(jk, hidden_channels, num_layers)
         self.lin: nn.Linear | None = None
         if jk is not None:
             self.lin = nn.Linear((num_layers if jk == "cat" else 1) * hidden_channels, out_channels)
             out_channels = hidden_channels
         hidden = num_layers - (jk is None)
-        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(0 if norm is None else hidden))
+        self.norms = nn.ModuleList(
+            make_norm(norm, hidden_channels) for _ in range(0 if norm is None else hidden)
+        )
 
         def layers() -> Iterator[DiffusionConv]:
-            pairs = list(pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels]))
+            pairs = list(
+                pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels])
+            )
             match conv:
                 case "mlp":
                     yield from starmap(MLPConv, pairs)
@@ -93,19 +132,27 @@ class DiffusionGNN(GraphModel):
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
                     for a, b in pairs:
-                        first, second = FeatureLinear(a, hidden_channels), nn.Linear(hidden_channels, b)
-                        yield GINConv(a, nn.Sequential(first, _activation(act), second), train_eps=True)
+                        first = FeatureLinear(a, hidden_channels)
+                        second = nn.Linear(hidden_channels, b)
+                        yield GINConv(
+                            a, nn.Sequential(first, _activation(act), second), train_eps=True
+                        )
                 case "gat":
                     *hidden, last = pairs
                     own: dict[str, Any] = {"edge_dim": edge_dim, "value_dropout": dropout}
                     yield from (GATConv(a, b // heads, heads, **own) for a, b in hidden)
                     yield GATConv(*last, **own)
                 case "appnp":
-                    yield from (MLPConv(in_channels, hidden_channels), MLPConv(hidden_channels, out_channels))
+                    yield from (
+                        MLPConv(in_channels, hidden_channels),
+                        MLPConv(hidden_channels, out_channels),
+                    )
                     yield APPNPConv(out_channels, num_layers, alpha)
                 case "gcnii":
                     yield MLPConv(in_channels, hidden_channels)
-                    yield from (GCNIIConv(hidden_channels, alpha, theta, k + 1) for k in range(num_layers))
+                    yield from (
+                        GCNIIConv(hidden_channels, alpha, theta, k + 1) for k in range(num_layers)
+                    )
                     yield MLPConv(hidden_channels, out_channels)
 
         self.convs = nn.ModuleList(layers())
@@ -113,15 +160,22 @@ class DiffusionGNN(GraphModel):
             cast("DiffusionConv", self.convs[0]).check_features = check_input
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, **features: Any) -> Tensor:
-        initial, states = None, []
+        initial = None
+        states = []
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
-            has_weights, has_source = any(True for _ in conv.parameters()), conv.update.beta != 0
+            has_weights = any(True for _ in conv.parameters())
+            has_source = conv.update.beta != 0
             x = self._activated(x, k - 1) if has_weights and k else x
             # The initial embedding of Eq. 10 is the input of the first layer that has a source.
             initial = x if has_source and initial is None else initial
-            x = dropout(x, self.dropout, self.training) if has_weights else x
+            if has_weights:
+                x = dropout(x, self.dropout, self.training)
+            else:
+                x = x
             states += [x] if k else []
-            x = run_layer(collect, conv, x, graph, source=initial if has_source else None, **features)
+            x = run_layer(
+                collect, conv, x, graph, source=initial if has_source else None, **features
+            )
         if self.lin is not None:
             x = dropout(self._activated(x, len(states)), self.dropout, self.training)
             x = self.lin(x if self.jk is None else self.jk([*states, x]))
@@ -134,12 +188,18 @@ class DiffusionGNN(GraphModel):
 class ResidualGCN(Resettable):
     r"""The GNN of PyG's SGFormer, h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, dropout after ReLU."""
 
-    def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
+    def __init__(
+        self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float
+    ) -> None:
         super().__init__()
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
-        self.convs = nn.ModuleList(GCNConv(hidden_channels, hidden_channels) for _ in range(num_layers))
-        self.norms = nn.ModuleList(make_norm("batch", hidden_channels) for _ in range(num_layers + 1))
+        self.convs = nn.ModuleList(
+            GCNConv(hidden_channels, hidden_channels) for _ in range(num_layers)
+        )
+        self.norms = nn.ModuleList(
+            make_norm("batch", hidden_channels) for _ in range(num_layers + 1)
+        )
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         first = x = self._activated(self.norms[0](self.encoder(x)))
@@ -156,4 +216,6 @@ def _activation(act: str) -> nn.Module:
     try:
         return cast("nn.Module", activation_resolver(act))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"act must name an activation of torch.nn ('relu', 'elu', 'gelu', …); got {act!r}.") from error
+        raise ValueError(
+            f"act must name an activation of torch.nn ('relu', 'elu', 'gelu', …); got {act!r}."
+        ) from error

@@ -12,12 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_kind, check_probability, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_edge_rows,
+    check_kind,
+    check_probability,
+    describe,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
 from diffusion_mp.layers.pyg import refuse_proxy
-from diffusion_mp.models.base import HEADS, Collect, Edges, FeatureEncoder, GraphModel, Task, feature_columns, run_layer
+from diffusion_mp.models.base import (
+    HEADS,
+    Collect,
+    Edges,
+    FeatureEncoder,
+    GraphModel,
+    Task,
+    feature_columns,
+    run_layer,
+)
 
 Encodings = Tensor | tuple[Tensor, ...]
 
@@ -41,42 +57,74 @@ class BlockStack(GraphModel):
     reads = ("edge_attr", "pe")
 
     def __init__(
-        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int,
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
         block: Callable[[], nn.Module],
-        *, edge_dim: int | Sequence[int] | None = None, pe_channels: int = 0, pe_encoder: nn.Module | None = None,
+        *,
+        edge_dim: int | Sequence[int] | None = None,
+        pe_channels: int = 0,
+        pe_encoder: nn.Module | None = None,
         task: Task = "node",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(task, "task", HEADS)
         check_counts(0, pe_channels=pe_channels)
-        check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
+        check_kind(
+            pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings"
+        )
         if pe_channels >= hidden_channels:
             most = hidden_channels - 1
-            raise ValueError(f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}.")
+            raise ValueError(
+                f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}."
+            )
         if pe_encoder is not None and not pe_channels:
-            raise ValueError("pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0.")
-        self.pe_channels, self.encoder = pe_channels, FeatureEncoder(in_channels, hidden_channels - pe_channels)
+            raise ValueError(
+                "pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0."
+            )
+        self.pe_channels = pe_channels
+        self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
-        self.pe_encoder = (pe_encoder or LaplacianEncoder(pe_channels)) if pe_channels else None
-        self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_dim")
+        self.pe_encoder = pe_encoder or LaplacianEncoder(pe_channels) if pe_channels else None
+        if edge_dim is None:
+            self.edge_encoder = None
+        else:
+            self.edge_encoder = FeatureEncoder(edge_dim, hidden_channels, "edge_dim")
         self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
         self.blocks = nn.ModuleList(block() for _ in range(num_layers))
         self.head = HEADS[task](hidden_channels, out_channels)
 
     def forward(
-        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None,
-        *, edge_attr: Tensor | None = None, pe: Encodings | None = None, **others: Any,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:  # fmt: skip
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        pe: Encodings | None = None,
+        **others: Any,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return predictions; with ``return_coupling`` also the coupling of every block."""
         refuse_proxy(self, x)
-        others |= {} if pe is None else {"pe": pe}  # torch.export wants inputs by the names of the signature
+        others |= (
+            {} if pe is None else {"pe": pe}
+        )  # torch.export wants inputs by the names of the signature
         return super().forward(x, edge_index, edge_weight, batch, edge_attr=edge_attr, **others)
 
     def propagate(
-        self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None, pe: Encodings | None = None
+        self,
+        x: Tensor,
+        graph: Graph,
+        collect: Collect,
+        edge_attr: Tensor | None = None,
+        pe: Encodings | None = None,
     ) -> Tensor:
-        x, edges = self._placed(self.encoder(x), pe), self._edges(graph, edge_attr)
+        x = self._placed(self.encoder(x), pe)
+        edges = self._edges(graph, edge_attr)
         for block in self.blocks:
             if edges is None:
                 x = run_layer(collect, block, x, graph)
@@ -87,19 +135,29 @@ class BlockStack(GraphModel):
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         if (self.pe_encoder is None) != (pe is None):
             came = f"got {'none' if pe is None else 'one'} with pe_channels={self.pe_channels}"
-            raise ValueError(f"pe must be passed to a model with pe_channels, and only to one; {came}.")
+            raise ValueError(
+                f"pe must be passed to a model with pe_channels, and only to one; {came}."
+            )
         if self.pe_encoder is None or pe is None:
             return x
         for part in pe if isinstance(pe, tuple) and pe else (pe,):
-            if not isinstance(part, Tensor) or not (part.is_floating_point() or part.dtype == torch.bool):
+            if not isinstance(part, Tensor) or not (
+                part.is_floating_point() or part.dtype == torch.bool
+            ):
                 wanted = "floating-point tensors, and masks of bool, with a row per node"
                 raise TypeError(f"pe must be {wanted}; got {describe(part)}.")
             if part.shape[:1] != x.shape[:1] or part.device != x.device:
-                raise ValueError(f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}.")
+                raise ValueError(
+                    f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}."
+                )
         try:
-            encoded = cast("Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe))
+            encoded = cast(
+                "Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe)
+            )
         except (TypeError, ValueError) as error:
-            raise type(error)(f"pe must be what {type(self.pe_encoder).__name__} reads: {error}") from error
+            raise type(error)(
+                f"pe must be what {type(self.pe_encoder).__name__} reads: {error}"
+            ) from error
         if encoded.shape != (x.size(0), self.pe_channels):
             wanted = f"[{x.size(0)}, {self.pe_channels}], one row per node"
             raise ValueError(f"the encoding of pe must be {wanted}; got {describe(encoded)}.")
@@ -113,7 +171,9 @@ class BlockStack(GraphModel):
             return None
         if (self.edge_encoder is None) != (edge_attr is None):
             came = "none" if edge_attr is None else describe(edge_attr)
-            raise ValueError(f"edge_attr must be passed to a model with edge_dim, and only to one; got {came}.")
+            raise ValueError(
+                f"edge_attr must be passed to a model with edge_dim, and only to one; got {came}."
+            )
         if self.edge_encoder is None or edge_attr is None:
             return cast("nn.Embedding", self.edge_start).weight.expand(graph.num_edges, -1)
         check_edge_rows(edge_attr, graph.num_edges)
@@ -134,9 +194,16 @@ class GatedGCN(BlockStack):
     """
 
     def __init__(
-        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
-        *, norm: Norm = "batch", dropout: float = 0.0, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
         block = partial(GatedGCNConv, hidden_channels, norm=norm, dropout=dropout)
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
 
@@ -161,22 +228,44 @@ class GPS(BlockStack):
     """
 
     def __init__(
-        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
-        *, heads: int = 4, lam: float = 0.0, adjacency: bool = False, attention: dict[str, Any] | None = None,
-        local: bool = True, norm: Norm = "batch", dropout: float = 0.0, attention_dropout: float = 0.0, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        heads: int = 4,
+        lam: float = 0.0,
+        adjacency: bool = False,
+        attention: dict[str, Any] | None = None,
+        local: bool = True,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         check_kind(local, "local", bool, "True or False")
         check_probability(attention_dropout, "attention_dropout")
         check_counts(hidden_channels=hidden_channels, heads=heads)
         if hidden_channels % heads and "head_channels" not in (attention or {}):
             came = f"got {heads} heads, {hidden_channels} channels"
-            raise ValueError(f"heads must divide hidden_channels; {came}. Or pass attention={{'head_channels': …}}.")
+            raise ValueError(
+                f"heads must divide hidden_channels; {came}. Or pass attention={{'head_channels': …}}."
+            )
 
         def block() -> nn.Module:
-            own: dict[str, Any] = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}
+            own: dict[str, Any] = {
+                "lam": lam,
+                "adjacency": adjacency,
+                "residual": False,
+                "dropout": attention_dropout,
+            }
             further = copy.deepcopy(attention or {})  # blocks share no module
-            passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout) if local else None
+            if local:
+                passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
+            else:
+                passing = None
             global_ = SFiConv(hidden_channels, hidden_channels, heads, **own, **further)
             return GPSBlock(hidden_channels, passing, global_, norm=norm, dropout=dropout)
 
@@ -197,9 +286,15 @@ class DFiFormer(GPS):
     """
 
     def __init__(
-        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
-        *, adjacency: bool = True, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        adjacency: bool = True,
+        **options: Any,
+    ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
         self.arguments = (sizes, {"adjacency": adjacency, **options})
@@ -219,14 +314,23 @@ class SFiFormer(GPS):
     """
 
     def __init__(
-        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 4,
-        *, lam: float = 1.0, adjacency: bool = True, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        lam: float = 1.0,
+        adjacency: bool = True,
+        **options: Any,
+    ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=lam, adjacency=adjacency, **options)
 
     @classmethod
-    def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:
+    def from_dfi(
+        cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None
+    ) -> SFiFormer:
         """Return an SFi-Former+ with the parameters of a trained DFi-Former, which is not modified (Section 4.2).
 
         The projections of the frictions, which DFi-Former lacks, are drawn at random. ``lam`` is λ* > 0, and options in
@@ -236,10 +340,13 @@ class SFiFormer(GPS):
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
-        model, like = cls(*sizes, lam=lam, **options), next(dfi.parameters())
+        model = cls(*sizes, lam=lam, **options)
+        like = next(dfi.parameters())
         model.to(like.device, like.dtype)
         missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)
         left = [name for name in missing if ".friction." not in name] + unexpected
         if left:
-            raise ValueError(f"attention must leave the parameters of dfi their places; these have none: {left}.")
+            raise ValueError(
+                f"attention must leave the parameters of dfi their places; these have none: {left}."
+            )
         return model

@@ -29,9 +29,15 @@ from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
 def full_graph_inference(
-    model: nn.Module, x: Float[Tensor, "N C"], edge_index: Edges = None, edge_weight: Tensor | None = None,
-    *, block_size: int = 1 << 14, device: torch.device | str | None = None, progress: bool = False,
-) -> Tensor:  # fmt: skip
+    model: nn.Module,
+    x: Float[Tensor, "N C"],
+    edge_index: Edges = None,
+    edge_weight: Tensor | None = None,
+    *,
+    block_size: int = 1 << 14,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> Tensor:
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
     The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count). One pass over
@@ -57,13 +63,17 @@ def full_graph_inference(
     graph = Graph.coerce(x, edge_index, edge_weight)
     if not graph.is_single:
         came = f"got a batch of {graph.num_graphs}"
-        raise ValueError(f"full_graph_inference takes one large graph; {came}. Call the model on batches that fit.")
+        raise ValueError(
+            f"full_graph_inference takes one large graph; {came}. Call the model on batches that fit."
+        )
     with torch.no_grad(), show_progress(progress):
         blocks = Blocks(block_size, as_device(x.device if device is None else device))
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
         # Usually one pass for each row-wise module and two for each coupling.
-        passes = sum(isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules())
+        passes = sum(
+            isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules()
+        )
         with progress_bar("inference", "block", passes * -(-x.size(0) // block_size)) as blocks.bar:
             return runner(x, graph)
 
@@ -74,7 +84,8 @@ class Blocks:
     bar = tqdm(total=0, disable=True)
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.size, self.device = size, device
+        self.size = size
+        self.device = device
 
     def take_over(self, module: nn.Module) -> None:
         """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
@@ -83,7 +94,9 @@ class Blocks:
                 "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
             )
         for name, child in module.named_children():
-            if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):  # they act on every row separately
+            if isinstance(
+                child, (nn.Linear, Linear, nn.LayerNorm)
+            ):  # they act on every row separately
                 setattr(module, name, _RowWise(child.to(self.device), self))
             elif type(child) is ExplicitEuler:
                 setattr(module, name, _BlockwiseStep(child, self))
@@ -133,7 +146,8 @@ class _RowWise(nn.Module):
 
     def __init__(self, module: nn.Module, blocks: Blocks) -> None:
         super().__init__()
-        self.module, self.blocks = module, blocks
+        self.module = module
+        self.blocks = blocks
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device != self.blocks.device:
@@ -149,7 +163,8 @@ class _Blockwise(Diffusivity):
 
     def __init__(self, diffusivity: Diffusivity, blocks: Blocks) -> None:
         super().__init__()
-        self.diffusivity, self.blocks = diffusivity, blocks
+        self.diffusivity = diffusivity
+        self.blocks = blocks
         self.heads = diffusivity.heads
 
     @property
@@ -163,7 +178,9 @@ class _Blockwise(Diffusivity):
         if not isinstance(example, PooledCoupling):
             return self.diffusivity.couple(x, graph)
         on_device = self.diffusivity.to(self.blocks.device)
-        return BlockwiseCoupling(lambda rows: on_device.couple(rows, RowBlock(rows, centre)), example, x, self.blocks)
+        return BlockwiseCoupling(
+            lambda rows: on_device.couple(rows, RowBlock(rows, centre)), example, x, self.blocks
+        )
 
 
 class RowBlock(Graph):
@@ -186,8 +203,12 @@ class PartialCoupling(Coupling):
     no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
 
     def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
-        promises: dict[str, Any] = {name: partial(getattr, like, name) for name in PROMISES} | {"symmetric": symmetric}
-        super().__init__(num_nodes, like.heads, torch.empty(0, dtype=like.dtype, device=like.device), **promises)
+        promises: dict[str, Any] = {name: partial(getattr, like, name) for name in PROMISES} | {
+            "symmetric": symmetric
+        }
+        super().__init__(
+            num_nodes, like.heads, torch.empty(0, dtype=like.dtype, device=like.device), **promises
+        )
 
     def _transpose(self) -> NoReturn:
         raise NotImplementedError(self.no_transpose)
@@ -202,10 +223,16 @@ class BlockwiseCoupling(PartialCoupling):
     )
 
     def __init__(
-        self, couple: Callable[[Tensor], Any], example: PooledCoupling, x: Float[Tensor, "N C"], blocks: Blocks
+        self,
+        couple: Callable[[Tensor], Any],
+        example: PooledCoupling,
+        x: Float[Tensor, "N C"],
+        blocks: Blocks,
     ) -> None:
         super().__init__(x.size(0), example, example.symmetric)
-        self.couple, self.x, self.blocks = couple, x, blocks
+        self.couple = couple
+        self.x = x
+        self.blocks = blocks
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.blocks.joined(self.rows_of(v), self.x)
@@ -217,7 +244,12 @@ class BlockwiseCoupling(PartialCoupling):
             return self.couple(x).read(sums, values)
 
         rows = self.blocks.announced(v.size(0))
-        sums = merged([self.blocks.call(lambda x, v: self.couple(x).pool(v), part, self.x, v) for part in rows])
+        sums = merged(
+            [
+                self.blocks.call(lambda x, v: self.couple(x).pool(v), part, self.x, v)
+                for part in rows
+            ]
+        )
         self.blocks.announced(v.size(0))
         return lambda part: self.blocks.call(read, part, self.x, v).to(self.x.device)
 
@@ -232,16 +264,29 @@ class _BlockwiseStep(StateUpdate):
 
     def __init__(self, update: ExplicitEuler, blocks: Blocks) -> None:
         super().__init__()
-        self.update, self.blocks, self.beta = update, blocks, update.beta
+        self.update = update
+        self.blocks = blocks
+        self.beta = update.beta
 
-    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> Tensor:
         values = x if values is None else values
         moved = _rows_of(coupling, values.expand(-1, max(values.size(1), coupling.heads), -1))
-        degree = coupling.degree() if self.update.form == "conservative" else None
+        if self.update.form == "conservative":
+            degree = coupling.degree()
+        else:
+            degree = None
 
         def step(rows: slice) -> Tensor:
             known = _KnownRows(coupling, moved(rows), None if degree is None else degree[rows])
-            return self.update.step(x[rows], known, values[rows], None if source is None else source[rows])
+            return self.update.step(
+                x[rows], known, values[rows], None if source is None else source[rows]
+            )
 
         return self.blocks.joined(step, x)
 
@@ -262,9 +307,12 @@ def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice],
 class _KnownRows(PartialCoupling):
     """Some rows of a coupling, with given products and, for conservative steps, given row sums."""
 
-    def __init__(self, coupling: Coupling, moved: Float[Tensor, "N H D"], sums: Tensor | None) -> None:
+    def __init__(
+        self, coupling: Coupling, moved: Float[Tensor, "N H D"], sums: Tensor | None
+    ) -> None:
         super().__init__(moved.size(0), coupling, symmetric=False)
-        self.moved, self.sums = moved, sums
+        self.moved = moved
+        self.sums = sums
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.moved

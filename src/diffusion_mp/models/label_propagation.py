@@ -46,39 +46,63 @@ class LabelPropagation(KnowsPyGNames, Saved):
 
     references = ("zhou2004learning",)
 
-    def __init__(self, num_layers: int | None = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
+    def __init__(
+        self,
+        num_layers: int | None = 50,
+        alpha: float = 0.9,
+        diffusivity: Diffusivity | None = None,
+    ) -> None:
         super().__init__()
         if num_layers is not None:
             errors.check_counts(num_layers=num_layers)
         bounds = "(0, 1)" if num_layers is None else "(0, 1]"
         wanted = f"lie in {bounds} for {num_layers=}"
-        errors.check_number(alpha, "alpha", lambda a: 0 < a <= 1 and (a < 1 or num_layers is not None), wanted)
+        errors.check_number(
+            alpha, "alpha", lambda a: 0 < a <= 1 and (a < 1 or num_layers is not None), wanted
+        )
         errors.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
         if diffusivity is not None and diffusivity.heads != 1:
             heads = diffusivity.heads
-            raise ValueError(f"diffusivity must have one head, for there is one state, the labels; got {heads} heads.")
+            raise ValueError(
+                f"diffusivity must have one head, for there is one state, the labels; got {heads} heads."
+            )
         self.num_layers = num_layers
         self.update = teleport_limit(1 - alpha) if num_layers is None else teleport(1 - alpha)
-        self.diffusivity = AdjacencyDiffusivity("sym", direction="pyg") if diffusivity is None else diffusivity
+        self.diffusivity = (
+            AdjacencyDiffusivity("sym", direction="pyg") if diffusivity is None else diffusivity
+        )
         parts = [part for part in self.diffusivity.modules() if isinstance(part, Diffusivity)]
         # Whether entries depend on the features of nodes, rather than on their positions only.
-        self.reads_features = any(part.depends_on not in ("nothing", "parts") and not part.positional for part in parts)
+        self.reads_features = any(
+            part.depends_on not in ("nothing", "parts") and not part.positional for part in parts
+        )
 
     @torch.no_grad()
     def forward(
-        self, y: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, mask: Tensor | None = None,
+        self,
+        y: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        mask: Tensor | None = None,
         batch: Tensor | None = None,
-        *, features: Tensor | None = None, **others: Any,
-    ) -> Tensor:  # fmt: skip
+        *,
+        features: Tensor | None = None,
+        **others: Any,
+    ) -> Tensor:
         refuse_inputs(self, others)
         y = _soft(y)
         if isinstance(mask, Tensor) and mask.is_floating_point():
             order = "The order here is (y, edge_index, edge_weight, mask)."
-            raise TypeError(f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. {order}")
+            raise TypeError(
+                f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. {order}"
+            )
         if mask is not None:
             y = y * errors.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         if self.reads_features != (features is not None):
-            came = "none came" if features is None else "features came, and nobody reads them"
+            if features is None:
+                came = "none came"
+            else:
+                came = "features came, and nobody reads them"
             must = "must come if and only if the diffusivity reads nodes, for it must not read the labels"
             raise ValueError(f"features [num_nodes, channels] {must}; {came}.")
         if features is not None:
@@ -98,12 +122,16 @@ def _soft(y: Tensor) -> Tensor:
     errors.check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
     errors.check_has_values(y, "y")
     if y.dim() not in (1, 2):
-        raise ValueError(f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}.")
+        raise ValueError(
+            f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}."
+        )
     if y.dim() == 1 or y.size(1) == 1:
         y = _one_hot(y)
     elif y.dtype in errors.INTEGERS:
         got = f"got {errors.describe(y)}"
-        raise TypeError(f"y must be floating point as soft labels, a column for every class; {got}. Pass y.float().")
+        raise TypeError(
+            f"y must be floating point as soft labels, a column for every class; {got}. Pass y.float()."
+        )
     errors.check_state(y, "y")
     return y
 
@@ -118,10 +146,14 @@ def _one_hot(y: Tensor) -> Tensor:
         )
     if y.dtype not in errors.INTEGERS or y.layout != torch.strided:
         way_out = "Class numbers are dense and integers: y.long()."
-        raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}. {way_out}")
+        raise TypeError(
+            f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}. {way_out}"
+        )
     labels = errors.label_vector(y)
     classes = 1 + max(int(labels.max()), 0) if labels.numel() else 1
     if classes > labels.numel() + MANY_CLASSES:
-        raise ValueError(f"y must number the classes of {labels.numel()} nodes; it reaches {classes - 1}.")
+        raise ValueError(
+            f"y must number the classes of {labels.numel()} nodes; it reaches {classes - 1}."
+        )
     soft = one_hot(labels.clamp(min=0), classes).to(torch.get_default_dtype())
     return soft * (labels >= 0).unsqueeze(1)

@@ -42,11 +42,22 @@ class NodeFormer(LayerStack):
     """
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
-        *, edge_regularization: float = 0.1, residual: bool = True, step: float | None = None, layer_norm: bool = True,
-        activation: Literal["elu"] | None = None, jump: Literal["cat", "max"] | None = None, dropout: float = 0.0,
-        task: Task = "node", **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        edge_regularization: float = 0.1,
+        residual: bool = True,
+        step: float | None = None,
+        layer_norm: bool = True,
+        activation: Literal["elu"] | None = None,
+        jump: Literal["cat", "max"] | None = None,
+        dropout: float = 0.0,
+        task: Task = "node",
+        **options: Any,
+    ) -> None:
         check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["elu", None])
         check_choice(jump, "jump", ["cat", "max", None])
@@ -57,12 +68,18 @@ class NodeFormer(LayerStack):
         share = edge_regularization / num_layers
 
         def conv() -> NodeFormerConv:
-            return NodeFormerConv(hidden_channels, hidden_channels, edge_regularization=share, **options)
+            return NodeFormerConv(
+                hidden_channels, hidden_channels, edge_regularization=share, **options
+            )
 
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         states = num_layers + 1 if jump == "cat" else 1
-        super().__init__(*sizes, conv, layer_norm=layer_norm, dropout=dropout, states=states, task=task)
-        self.residual, self.step, self.activation = residual, step, activation
+        super().__init__(
+            *sizes, conv, layer_norm=layer_norm, dropout=dropout, states=states, task=task
+        )
+        self.residual = residual
+        self.step = step
+        self.activation = activation
         self.jump = None if jump is None else JumpingKnowledge(jump)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:

@@ -12,7 +12,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_mask, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_mask,
+    describe,
+)
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
@@ -65,64 +72,103 @@ class PDETransformer(Resettable):
     references = ("zhangwhere", "vaswani2017attention", "tay2021lra")
 
     def __init__(
-        self, in_channels: int | Sequence[int], hidden_channels: int, out_channels: int, num_layers: int = 6,
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 6,
         heads: int = 8,
-        *, max_length: int, placement: Placement = None, diffusion: dict[str, Any] | None = None,
-        mlp_channels: int | None = None, pooling: Pooling = "mean", task: Literal["classify", "retrieve"] = "classify",
-        causal: bool = False, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        *,
+        max_length: int,
+        placement: Placement = None,
+        diffusion: dict[str, Any] | None = None,
+        mlp_channels: int | None = None,
+        pooling: Pooling = "mean",
+        task: Literal["classify", "retrieve"] = "classify",
+        causal: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         if isinstance(in_channels, int):
             check_counts(in_channels=in_channels)
         sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
         check_counts(**sizes, num_layers=num_layers, max_length=max_length)
         check_flags(causal=causal)
-        check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
+        check_kind(
+            diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d"
+        )
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", get_args(Pooling))
         check_choice(task, "task", ["classify", "retrieve"])
         if placement is None and diffusion is not None:
-            raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
-        chosen, options = None if placement is None else SITES[placement], dict(diffusion or {})
+            raise ValueError(
+                "diffusion belongs to a placement; got options of it with placement=None."
+            )
+        chosen = None if placement is None else SITES[placement]
+        options = dict(diffusion or {})
         if causal and chosen != "heads" and options.setdefault("boundary", "causal") != "causal":
             came = options["boundary"]
-            raise ValueError(f"boundary must be 'causal' in a causal model, or positions see later ones; got {came!r}.")
+            raise ValueError(
+                f"boundary must be 'causal' in a causal model, or positions see later ones; got {came!r}."
+            )
 
         def place(site: str, channels: int) -> nn.Module:
-            return PDEDiffusion1d(channels, **copy.deepcopy(options)) if site == chosen else NoDiffusion()
+            if site == chosen:
+                return PDEDiffusion1d(channels, **copy.deepcopy(options))
+            return NoDiffusion()
 
-        self.placement, self.pooling, self.task, self.dropout = placement, pooling, task, dropout
+        self.placement = placement
+        self.pooling = pooling
+        self.task = task
+        self.dropout = dropout
         self.positions = nn.Parameter(torch.empty(max_length, hidden_channels))
         self.encoder = FeatureEncoder(in_channels, hidden_channels)
         self.after_embedding = place("embedding", hidden_channels)
         wide = 4 * hidden_channels
-        block: dict[str, Any] = {"mlp_channels": wide if mlp_channels is None else mlp_channels, "place": place}
+        block: dict[str, Any] = {
+            "mlp_channels": wide if mlp_channels is None else mlp_channels,
+            "place": place,
+        }
         block |= {"causal": causal, "dropout": dropout}
-        self.blocks = nn.ModuleList(TransformerBlock(hidden_channels, heads, **block) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(hidden_channels, heads, **block) for _ in range(num_layers)
+        )
         self.norm = nn.LayerNorm(hidden_channels)
         read = hidden_channels if task == "classify" else wide
-        self.head = nn.Sequential(nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels))
+        self.head = nn.Sequential(
+            nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels)
+        )
         self._draw()
 
     def forward(
-        self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, other: Tensor | None = None,
+        self,
+        x: Tensor,
+        mask: Bool[Tensor, "B L"] | None = None,
+        other: Tensor | None = None,
         other_mask: Bool[Tensor, "B M"] | None = None,
-    ) -> Float[Tensor, "B out"]:  # fmt: skip
+    ) -> Float[Tensor, "B out"]:
         if (other is None) != (self.task == "classify"):
             came = f"got {'none' if other is None else 'one'} with task={self.task!r}"
-            raise ValueError(f"other must be passed with task='retrieve', the second of a pair, and only then; {came}.")
+            raise ValueError(
+                f"other must be passed with task='retrieve', the second of a pair, and only then; {came}."
+            )
         read = self.encode(x, mask)
         if other is not None:
             second = self.encode(other, other_mask, name="other")
             read = torch.cat([read, second, read * second, read - second], 1)
         return self.head(read)
 
-    def encode(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B C"]:
+    def encode(
+        self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
+    ) -> Float[Tensor, "B C"]:
         """Return the pooled states of the sequences; ``name`` is the name of the input in messages."""
         state = self.embed(x, mask, name=name)
         for block in self.blocks:
             state = block(state, mask)
-        tokens = torch.ones_like(state[..., 0], dtype=torch.bool) if mask is None else mask
+        if mask is None:
+            tokens = torch.ones_like(state[..., 0], dtype=torch.bool)
+        else:
+            tokens = mask
         return self._pooled(self.norm(state), tokens)
 
     def _pooled(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]) -> Float[Tensor, "B C"]:
@@ -134,7 +180,9 @@ class PDETransformer(Resettable):
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~mask.unsqueeze(2), 0)
         return (wide.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
-    def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B L C"]:
+    def embed(
+        self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
+    ) -> Float[Tensor, "B L C"]:
         """Return the initial state: embedding plus position, smoothed under P1."""
         self._check(x, mask, name)
         if mask is None:
@@ -148,11 +196,19 @@ class PDETransformer(Resettable):
     def _check(self, x: Tensor, mask: Tensor | None, name: str) -> None:
         check_kind(x, name, Tensor, "a tensor of sequences [batch, length, ...]")
         if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor of sequences; got {describe(x)}. Use {name}.to_dense().")
-        columns, limit = self.encoder.channels, self.positions.size(0)
-        flat = self.encoder.sizes is not None and columns == 1  # one token a position needs no third dimension
+            raise TypeError(
+                f"{name} must be a dense tensor of sequences; got {describe(x)}. Use {name}.to_dense()."
+            )
+        columns = self.encoder.channels
+        limit = self.positions.size(0)
+        flat = (
+            self.encoder.sizes is not None and columns == 1
+        )  # one token a position needs no third dimension
         if x.shape[2:] != (columns,) and not (flat and x.dim() == 2):
-            wanted = "[batch, length]" if flat else f"[batch, length, {columns}]"
+            if flat:
+                wanted = "[batch, length]"
+            else:
+                wanted = f"[batch, length, {columns}]"
             raise ValueError(f"{name} must be {wanted}, as in_channels says; got {describe(x)}.")
         check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         if x.size(1) > limit:
@@ -162,7 +218,9 @@ class PDETransformer(Resettable):
     def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""
         count, channels = self.positions.shape
-        sinusoids = PositionalEncoding(channels + channels % 2)(torch.arange(count, dtype=self.positions.dtype))
+        sinusoids = PositionalEncoding(channels + channels % 2)(
+            torch.arange(count, dtype=self.positions.dtype)
+        )
         with torch.no_grad():
             self.positions.copy_(sinusoids[:, :channels])
 

@@ -15,9 +15,13 @@ from diffusion_mp.models.sgformer import SGFormer
 
 #: From names within a layer of this library to the released ones.
 LAYER: tuple[Rule, ...] = (
-    (r"\bdiffusivity\.(attention\.)?", ""), (r"\bgraph_term\.bias\b", "b"),
-    (r"\bquery\b", "Wq"), (r"\bkey\b", "Wk"), (r"\bvalue\b", "Wv"), (r"\bmix\b", "Wo"),
-)  # fmt: skip
+    (r"\bdiffusivity\.(attention\.)?", ""),
+    (r"\bgraph_term\.bias\b", "b"),
+    (r"\bquery\b", "Wq"),
+    (r"\bkey\b", "Wk"),
+    (r"\bvalue\b", "Wv"),
+    (r"\bmix\b", "Wo"),
+)
 STACK: tuple[Rule, ...] = ((r"^encoder\b", "fcs.0"), (r"^decoder\b", "fcs.1"), (r"^norms\b", "bns"))
 NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
     DIFFormer: (*LAYER, *STACK),
@@ -76,8 +80,15 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     kind = next((kind for kind in NAMES if isinstance(model, kind)), None)
     if kind is None:
         kinds = ", ".join(known.__name__ for known in NAMES)
-        raise TypeError(f"model must be one of {kinds}, whose code was released; got {describe(model)}.")
-    check_kind(released, "released", Mapping, "a dict of tensors, as torch.load(path, weights_only=True) gives it")
+        raise TypeError(
+            f"model must be one of {kinds}, whose code was released; got {describe(model)}."
+        )
+    check_kind(
+        released,
+        "released",
+        Mapping,
+        "a dict of tensors, as torch.load(path, weights_only=True) gives it",
+    )
     for name, tensor in released.items():
         check_kind(name, "every key of released", str, "the name of a tensor")
         check_kind(tensor, f"released[{name!r}]", Tensor, "a tensor")
@@ -108,9 +119,16 @@ def _option(name: str) -> str | None:
 
 def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None:
     """Raise unless the numbers of layers agree; names of single tensors would make an obscure message."""
-    for part, option in (("graph_conv.", "gnn_num_layers"), ("trans_conv.", "trans_num_layers"), ("", "num_layers")):
+    for part, option in (
+        ("graph_conv.", "gnn_num_layers"),
+        ("trans_conv.", "trans_num_layers"),
+        ("", "num_layers"),
+    ):
         layers = re.compile(rf"{re.escape(part)}convs\.(\d+)\.")
-        there, here = (len({found[1] for found in map(layers.match, names) if found}) for names in (came, places))
+        there, here = (
+            len({found[1] for found in map(layers.match, names) if found})
+            for names in (came, places)
+        )
         if f"{part}fcs.0.weight" in places and there and here and there != here:
             told = f"released has {there} layers in '{part}convs', and {kind.__name__} has {here}"
             raise ValueError(f"{told}. Build it with {option}={there}.")

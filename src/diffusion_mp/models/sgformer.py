@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability, check_share
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_probability,
+    check_share,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import SGFormerConv
@@ -49,14 +55,29 @@ class SGFormer(GraphModel):
     references = SGFormerConv.references
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int,
-        *, num_gnn_layers: int = 10, gnn: ConvName | Literal["residual"] = "appnp", alpha: float = 0.8,
-        shared_encoder: bool = True, layer_norm: bool = True, dropout: float = 0.0, gnn_dropout: float | None = None,
-        task: Task = "node", trans_num_layers: int = 1, activation: Literal["relu"] | None = None,
-        dropout_on: Literal["values", "state"] = "values", aggregate: Literal["add", "cat"] = "add",
-        trans_num_heads: int | None = None, trans_dropout: float | None = None, gnn_num_layers: int | None = None,
-        graph_weight: float | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_gnn_layers: int = 10,
+        gnn: ConvName | Literal["residual"] = "appnp",
+        alpha: float = 0.8,
+        shared_encoder: bool = True,
+        layer_norm: bool = True,
+        dropout: float = 0.0,
+        gnn_dropout: float | None = None,
+        task: Task = "node",
+        trans_num_layers: int = 1,
+        activation: Literal["relu"] | None = None,
+        dropout_on: Literal["values", "state"] = "values",
+        aggregate: Literal["add", "cat"] = "add",
+        trans_num_heads: int | None = None,
+        trans_dropout: float | None = None,
+        gnn_num_layers: int | None = None,
+        graph_weight: float | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_gnn_layers=num_gnn_layers, trans_num_layers=trans_num_layers)
         check_probability(dropout, "dropout")
@@ -80,41 +101,61 @@ class SGFormer(GraphModel):
         check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
         gnn_dropout = dropout if gnn_dropout is None else gnn_dropout
         check_probability(gnn_dropout, "gnn_dropout")
-        self.alpha, self.dropout = alpha, dropout
-        self.activation, self.dropout_on, self.aggregate = activation, dropout_on, aggregate
+        self.alpha = alpha
+        self.dropout = dropout
+        self.activation = activation
+        self.dropout_on = dropout_on
+        self.aggregate = aggregate
         options["dropout"] = dropout if dropout_on == "values" else 0.0
 
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def encoder() -> nn.Module:
-            return nn.Sequential(FeatureLinear(in_channels, hidden_channels), norm(hidden_channels), nn.ReLU())
+            return nn.Sequential(
+                FeatureLinear(in_channels, hidden_channels), norm(hidden_channels), nn.ReLU()
+            )
 
         def attention() -> nn.ModuleList:
             conv = SGFormerConv(hidden_channels, hidden_channels, **options)
             return nn.ModuleList([conv, norm(hidden_channels)])
 
-        self.encoder, self.gnn_encoder = encoder(), None if shared_encoder or gnn == "residual" else encoder()
+        self.encoder = encoder()
+        if shared_encoder or gnn == "residual":
+            self.gnn_encoder = None
+        else:
+            self.gnn_encoder = encoder()
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = hidden_channels, num_gnn_layers
         self.gnn = (
             ResidualGCN(in_channels, *sizes, dropout=gnn_dropout)
             if gnn == "residual"
-            else DiffusionGNN(hidden_channels, hidden_channels, *sizes, conv=gnn, dropout=gnn_dropout)
+            else DiffusionGNN(
+                hidden_channels, hidden_channels, *sizes, conv=gnn, dropout=gnn_dropout
+            )
         )
         states = 2 if aggregate == "cat" else 1
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
-        on_state, initial = self.training and self.dropout_on == "state", self.encoder(x)
+        on_state = self.training and self.dropout_on == "state"
+        initial = self.encoder(x)
         z = dropout(initial, self.dropout, on_state)
         for conv, norm in [(self.conv, self.norm), *self.further]:
             z = norm(run_layer(collect, conv, z, graph))
             z = dropout(relu(z) if self.activation == "relu" else z, self.dropout, on_state)
         if graph.edge_index is not None:
-            read = x if isinstance(self.gnn, ResidualGCN) else self.gnn_encoder(x) if self.gnn_encoder else initial
+            if isinstance(self.gnn, ResidualGCN):
+                read = x
+            elif self.gnn_encoder:
+                read = self.gnn_encoder(x)
+            else:
+                read = initial
             observed = self.gnn(read, graph)
-            z = torch.cat([z, observed], 1) if self.aggregate == "cat" else (1 - self.alpha) * z + self.alpha * observed
+            if self.aggregate == "cat":
+                z = torch.cat([z, observed], 1)
+            else:
+                z = (1 - self.alpha) * z + self.alpha * observed
         elif self.aggregate == "cat":
             raise ValueError(
                 "aggregate='cat' puts what the GNN makes of the observed edges beside the attention; got a graph "

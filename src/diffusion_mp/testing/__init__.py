@@ -20,8 +20,23 @@ from diffusion_mp.testing.problems import (
 )
 
 __all__ = [
-    "TOLERANCES", "Problem", "Tolerance", "assert_energy_descent", "check_coupling", "check_diffusivity",
-    "check_energy_term", "check_layer", "check_update", "complete_problem", "cosine_mode", "cycle_problem",
-    "exact_problems", "grid_problem", "order_of_convergence", "path_problem", "problem_on_graph", "random_problem",
+    "TOLERANCES",
+    "Problem",
+    "Tolerance",
+    "assert_energy_descent",
+    "check_coupling",
+    "check_diffusivity",
+    "check_energy_term",
+    "check_layer",
+    "check_update",
+    "complete_problem",
+    "cosine_mode",
+    "cycle_problem",
+    "exact_problems",
+    "grid_problem",
+    "order_of_convergence",
+    "path_problem",
+    "problem_on_graph",
+    "random_problem",
     "tolerance",
-]  # fmt: skip
+]

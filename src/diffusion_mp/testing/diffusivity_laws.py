@@ -17,7 +17,16 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.models.inference import RowBlock
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase, expect_promises
-from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, expect_flags, run_laws, strict
+from diffusion_mp.testing.laws import (
+    Law,
+    Level,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_flags,
+    run_laws,
+    strict,
+)
 from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 
 
@@ -30,7 +39,11 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:
         # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes, the product determines S.
-        values = (1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions)).to(instance.x.dtype).unsqueeze(1)
+        values = (
+            (1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions))
+            .to(instance.x.dtype)
+            .unsqueeze(1)
+        )
         return self(module, instance).matmul(values)  # Dynamo traces a method, not the operator @
 
     @cached_property
@@ -38,14 +51,21 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
         return torch.randn(self.channels, 8, generator=self.generator(), dtype=torch.float64)
 
     def graph(self, instance: Instance) -> Graph | None:
-        return instance.graph() if self.edges or instance.ptr is not None else None
+        if self.edges or instance.ptr is not None:
+            return instance.graph()
+        return None
 
 
 def check_diffusivity(
     diffusivity: Diffusivity | Callable[[], Diffusivity],
-    *, channels: int | None = None, edges: bool | None = None, level: Level = "strict",
-    skip: Mapping[str, str] | None = None, compile: bool = False, seed: int = 0,
-) -> None:  # fmt: skip
+    *,
+    channels: int | None = None,
+    edges: bool | None = None,
+    level: Level = "strict",
+    skip: Mapping[str, str] | None = None,
+    compile: bool = False,
+    seed: int = 0,
+) -> None:
     """Check a diffusivity and its couplings on small directed, weighted graphs with states in the unit ball.
 
     An ``AssertionError`` has a sentence for every broken law.
@@ -66,7 +86,9 @@ def check_diffusivity(
         known = getattr(sample, "channels", None)
         channels = known if isinstance(known, int) else 6
     check_counts(channels=channels)
-    case = DiffusivityCase(build, fresh, channels, bool(sample.needs_graph) if edges is None else edges, compile, seed)
+    case = DiffusivityCase(
+        build, fresh, channels, bool(sample.needs_graph) if edges is None else edges, compile, seed
+    )
     run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, level=level)
 
 
@@ -74,19 +96,33 @@ def _declarations(case: DiffusivityCase) -> None:
     """it declares needs_graph, symmetric, row_stochastic, positional, heads, and a penalty or why there is none"""
     module = case.module()
     expect_flags(module, "needs_graph", "symmetric", "row_stochastic", "positional")
-    expect(isinstance(module.heads, int) and module.heads >= 1, f"heads is {module.heads!r}, expected a positive int")
+    expect(
+        isinstance(module.heads, int) and module.heads >= 1,
+        f"heads is {module.heads!r}, expected a positive int",
+    )
     if module.penalty is None:
         reason = module.why_no_penalty
-        expect(bool(reason) and isinstance(reason, str), f"penalty is None and why_no_penalty is {reason!r}")
+        expect(
+            bool(reason) and isinstance(reason, str),
+            f"penalty is None and why_no_penalty is {reason!r}",
+        )
 
 
 def _promises(case: DiffusivityCase) -> None:
     """the coupling has N nodes, the state's dtype and device, the declared heads and properties"""
-    module, instance = case.module(), case.instance()
+    module = case.module()
+    instance = case.instance()
     coupling = case(module, instance)
-    expect(isinstance(coupling, Coupling), f"forward returned {type(coupling).__name__}, expected a Coupling")
+    expect(
+        isinstance(coupling, Coupling),
+        f"forward returned {type(coupling).__name__}, expected a Coupling",
+    )
     expect_equal(coupling.num_nodes, instance.num_nodes, "num_nodes of the coupling")
-    expect_equal((coupling.dtype, coupling.device), (instance.x.dtype, instance.x.device), "its dtype and device")
+    expect_equal(
+        (coupling.dtype, coupling.device),
+        (instance.x.dtype, instance.x.device),
+        "its dtype and device",
+    )
     expect_equal(coupling.heads, module.heads, "heads of the coupling")
     _expect_declared("the diffusivity", module, coupling)
 
@@ -94,28 +130,56 @@ def _promises(case: DiffusivityCase) -> None:
 def _expect_declared(name: str, module: Diffusivity, coupling: Coupling) -> None:
     for promise in ("symmetric", "row_stochastic"):
         if getattr(module, promise):
-            expect(getattr(coupling, promise), f"{promise} is declared by {name}, but not by its coupling")
+            expect(
+                getattr(coupling, promise),
+                f"{promise} is declared by {name}, but not by its coupling",
+            )
 
 
 def _dependence(case: DiffusivityCase) -> None:
     """the entries depend on no more of the state than depends_on says"""
-    module, instance = case.module().eval(), case.instance()
-    declared, x = module.depends_on, instance.x
-    expect(declared in get_args(Dependence), f"depends_on is {declared!r}, expected one of {get_args(Dependence)}")
-    coupling, changed = case(module, instance), replace(instance, x=torch.cat([-x[:1], x[1:]]))
+    module = case.module().eval()
+    instance = case.instance()
+    declared = module.depends_on
+    x = instance.x
+    expect(
+        declared in get_args(Dependence),
+        f"depends_on is {declared!r}, expected one of {get_args(Dependence)}",
+    )
+    coupling = case(module, instance)
+    changed = replace(instance, x=torch.cat([-x[:1], x[1:]]))
     if declared == "parts":
-        parts = [part for part in module.modules() if isinstance(part, Diffusivity) and part is not module]
+        parts = [
+            part
+            for part in module.modules()
+            if isinstance(part, Diffusivity) and part is not module
+        ]
         expect(bool(parts), "depends_on is 'parts', but no part is a Diffusivity")
     elif declared == "nothing":
-        expect_close(case(module, changed).to_dense(), coupling.to_dense(), "rearranged", "S of another state")
+        expect_close(
+            case(module, changed).to_dense(),
+            coupling.to_dense(),
+            "rearranged",
+            "S of another state",
+        )
     elif declared == "edges":
-        expect(isinstance(coupling, SparseCoupling), f"depends_on is 'edges', but {coupling} has none")
+        expect(
+            isinstance(coupling, SparseCoupling), f"depends_on is 'edges', but {coupling} has none"
+        )
         source, target = cast(SparseCoupling, coupling).graph.edges
-        apart = torch.ones(instance.num_nodes, dtype=torch.bool).index_fill(0, target[source == 0], False)[1:]
+        apart = torch.ones(instance.num_nodes, dtype=torch.bool).index_fill(
+            0, target[source == 0], False
+        )[1:]
         got, expected = (c.to_dense()[:, 1:][:, apart] for c in (case(module, changed), coupling))
-        expect_close(got, expected, "rearranged", "S of another state, in the rows that node 0 sends nothing to")
+        expect_close(
+            got,
+            expected,
+            "rearranged",
+            "S of another state, in the rows that node 0 sends nothing to",
+        )
     elif declared == "rows":
-        some, values = 3, x[:, :1].unsqueeze(2)
+        some = 3
+        values = x[:, :1].unsqueeze(2)
         if isinstance(coupling, PooledCoupling):  # it merges couplings of some rows itself
             centre: list[Tensor] = []
             pieces = [(x[rows], values[rows]) for rows in (slice(some), slice(some, None))]
@@ -124,7 +188,8 @@ def _dependence(case: DiffusivityCase) -> None:
             got = torch.cat([block.read(total, part) for block, part in blocks])
             expect_close(got, coupling @ values, "rearranged", "S v from two blocks of rows")
         else:
-            alone, within = module(x[:some]).to_dense(), coupling.to_dense()[:, :some, :some]
+            alone = module(x[:some]).to_dense()
+            within = coupling.to_dense()[:, :some, :some]
             if module.row_stochastic:
                 within = within / within.sum(2, keepdim=True)
             expect_close(alone, within, "rearranged", "S of the first rows alone")
@@ -148,7 +213,9 @@ def _expect_coupling_laws(case: DiffusivityCase, *instances: Instance) -> None:
     module = case.module()
     for instance in instances:
         coupling = case(module, replace(instance, x=instance.x.clone().requires_grad_()))
-        run_laws(type(coupling).__name__, COUPLING_LAWS, CouplingCase(coupling, instance.ptr, case.seed))
+        run_laws(
+            type(coupling).__name__, COUPLING_LAWS, CouplingCase(coupling, instance.ptr, case.seed)
+        )
 
 
 def _needs_graph(case: DiffusivityCase) -> None:
@@ -158,37 +225,51 @@ def _needs_graph(case: DiffusivityCase) -> None:
         module(case.instance().x)
     except ValueError as error:
         clear = "graph" in str(error).lower() or "edge" in str(error).lower()
-        expect(module.needs_graph and clear, f"needs_graph is {module.needs_graph}, and without one it says {error}")
+        expect(
+            module.needs_graph and clear,
+            f"needs_graph is {module.needs_graph}, and without one it says {error}",
+        )
     else:
-        expect(not module.needs_graph, "needs_graph is True, but it returned a coupling; expected a ValueError")
+        expect(
+            not module.needs_graph,
+            "needs_graph is True, but it returned a coupling; expected a ValueError",
+        )
 
 
 @strict
 def _duplicated_nodes(case: DiffusivityCase) -> None:
     """giving every node twice leaves a row-normalised all-pair product unchanged"""
-    module, instance = case.module(), case.instance()
+    module = case.module()
+    instance = case.instance()
     if case.edges or not module.row_stochastic:
         return
     dense = case(module, instance).to_dense()
-    if bool((dense == torch.eye(instance.num_nodes)).all()):  # the identity couples a node to itself, not to its copy
+    if bool(
+        (dense == torch.eye(instance.num_nodes)).all()
+    ):  # the identity couples a node to itself, not to its copy
         return
     doubled = replace(instance, x=torch.cat([instance.x, instance.x]))
-    once, twice = case.response(module, instance), case.response(module, doubled)
+    once = case.response(module, instance)
+    twice = case.response(module, doubled)
     expect_close(twice, torch.cat([once, once]), "rearranged", "S @ v of the doubled nodes")
 
 
 @strict
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
-    module, instance = case.module(), case.instance()
+    module = case.module()
+    instance = case.instance()
     evaluated = case(module, instance).to_dense()
-    expect_close(case(module.train(), instance).to_dense(), evaluated, "rearranged", "S in training mode")
+    expect_close(
+        case(module.train(), instance).to_dense(), evaluated, "rearranged", "S in training mode"
+    )
 
 
 @strict
 def _algebra(case: DiffusivityCase) -> None:
     """a * D and D1 + D2 give a * S and S1 + S2, and declare no more than is true"""
-    module, instance = case.module(), case.instance()
+    module = case.module()
+    instance = case.instance()
     dense = case(module, instance).to_dense()
     for name, combined, expected in (
         ("½ D", 0.5 * module, 0.5 * dense),
@@ -199,10 +280,21 @@ def _algebra(case: DiffusivityCase) -> None:
         expect_close(coupling.to_dense(), expected, "entries", name)
         _expect_declared(name, combined, coupling)
         expect_promises(name, coupling, expected)
-        expect(combined.needs_graph == module.needs_graph, f"{name} has needs_graph={combined.needs_graph}")
+        expect(
+            combined.needs_graph == module.needs_graph,
+            f"{name} has needs_graph={combined.needs_graph}",
+        )
 
 
 DIFFUSIVITY_LAWS: tuple[Law[DiffusivityCase], ...] = (
-    _declarations, _promises, _dependence, _coupling_laws, _isolated_nodes, _needs_graph, _duplicated_nodes,
-    _same_in_training, _algebra, *MODULE_LAWS,
-)  # fmt: skip
+    _declarations,
+    _promises,
+    _dependence,
+    _coupling_laws,
+    _isolated_nodes,
+    _needs_graph,
+    _duplicated_nodes,
+    _same_in_training,
+    _algebra,
+    *MODULE_LAWS,
+)

@@ -6,7 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.energies.terms import SCALES, EnergyTerm, misshapen, overflows, rescaled, term_flaw
+from diffusion_mp.energies.terms import (
+    SCALES,
+    EnergyTerm,
+    misshapen,
+    overflows,
+    rescaled,
+    term_flaw,
+)
 from diffusion_mp.errors import check_counts, check_finite, check_kind, check_seed, check_values
 from diffusion_mp.graph import Graph
 
@@ -14,7 +21,13 @@ from diffusion_mp.graph import Graph
 @torch.inference_mode(False)
 @torch.enable_grad()
 def check_energy_term(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, *, starts: int = 8, ascent: int = 20, seed: int = 0
+    term: EnergyTerm,
+    z: Float[Tensor, "N H D"],
+    graph: Graph,
+    *,
+    starts: int = 8,
+    ascent: int = 20,
+    seed: int = 0,
 ) -> None:
     """Check that a term is what certified steps need of it (Theorem T11 of docs/certified.md).
 
@@ -55,21 +68,29 @@ def check_energy_term(
             continue
         _check_gradient(term, state, graph)
         if (flaw := term_flaw(term, state, graph)) is not None:
-            raise AssertionError(f"at the state scaled by {scale:g} about the mean of each graph: {flaw}")
+            raise AssertionError(
+                f"at the state scaled by {scale:g} about the mean of each graph: {flaw}"
+            )
 
 
 def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> None:
     """Raise unless the half gradient at z is half of the gradient of the value."""
     variable = z.clone().requires_grad_()
-    value, half, bound = term.value(variable, graph), term.half_gradient(z, graph), term.bound(z, graph)
+    value = term.value(variable, graph)
+    half = term.half_gradient(z, graph)
+    bound = term.bound(z, graph)
     if (flaw := misshapen(term, z, half, bound, value)) is not None:
         raise AssertionError(flaw)
-    (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)  # on which the value need not depend
+    (gradient,) = torch.autograd.grad(
+        value + 0 * variable.sum(), variable
+    )  # on which the value need not depend
     half = half.detach()
     scale = float(gradient.abs().max()) if gradient.numel() else 0.0
     if not torch.allclose(2 * half, gradient, rtol=1e-6, atol=1e-8 * scale):
         worst = float((2 * half - gradient).abs().max())
-        raise AssertionError(f"{term!r}: half_gradient is not half of the gradient of value; off by {worst:.3g}.")
+        raise AssertionError(
+            f"{term!r}: half_gradient is not half of the gradient of value; off by {worst:.3g}."
+        )
 
 
 def _adversarial_moves(
@@ -82,12 +103,16 @@ def _adversarial_moves(
     generator = torch.Generator().manual_seed(seed)
     moves = []
     for start in range(starts):
-        move = 10.0 ** (start // 2 % 4 - 2) * torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        move = 10.0 ** (start // 2 % 4 - 2) * torch.randn(
+            z.shape, generator=generator, dtype=z.dtype
+        )
         if start % 2 and len(z):  # one node alone: where all move, others make up for it
             move[torch.arange(len(z)) != torch.randint(len(z), (), generator=generator)] = 0
         move = move.to(z.device).requires_grad_()
         moving = (move != 0).detach()
-        optimizer = torch.optim.Adam([move], lr=0.1 * float(move.detach().norm()) / max(int(moving.sum()), 1) ** 0.5)
+        optimizer = torch.optim.Adam(
+            [move], lr=0.1 * float(move.detach().norm()) / max(int(moving.sum()), 1) ** 0.5
+        )
         for _ in range(ascent):
             away = moving * move
             majorant = (2 * half * away + 2 * bound * away.square()).sum()

@@ -40,10 +40,14 @@ TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
     "entries": _row(Tolerance(1e-12, 1e-12)),
     "dirichlet": _row(Tolerance(1e-9, 1e-9), Tolerance(1e-3, 1e-4)),
     "gradient": _row(Tolerance(1e-8, 1e-9), Tolerance(1e-3, 1e-4)),
-    "rearranged": _row(Tolerance(1e-10, 1e-11)),  # the same result for permuted, batched or doubled inputs
+    "rearranged": _row(
+        Tolerance(1e-10, 1e-11)
+    ),  # the same result for permuted, batched or doubled inputs
     "layer": _row(Tolerance(1e-9, 1e-10)),  # a layer or an update against its formula
     "parity": _row(Tolerance(1e-10, 1e-10)),  # or against another library
-    "solve": _row(Tolerance(1e-8, 1e-8)),  # iterative solvers and matrix functions against dense linear algebra
+    "solve": _row(
+        Tolerance(1e-8, 1e-8)
+    ),  # iterative solvers and matrix functions against dense linear algebra
     "energy": _row(Tolerance(1e-10, 1e-12)),  # may rise by rounding only
     "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),  # float32 modules
 }
@@ -65,9 +69,13 @@ def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
     check_kind(operation, "operation", str, "the name of an operation")
     check_kind(dtype, "dtype", torch.dtype, "a torch.dtype")
     if operation not in TOLERANCES:
-        raise KeyError(f"no tolerance for the operation {operation!r}; the table has {sorted(TOLERANCES)}")
+        raise KeyError(
+            f"no tolerance for the operation {operation!r}; the table has {sorted(TOLERANCES)}"
+        )
     if dtype not in TOLERANCES[operation]:
-        raise KeyError(f"no tolerance for {operation!r} at {dtype}; dtype must be one of {list(TOLERANCES[operation])}")
+        raise KeyError(
+            f"no tolerance for {operation!r} at {dtype}; dtype must be one of {list(TOLERANCES[operation])}"
+        )
     return TOLERANCES[operation][dtype]
 
 
@@ -105,11 +113,15 @@ def expect_flags(subject: object, *names: str) -> None:
 
 def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the result") -> None:
     """Raise `LawBroken` unless two tensors agree in shape and, within the table's tolerance, in value."""
-    expect(got.shape == expected.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+    expect(
+        got.shape == expected.shape,
+        f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}",
+    )
     if got.numel() == 0:
         return
     rtol, atol = tolerance(operation, got.dtype)
-    got64, expected64 = got.detach().double(), expected.detach().double()
+    got64 = got.detach().double()
+    expected64 = expected.detach().double()
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
     worst = torch.unravel_index(excess.argmax(), got.shape)  # that of a NaN, if there is one
     if not excess[worst] <= 0:
@@ -124,15 +136,23 @@ def expect_writable(call: Callable[[], Tensor], what: str, *arguments: Tensor | 
     result = call().detach()
     expected = result.clone()
     before = [None if argument is None else argument.detach().clone() for argument in arguments]
-    repeated = any(size > 1 and stride == 0 for size, stride in zip(result.shape, result.stride(), strict=True))
+    repeated = any(
+        size > 1 and stride == 0 for size, stride in zip(result.shape, result.stride(), strict=True)
+    )
     sentence = f"entries of {what} share memory (its strides are {result.stride()}): return a copy, expanded.clone()"
     expect(not repeated, sentence)
     result.fill_(77)
     for argument, copy in zip(arguments, before, strict=True):
         same = argument is None or copy is None or torch.equal(argument.detach(), copy)
-        expect(same, f"writing to {what} changes what it was computed from: return a copy, argument.clone()")
+        expect(
+            same,
+            f"writing to {what} changes what it was computed from: return a copy, argument.clone()",
+        )
     again = call().detach()
-    expect(torch.equal(again, expected), f"writing to {what} changes what the next call returns: return a copy")
+    expect(
+        torch.equal(again, expected),
+        f"writing to {what} changes what the next call returns: return a copy",
+    )
 
 
 @contextmanager
@@ -140,7 +160,10 @@ def expect_rng_untouched(what: str) -> Iterator[None]:
     """Raise `LawBroken` if the body draws from, or seeds, the global random state."""
     before = torch.get_rng_state()
     yield
-    expect(torch.equal(before, torch.get_rng_state()), f"{what} moved torch's global random state, expected no change")
+    expect(
+        torch.equal(before, torch.get_rng_state()),
+        f"{what} moved torch's global random state, expected no change",
+    )
 
 
 @contextmanager
@@ -153,9 +176,13 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def run_laws(
-    subject: str, laws: Sequence[Law[Case]], case: Case, skip: Mapping[str, str] | None = None,
-    *, level: Level = "strict",
-) -> None:  # fmt: skip
+    subject: str,
+    laws: Sequence[Law[Case]],
+    case: Case,
+    skip: Mapping[str, str] | None = None,
+    *,
+    level: Level = "strict",
+) -> None:
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
     check_kind(skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons")
@@ -164,7 +191,8 @@ def run_laws(
     unknown = sorted(set(left_out) - set(names))
     if unknown:
         raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")
-    sentences, cause = [], None
+    sentences = []
+    cause = None
     for name, law in names.items():
         if name in left_out or (level == "core" and law in STRICT):
             continue
@@ -173,10 +201,17 @@ def run_laws(
                 law(case)
         except Exception as error:
             statement = (law.__doc__ or "").split("\n")[0].strip().rstrip(".")
-            sentence = error if isinstance(error, LawBroken) else f"it raised {type(error).__name__}: {error}"
+            sentence = (
+                error
+                if isinstance(error, LawBroken)
+                else f"it raised {type(error).__name__}: {error}"
+            )
             sentences.append(f"{subject} breaks the law '{name}' ({statement}): {sentence}")
-            last, cause = name, cause or error
+            last = name
+            cause = cause or error
     if sentences:
         if skip is not None:
-            sentences.append(f"A law that does not apply is left out with a reason: skip={{'{last}': 'why'}}.")
+            sentences.append(
+                f"A law that does not apply is left out with a reason: skip={{'{last}': 'why'}}."
+            )
         raise AssertionError("\n".join(sentences)) from cause

@@ -48,7 +48,10 @@ class Instance:
         return Graph(self.num_nodes, self.edge_index, self.edge_weight, ptr=self.ptr)
 
     def to(self, dtype: torch.dtype) -> Instance:
-        weight = None if self.edge_weight is None else self.edge_weight.to(dtype)
+        if self.edge_weight is None:
+            weight = None
+        else:
+            weight = self.edge_weight.to(dtype)
         return replace(self, x=self.x.to(dtype), edge_weight=weight)
 
     def empty(self) -> Instance:
@@ -58,15 +61,21 @@ class Instance:
 
     def permuted(self, permutation: Tensor, generator: torch.Generator) -> Instance:
         """Permute the edges and the nodes of one graph: node k of the result is node permutation[k]."""
-        edge_index, edge_weight = self.edge_index, self.edge_weight
+        edge_index = self.edge_index
+        edge_weight = self.edge_weight
         if edge_index is not None:
             order = torch.randperm(edge_index.shape[1], generator=generator)
             edge_index = torch.argsort(permutation)[edge_index[:, order]]
-            edge_weight = None if edge_weight is None else edge_weight[order]
+            if edge_weight is None:
+                edge_weight = None
+            else:
+                edge_weight = edge_weight[order]
         return Instance(self.x[permutation], edge_index, edge_weight)
 
 
-def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
+def random_instance(
+    num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True
+) -> Instance:
     """Return a state in the unit ball, the domain of every penalty, on a graph without isolated nodes.
 
     Edges: a directed ring, random pairs (also self-loops), a loop and a repeated edge, with weights in [½, 3/2].
@@ -76,16 +85,27 @@ def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *
     edge_index = edge_weight = None
     if edges:
         node = torch.arange(num_nodes)
-        ring = torch.stack([node, node.roll(-1)]) if num_nodes > 1 else torch.zeros(2, 0, dtype=torch.long)
+        if num_nodes > 1:
+            ring = torch.stack([node, node.roll(-1)])
+        else:
+            ring = torch.zeros(2, 0, dtype=torch.long)
         chords = torch.randint(num_nodes, (2, num_nodes), generator=generator)
-        edge_index = torch.cat([ring, chords, ring[:, :1], torch.zeros(2, 1, dtype=torch.long)], dim=1)
-        edge_weight = torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64) + 0.5
+        edge_index = torch.cat(
+            [ring, chords, ring[:, :1], torch.zeros(2, 1, dtype=torch.long)], dim=1
+        )
+        edge_weight = (
+            torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64) + 0.5
+        )
     return Instance(x, edge_index, edge_weight)
 
 
 def join(instances: Sequence[Instance]) -> Instance:
     first = [0, *accumulate(instance.num_nodes for instance in instances)]
-    index = [part.edge_index + first[k] for k, part in enumerate(instances) if part.edge_index is not None]
+    index = [
+        part.edge_index + first[k]
+        for k, part in enumerate(instances)
+        if part.edge_index is not None
+    ]
     weight = [instance.edge_weight for instance in instances if instance.edge_weight is not None]
     x = torch.cat([instance.x for instance in instances])
     edges = torch.cat(index, dim=1) if index else None
@@ -122,7 +142,9 @@ class ModuleCase(ABC, Generic[M]):
             return self.build().to(dtype).eval()
 
     def instance(self, num_nodes: int = 7, generator: torch.Generator | None = None) -> Instance:
-        return random_instance(num_nodes, self.channels, generator or self.generator(), edges=self.edges)
+        return random_instance(
+            num_nodes, self.channels, generator or self.generator(), edges=self.edges
+        )
 
     def batch(self) -> list[Instance]:
         generator = self.generator()
@@ -130,7 +152,8 @@ class ModuleCase(ABC, Generic[M]):
 
     def differentiable(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
         """Return the response as a function of its leaves, and these leaves: the state and the parameters."""
-        module, instance = self.module(), self.instance(5)
+        module = self.module()
+        instance = self.instance(5)
 
         def function(x: Tensor, *parameters: Tensor) -> Tensor:
             return self.response(module, replace(instance, x=x))
@@ -142,7 +165,8 @@ class ModuleCase(ABC, Generic[M]):
 
 def builder(subject: Any, name: str, kind: Any, seed: int) -> tuple[Callable[[], Any], bool, Any]:
     """Return a function that builds or copies the subject, whether it draws parameters, and a sample."""
-    fresh, what = not isinstance(subject, nn.Module), "torch.nn.Module" if kind is nn.Module else kind.__name__
+    fresh = not isinstance(subject, nn.Module)
+    what = "torch.nn.Module" if kind is nn.Module else kind.__name__
     if fresh:
         check_function(subject, name, f"that builds a {what}, or one")
     with seeded(seed):
@@ -154,47 +178,72 @@ def builder(subject: Any, name: str, kind: Any, seed: int) -> tuple[Callable[[],
 
 def _permutation(case: ModuleCase[M]) -> None:
     """renaming the nodes renames the rows of the result, unless rows are declared positions, in order"""
-    module, instance, generator = case.module(), case.instance(), case.generator()
+    module = case.module()
+    instance = case.instance()
+    generator = case.generator()
     if getattr(module, "positional", False):
         return
     order = torch.randperm(instance.num_nodes, generator=generator)
     got = case.response(module, instance.permuted(order, generator))
-    expect_close(got, case.response(module, instance)[order], "rearranged", "the result for the renamed nodes")
+    expect_close(
+        got,
+        case.response(module, instance)[order],
+        "rearranged",
+        "the result for the renamed nodes",
+    )
 
 
 def _batching(case: ModuleCase[M]) -> None:
     """a graph alone, in a batch, and in the batch in another order has the same result"""
-    module, parts = case.module(), case.batch()
+    module = case.module()
+    parts = case.batch()
     alone = [case.response(module, part) for part in parts]
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
-        got, expected = case.response(module, join([parts[k] for k in order])), torch.cat([alone[k] for k in order])
+        got = case.response(module, join([parts[k] for k in order]))
+        expected = torch.cat([alone[k] for k in order])
         expect_close(got, expected, "rearranged", f"the result of the batch in the order {order}")
 
 
 @strict
 def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
     """NaN in one graph of a batch reaches no other graph"""
-    module, parts = case.module(), case.batch()
-    joined, first = join(parts), parts[0].num_nodes
+    module = case.module()
+    parts = case.batch()
+    joined = join(parts)
+    first = parts[0].num_nodes
     clean = case.response(module, joined)[first:]
     joined.x[:first] = torch.nan
-    expect_close(case.response(module, joined)[first:], clean, "rearranged", "the result of the other graphs")
+    expect_close(
+        case.response(module, joined)[first:], clean, "rearranged", "the result of the other graphs"
+    )
 
 
 def _edge_cases(case: ModuleCase[M]) -> None:
     """a single node, isolated nodes, an empty graph in a batch and no node at all have finite results and gradients"""
-    module, generator = case.module(), case.generator()
-    five, single = case.instance(5, generator), case.instance(1, generator)
+    module = case.module()
+    generator = case.generator()
+    five = case.instance(5, generator)
+    single = case.instance(1, generator)
     isolated = replace(five, x=torch.cat([five.x, five.x]))
     between = join([five, five.empty(), single])
-    cases = {"a single node": single, "five isolated nodes": isolated, "an empty graph between two": between}
+    cases = {
+        "a single node": single,
+        "five isolated nodes": isolated,
+        "an empty graph between two": between,
+    }
     for name, instance in cases.items():
         leaf = instance.x.clone().requires_grad_()
         out = case.response(module, replace(instance, x=leaf))
         expect(bool(out.isfinite().all()), f"{name} gives a result that is not finite")
-        leaves = [leaf, *(parameter for parameter in module.parameters() if parameter.requires_grad)]
+        leaves = [
+            leaf,
+            *(parameter for parameter in module.parameters() if parameter.requires_grad),
+        ]
         for grad in torch.autograd.grad(out.square().sum(), leaves, allow_unused=True):
-            expect(grad is None or bool(grad.isfinite().all()), f"{name} gives a gradient that is not finite")
+            expect(
+                grad is None or bool(grad.isfinite().all()),
+                f"{name} gives a gradient that is not finite",
+            )
     shape = tuple(case.response(module, five.empty()).shape)
     expect(shape[0] == 0, f"no node at all gives a result of shape {shape}")
 
@@ -214,7 +263,10 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     if not out.requires_grad:
         return
     first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True, allow_unused=True)
-    total = sum((grad.square().sum() for grad in first if grad is not None and grad.requires_grad), torch.zeros(()))
+    total = sum(
+        (grad.square().sum() for grad in first if grad is not None and grad.requires_grad),
+        torch.zeros(()),
+    )
     if not total.requires_grad:
         return
     try:
@@ -222,7 +274,10 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     except RuntimeError as error:
         words = "once_differentiable", "differentiate twice", "second derivative"
         clear = any(some in str(error) for some in words)
-        expect(clear, f"the second derivative raised {str(error)!r}, expected a value or a clear refusal")
+        expect(
+            clear,
+            f"the second derivative raised {str(error)!r}, expected a value or a clear refusal",
+        )
         return
     gradgradcheck(function, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
 
@@ -235,8 +290,11 @@ def _half_precision(case: ModuleCase[M]) -> None:
     instance = case.instance(600).to(torch.bfloat16)
     if instance.edge_index is not None:  # every node sends to node 0, for a long sum
         spokes = torch.stack([torch.arange(600), torch.zeros(600, dtype=torch.long)])
-        instance = replace(instance, edge_index=torch.cat([instance.edge_index, spokes], dim=1), edge_weight=None)
-    got, expected = case.response(brain, instance), case.response(reference, instance.to(torch.float64))
+        instance = replace(
+            instance, edge_index=torch.cat([instance.edge_index, spokes], dim=1), edge_weight=None
+        )
+    got = case.response(brain, instance)
+    expected = case.response(reference, instance.to(torch.float64))
     size = case.size(expected)
     expect_equal(got.dtype, torch.bfloat16, "the dtype of the result")
     expect_close(got.double() / size, expected / size, "autocast", "the result in bfloat16")
@@ -245,20 +303,26 @@ def _half_precision(case: ModuleCase[M]) -> None:
 @strict
 def _autocast(case: ModuleCase[M]) -> None:
     """under autocast the result stays finite and close"""
-    module, instance = case.module(torch.float32), case.instance().to(torch.float32)
+    module = case.module(torch.float32)
+    instance = case.instance().to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = case.response(module, instance)
-    expect_close(got.float(), case.response(module, instance), "autocast", "the result under autocast")
+    expect_close(
+        got.float(), case.response(module, instance), "autocast", "the result under autocast"
+    )
 
 
 def _purity(case: ModuleCase[M]) -> None:
     """it leaves the state, the edges and the global random state alone, and repeats"""
-    module, instance = case.module(), join(case.batch())
+    module = case.module()
+    instance = join(case.batch())
     before = copy.deepcopy(instance)
     with expect_rng_untouched("forward"):
-        first, second = case.response(module, instance), case.response(module, instance)
+        first = case.response(module, instance)
+        second = case.response(module, instance)
     for name in ("x", "edge_index", "edge_weight"):
-        now, then = getattr(instance, name), getattr(before, name)
+        now = getattr(instance, name)
+        then = getattr(before, name)
         expect(now is None or torch.equal(now, then), f"forward changed {name} in place")
     expect(torch.equal(first, second), "two calls with the same state differ")
 
@@ -267,7 +331,13 @@ def _writable(case: ModuleCase[M]) -> None:
     """its result can be written to: no entry shares memory with another, with an input, a parameter or a buffer"""
     for what, instance in (("a graph", case.instance()), ("a batch", join(case.batch()))):
         module = case.module()
-        inputs = (instance.x, instance.edge_index, instance.edge_weight, *module.parameters(), *module.buffers())
+        inputs = (
+            instance.x,
+            instance.edge_index,
+            instance.edge_weight,
+            *module.parameters(),
+            *module.buffers(),
+        )
 
         def call(module: M = module, instance: Instance = instance) -> Tensor:
             return case.response(module, instance)
@@ -285,7 +355,9 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
         return
     with seeded(case.seed):
         reference = case.build()
-        if not case.fresh:  # a copied instance is compared with another copy, reset from other values
+        if (
+            not case.fresh
+        ):  # a copied instance is compared with another copy, reset from other values
             reference.reset_parameters()  # type: ignore[operator]
     with torch.no_grad(), seeded(case.seed):
         for parameter in named.values():
@@ -315,11 +387,23 @@ def _compile(case: ModuleCase[M]) -> None:
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
     for size in (7, 11):
         instance = case.instance(size).to(torch.float32)
-        expected, got = step(instance.x, instance.edge_index), compiled(instance.x, instance.edge_index)
+        expected = step(instance.x, instance.edge_index)
+        got = compiled(instance.x, instance.edge_index)
         expect_close(got, expected, "product", "the compiled result")
 
 
 MODULE_LAWS: tuple[Law[Any], ...] = (
-    _permutation, _batching, _poisoned_batch_mate, _edge_cases, _first_derivatives, _second_derivatives,
-    _half_precision, _autocast, _purity, _writable, _reset_parameters, _readable, _compile,
-)  # fmt: skip
+    _permutation,
+    _batching,
+    _poisoned_batch_mate,
+    _edge_cases,
+    _first_derivatives,
+    _second_derivatives,
+    _half_precision,
+    _autocast,
+    _purity,
+    _writable,
+    _reset_parameters,
+    _readable,
+    _compile,
+)

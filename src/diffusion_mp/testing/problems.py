@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import Certificate, Energy, JointEnergy, Penalty, QuadraticPenalty, certify
+from diffusion_mp.energies import (
+    Certificate,
+    Energy,
+    JointEnergy,
+    Penalty,
+    QuadraticPenalty,
+    certify,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
@@ -45,12 +52,17 @@ class Problem:
     @property
     def coupling(self) -> Coupling:
         """S as a sparse coupling."""
-        return SparseCoupling(Graph.from_sparse(self.matrix.to_sparse()), symmetric=True, nonnegative=True)
+        return SparseCoupling(
+            Graph.from_sparse(self.matrix.to_sparse()), symmetric=True, nonnegative=True
+        )
 
     @property
     def laplacian(self) -> Float[Tensor, "N N"]:
         """Δ, dense."""
-        diagonal = self.matrix.sum(1) if self.form == "conservative" else torch.ones_like(self.matrix[0])
+        if self.form == "conservative":
+            diagonal = self.matrix.sum(1)
+        else:
+            diagonal = torch.ones_like(self.matrix[0])
         return diagonal.diag() - self.matrix
 
     def heat(self, t: float) -> Float[Tensor, "N H D"]:
@@ -58,7 +70,11 @@ class Problem:
         errors.check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
-        return torch.einsum("ij,jhd->ihd", torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy()))), self.state)
+        return torch.einsum(
+            "ij,jhd->ihd",
+            torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy()))),
+            self.state,
+        )
 
     def implicit_step(
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
@@ -70,7 +86,9 @@ class Problem:
         errors.check_values(source, self.state.size(0), self.state.size(1), "source")
         return self._solve(tau, 1.0, leak, self.state + tau * beta * source)
 
-    def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
+    def steady_state(
+        self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0
+    ) -> Float[Tensor, "N H D"]:
         """Return (Δ + κ)⁻¹ βh, by a dense solve."""
         errors.check_number(beta, "beta")
         errors.check_values(source, self.matrix.size(0), 1, "source")
@@ -79,7 +97,9 @@ class Problem:
     def _solve(self, tau: float, mass: float, leak: float, right: Tensor) -> Tensor:
         """Return (mass I + τ(Δ + κ))⁻¹ right."""
         errors.check_positive(leak, "leak", allow_zero=True)
-        matrix = tau * self.laplacian + (mass + tau * leak) * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+        matrix = tau * self.laplacian + (mass + tau * leak) * torch.eye(
+            len(self.matrix), dtype=self.matrix.dtype
+        )
         if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
             raise errors.SingularSystemError(
                 f"the system of leak={leak:g} and tau={tau:g} is singular to working precision, since the Laplacian "
@@ -89,7 +109,9 @@ class Problem:
         return solution.view_as(right)
 
 
-def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", *, seed: int = 0) -> Problem:
+def problem_on_graph(
+    name: str, adjacency: Tensor, form: Form = "conservative", *, seed: int = 0
+) -> Problem:
     """Return a problem with a random state [N, 2, 3] on a graph without isolated nodes; see `Problem` for ``form``.
 
     ``adjacency`` [N, N] is symmetric and nonnegative. In the residual form S is D^-½AD^-½, as in GCN.
@@ -101,16 +123,26 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
     errors.check_choice(form, "form", ["conservative", "residual"])
     errors.check_seed(seed)
     errors.check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
-    if adjacency.dim() != 2 or not torch.equal(adjacency, adjacency.mT) or bool((adjacency < 0).any()):
-        raise ValueError(f"adjacency must be a symmetric, non-negative matrix; got {errors.describe(adjacency)}.")
+    if (
+        adjacency.dim() != 2
+        or not torch.equal(adjacency, adjacency.mT)
+        or bool((adjacency < 0).any())
+    ):
+        raise ValueError(
+            f"adjacency must be a symmetric, non-negative matrix; got {errors.describe(adjacency)}."
+        )
     errors.check_finite(adjacency, "adjacency")
     adjacency = adjacency.double()
     if form == "residual":
         if not bool((adjacency.sum(1) > 0).all()):
-            raise ValueError("adjacency must have positive row sums for form='residual'; got an isolated node.")
+            raise ValueError(
+                "adjacency must have positive row sums for form='residual'; got an isolated node."
+            )
         scale = adjacency.sum(1).rsqrt()
         adjacency = adjacency * torch.outer(scale, scale)
-    state = torch.randn(adjacency.size(0), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    state = torch.randn(
+        adjacency.size(0), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return Problem(f"{name}, {form}", adjacency, state, form)
 
 
@@ -151,7 +183,9 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
         torch.Size([5, 5])
     """
     errors.check_counts(num_nodes=num_nodes)
-    return problem_on_graph(f"complete graph of {num_nodes}", 1 - torch.eye(num_nodes, dtype=torch.float64), form)
+    return problem_on_graph(
+        f"complete graph of {num_nodes}", 1 - torch.eye(num_nodes, dtype=torch.float64), form
+    )
 
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
@@ -177,8 +211,12 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
     errors.check_counts(num_nodes=num_nodes)
     errors.check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    chance, weight = (torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) for _ in range(2))
-    upper = (((chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)) * (weight + 0.5)).triu(1)
+    chance, weight = (
+        torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) for _ in range(2)
+    )
+    upper = (((chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)) * (weight + 0.5)).triu(
+        1
+    )
     return problem_on_graph(f"random graph of {num_nodes}", upper + upper.T, form, seed=seed)
 
 
@@ -189,7 +227,13 @@ def exact_problems() -> list[Problem]:
         >>> all(isinstance(problem, Problem) for problem in exact_problems())
         True
     """
-    makers: list[Callable[..., Problem]] = [path_problem, cycle_problem, complete_problem, grid_problem, random_problem]
+    makers: list[Callable[..., Problem]] = [
+        path_problem,
+        cycle_problem,
+        complete_problem,
+        grid_problem,
+        random_problem,
+    ]
     return [maker(form=form) for maker in makers for form in ("conservative", "residual")]
 
 
@@ -209,7 +253,10 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
 
 
 def order_of_convergence(
-    step: Callable[[float], StateUpdate], problem: Problem, t: float = 0.5, counts: Sequence[int] = (64, 128, 256)
+    step: Callable[[float], StateUpdate],
+    problem: Problem,
+    t: float = 0.5,
+    counts: Sequence[int] = (64, 128, 256),
 ) -> float:
     """Return p in error ~ τᵖ for n steps of the update ``step(t / n)``, n in ``counts``, compared with `Problem.heat`.
 
@@ -222,11 +269,15 @@ def order_of_convergence(
     errors.check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
     errors.check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
     if len(set(counts)) < 2:
-        raise ValueError(f"counts must hold two different numbers of steps, for a slope; got {list(counts)}.")
+        raise ValueError(
+            f"counts must hold two different numbers of steps, for a slope; got {list(counts)}."
+        )
     errors.check_positive(t, "t")
-    exact, missed = problem.heat(t), []
+    exact = problem.heat(t)
+    missed = []
     for count in counts:
-        update, x = step(t / count), problem.state
+        update = step(t / count)
+        x = problem.state
         for _ in range(count):
             x = update(x, problem.coupling)
         missed.append(float((x - exact).norm()))
@@ -239,9 +290,15 @@ EnergyOfStep = Callable[[Coupling, Tensor], AnyEnergy]
 
 
 def assert_energy_descent(
-    layer_or_update: nn.Module, energy: AnyEnergy | EnergyOfStep | None = None,
-    *, instances: int = 10, steps: int = 5, num_nodes: int = 12, channels: int = 4, seed: int = 0,
-) -> None:  # fmt: skip
+    layer_or_update: nn.Module,
+    energy: AnyEnergy | EnergyOfStep | None = None,
+    *,
+    instances: int = 10,
+    steps: int = 5,
+    num_nodes: int = 12,
+    channels: int = 4,
+    seed: int = 0,
+) -> None:
     """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double precision.
 
     An update runs on symmetric graph couplings whose Laplacian has eigenvalues in [0, 2], with a source if its ``beta``
@@ -266,8 +323,8 @@ def assert_energy_descent(
     errors.check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
     errors.check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
-    width, generator = int(getattr(module, "in_channels", channels)), torch.Generator().manual_seed(seed)
-    of_step = (lambda coupling, x: energy) if isinstance(energy, AnyEnergy) else energy
+    width = int(getattr(module, "in_channels", channels))
+    generator = torch.Generator().manual_seed(seed)
     run = _run_update if isinstance(module, StateUpdate) else _run_layer
     # Theorems on other updates than the explicit step are about the energy of the state alone.
     with_x = energy is not None or isinstance(getattr(module, "update", module), ExplicitEuler)
@@ -279,9 +336,16 @@ def assert_energy_descent(
             for k in range(steps):
                 where = f"{type(module).__name__}, instance {instance}, step {k}"
                 moved, coupling = step(x)
-                expect_equal(tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state")
-                chosen = (of_step or theory)(coupling, x)
-                before, after = (float(chosen(state, x if with_x else None)) for state in (x, moved))
+                expect_equal(
+                    tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state"
+                )
+                if isinstance(energy, AnyEnergy):
+                    chosen = energy
+                else:
+                    chosen = (energy or theory)(coupling, x)
+                before, after = (
+                    float(chosen(state, x if with_x else None)) for state in (x, moved)
+                )
                 risen = f"rose from {before:.12g} to {after:.12g}; expected a step that does not raise it"
                 expect(after <= before + atol + rtol * abs(before), f"{where}: the energy {risen}")
                 x = moved
@@ -294,15 +358,24 @@ def _run_update(update: nn.Module, start: Tensor, generator: torch.Generator) ->
     """Return a function from x to the next state and the coupling of the step, and the energy that theory gives it."""
     assert isinstance(update, StateUpdate)
     penalty = update.penalty if isinstance(update, Backtracking) else None
-    own = penalty if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty) else None
+    if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty):
+        own = penalty
+    else:
+        own = None
     fixed = _graph_coupling(start, generator)
-    source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if update.beta != 0 else None
+    if update.beta != 0:
+        source = torch.randn(start.shape, generator=generator, dtype=start.dtype)
+    else:
+        source = None
 
     def step(x: Tensor) -> tuple[Tensor, Coupling]:
         coupling = fixed if own is None else own.coupling(x, normalize=True)
         return update(x, coupling, source=source), coupling
 
-    return step, lambda coupling, x: _quadratic(update, coupling, source) if own is None else Energy(own)
+    return (
+        step,
+        lambda coupling, x: _quadratic(update, coupling, source) if own is None else Energy(own),
+    )
 
 
 def _run_layer(layer: nn.Module, start: Tensor, generator: torch.Generator) -> Run:
@@ -312,29 +385,54 @@ def _run_layer(layer: nn.Module, start: Tensor, generator: torch.Generator) -> R
 
 def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> AnyEnergy:
     """Return the energy that a theorem gives for a layer's explicit step."""
-    update, diffusivity = getattr(layer, "update", None), getattr(layer, "diffusivity", None)
+    update = getattr(layer, "update", None)
+    diffusivity = getattr(layer, "diffusivity", None)
     name = type(layer).__name__
     if not isinstance(update, ExplicitEuler) or update.beta or diffusivity is None:
-        unknown = "has no diffusivity with an explicit step free of a source, so its energy is not known"
+        unknown = (
+            "has no diffusivity with an explicit step free of a source, so its energy is not known"
+        )
         raise AssertionError(f"{name} {unknown}; pass assert_energy_descent(layer, energy).")
     if diffusivity.penalty is not None and not diffusivity.needs_graph:
-        expect(diffusivity.heads == 1, f"{name} has several heads, each with its own energy; pass the one to watch.")
-        certificate = _covered(certify(diffusivity, x, float(update.step_size), form=update.form, leak=update.leak))
+        expect(
+            diffusivity.heads == 1,
+            f"{name} has several heads, each with its own energy; pass the one to watch.",
+        )
+        certificate = _covered(
+            certify(diffusivity, x, float(update.step_size), form=update.form, leak=update.leak)
+        )
         # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
-        metric = diffusivity.penalty.coupling(x).degree() if diffusivity.row_stochastic else None
+        if diffusivity.row_stochastic:
+            metric = diffusivity.penalty.coupling(x).degree()
+        else:
+            metric = None
         return Energy(diffusivity.penalty, certificate.lam, leak=update.leak, metric=metric)
     return _quadratic(update, coupling)
 
 
 def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> AnyEnergy:
     if isinstance(update, CertifiedStep):
-        beta = update.beta() if isinstance(update.beta, Positive) else update.beta
-        return JointEnergy(graph_term=coupling, source=source, beta=beta, constraint=update.constraint)
+        if isinstance(update.beta, Positive):
+            beta = update.beta()
+        else:
+            beta = update.beta
+        return JointEnergy(
+            graph_term=coupling, source=source, beta=beta, constraint=update.constraint
+        )
     form: Form = getattr(update, "form", "conservative")
-    leak, lam = getattr(update, "leak", 0.0), 1.0
+    leak = getattr(update, "leak", 0.0)
+    lam = 1.0
     if isinstance(update, ExplicitEuler):
         lam = _covered(certify(coupling, None, float(update.step_size), form=form, leak=leak)).lam
-    return Energy("quadratic", lam, coupling=coupling, source=source, beta=update.beta, leak=leak, laplacian=form)
+    return Energy(
+        "quadratic",
+        lam,
+        coupling=coupling,
+        source=source,
+        beta=update.beta,
+        leak=leak,
+        laplacian=form,
+    )
 
 
 def _covered(certificate: Certificate) -> Certificate:

@@ -8,6 +8,18 @@ from diffusion_mp.updates.heat_kernel import HeatKernel
 from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler, teleport_limit
 
 __all__ = [
-    "Backtracking", "CertifiedStep", "CrankNicolson", "Equilibrium", "ExplicitEuler", "Form", "HeatKernel",
-    "ImplicitEuler", "LaplacianUpdate", "MomentumStep", "StateUpdate", "fixed_point", "teleport", "teleport_limit",
-]  # fmt: skip
+    "Backtracking",
+    "CertifiedStep",
+    "CrankNicolson",
+    "Equilibrium",
+    "ExplicitEuler",
+    "Form",
+    "HeatKernel",
+    "ImplicitEuler",
+    "LaplacianUpdate",
+    "MomentumStep",
+    "StateUpdate",
+    "fixed_point",
+    "teleport",
+    "teleport_limit",
+]

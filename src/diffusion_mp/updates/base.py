@@ -73,7 +73,12 @@ class StateUpdate(Resettable, ABC):
     beta: float = 0.0  #: β, the weight of the source; unless it is zero, a source is required.
 
     def forward(
-        self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None, **options: Any
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
         """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
         values = None if values is x else values
@@ -96,7 +101,9 @@ class StateUpdate(Resettable, ABC):
         return self.step(x, coupling, values, source, **given).flatten(1)
 
     @abstractmethod
-    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
+    def step(
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+    ) -> State:
         """Return the next state of every head, [N, H, D]."""
 
     def check(self, coupling: Coupling) -> None:
@@ -118,7 +125,12 @@ class StateUpdate(Resettable, ABC):
             )
 
     def validate(
-        self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None, values_name: str = "values"
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None,
+        source: Tensor | None,
+        values_name: str = "values",
     ) -> Tensor:
         """Check all inputs and return the values, by default the state; ``values_name`` is their name in messages."""
         if not isinstance(coupling, Coupling):
@@ -141,7 +153,10 @@ class StateUpdate(Resettable, ABC):
                 f"or use ExplicitEuler, ImplicitEuler or Equilibrium."
             )
         if source is None and self.beta != 0.0:
-            beta = f"{self.beta:g}" if isinstance(self.beta, float) else self.beta
+            if isinstance(self.beta, float):
+                beta = f"{self.beta:g}"
+            else:
+                beta = self.beta
             raise ValueError(
                 f"beta={beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
                 f"embedding), or set beta=0."
@@ -161,17 +176,22 @@ class LaplacianUpdate(StateUpdate):
         True
     """
 
-    def __init__(self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:
+    def __init__(
+        self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0
+    ) -> None:
         super().__init__()
         errors.check_choice(form, "form", ("conservative", "residual"))
         errors.check_number(beta, "beta")
         errors.check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
-        self.beta, self.leak = float(beta), float(leak)
+        self.beta = float(beta)
+        self.leak = float(leak)
 
     def diagonal(self, coupling: Coupling) -> Tensor | float:
         """Return the diagonal part of Δ: row sums [N, H, 1], or 1."""
-        return coupling.degree().unsqueeze(-1) if self.form == "conservative" else 1.0
+        if self.form == "conservative":
+            return coupling.degree().unsqueeze(-1)
+        return 1.0
 
     def decay(self, x: Tensor, coupling: Coupling) -> Tensor:
         """Return (d + κ)·x, with d the diagonal part of Δ."""
@@ -181,16 +201,24 @@ class LaplacianUpdate(StateUpdate):
     def velocity(self, x: State, coupling: Coupling, values: State, source: State | None) -> Tensor:
         """Return S v − (d + κ)x + βh, at which the state changes."""
         change = coupling.matmul(values) - self.decay(x, coupling)
-        return change if source is None or self.beta == 0.0 else torch.add(change, source, alpha=self.beta)
+        if source is None or self.beta == 0.0:
+            return change
+        return torch.add(change, source, alpha=self.beta)
 
-    def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
+    def laplacian(
+        self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0
+    ) -> Callable[[Tensor], Tensor]:
         """Return the map u ↦ (Δ + shift)u for u [N, H, D] of ``dtype``."""
         diagonal = laplacian_diagonal(coupling, self.form, dtype) + shift
         return lambda u: diagonal * u - coupling @ u
 
-    def exact(self, coupling: Coupling, function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor | None:
+    def exact(
+        self, coupling: Coupling, function: Callable[[Tensor], Tensor], v: Tensor
+    ) -> Tensor | None:
         """Return f(Δ) v where the coupling knows the eigenvectors of Δ, else ``None``."""
-        return coupling.laplacian_function(function, v) if self.form == "conservative" else None
+        if self.form == "conservative":
+            return coupling.laplacian_function(function, v)
+        return None
 
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
         """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
@@ -209,7 +237,9 @@ class LaplacianUpdate(StateUpdate):
 
 def laplacian_diagonal(coupling: Coupling, form: Form, dtype: torch.dtype) -> Tensor | float:
     """Return the diagonal part of Δ to the precision of ``dtype``; see `Coupling.exact_degree`."""
-    return 1.0 if form == "residual" else coupling.exact_degree(dtype).unsqueeze(-1)
+    if form == "residual":
+        return 1.0
+    return coupling.exact_degree(dtype).unsqueeze(-1)
 
 
 def dense_laplacian(
@@ -225,5 +255,6 @@ def dense_laplacian(
 
 def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
     """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
-    v, heads = v.double(), max(x.size(1), coupling.heads)
+    v = v.double()
+    heads = max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -13,7 +13,14 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import check_metric
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, Mean, ScaledTerm, SourceTerm, damping_and_constant
+from diffusion_mp.energies.terms import (
+    CouplingTerm,
+    EnergyTerm,
+    Mean,
+    ScaledTerm,
+    SourceTerm,
+    damping_and_constant,
+)
 from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import reciprocal
@@ -48,7 +55,11 @@ class CertifiedStep(StateUpdate):
     """
 
     def __init__(
-        self, beta: float | Positive = 1.0, *, constraint: str | Constraint | None = None, radius: float = 1.0
+        self,
+        beta: float | Positive = 1.0,
+        *,
+        constraint: str | Constraint | None = None,
+        radius: float = 1.0,
     ) -> None:
         super().__init__()
         if not isinstance(beta, Positive):
@@ -63,9 +74,15 @@ class CertifiedStep(StateUpdate):
         return self.source_weight
 
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None,
-        *, metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None, centre: Tensor | None = None,
-    ) -> State:  # fmt: skip
+        self,
+        x: State,
+        coupling: Coupling,
+        values: State | None = None,
+        source: State | None = None,
+        *,
+        metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
+        centre: Tensor | None = None,
+    ) -> State:
         """Return the projection of x + (βM(h − x) − L_W x) / (βM + p), computed in at least float32.
 
         L_W is applied to x − ``centre``, by default the mean of every graph: differences are the same, with fewer
@@ -114,7 +131,9 @@ class CertifiedStep(StateUpdate):
         return step
 
     def extra_repr(self) -> str:
-        return ("" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, ") + f"constraint={self.constraint}"
+        return (
+            "" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, "
+        ) + f"constraint={self.constraint}"
 
 
 def _weighted_means(terms: Sequence[EnergyTerm], x: State) -> list[Mean] | None:

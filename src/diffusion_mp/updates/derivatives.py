@@ -15,7 +15,11 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from diffusion_mp.kernels.operation import exporting
-from diffusion_mp.runtime.torch_private import dispatch_mode_active, forward_mode_active, transforms_active
+from diffusion_mp.runtime.torch_private import (
+    dispatch_mode_active,
+    forward_mode_active,
+    transforms_active,
+)
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -98,7 +102,9 @@ def transposed_product(function: Operator, z: Tensor) -> Operator:
     with torch.enable_grad():
         variable = z.detach().requires_grad_()
         image = function(variable)
-    return lambda u: torch.autograd.grad(image, variable, u, retain_graph=True, materialize_grads=True)[0]
+    return lambda u: torch.autograd.grad(
+        image, variable, u, retain_graph=True, materialize_grads=True
+    )[0]
 
 
 def product(function: Operator, z: Tensor) -> Operator:
@@ -110,7 +116,9 @@ def product(function: Operator, z: Tensor) -> Operator:
         variable = z.detach().requires_grad_()
         image = function(variable)
         direction = torch.zeros_like(image).requires_grad_()
-        pulled = torch.autograd.grad(image, variable, direction, create_graph=True, materialize_grads=True)[0]
+        pulled = torch.autograd.grad(
+            image, variable, direction, create_graph=True, materialize_grads=True
+        )[0]
     if not pulled.requires_grad:
         return torch.zeros_like
     return lambda u: torch.autograd.grad(pulled, direction, u, retain_graph=True)[0].detach()
@@ -223,7 +231,9 @@ def refuse_recorded_tangents() -> None:
         _refuse_batches()
 
 
-def differentiated(solution: Tensor, equation: Operator, inverse: Operator, adjoint: Operator) -> Tensor:
+def differentiated(
+    solution: Tensor, equation: Operator, inverse: Operator, adjoint: Operator
+) -> Tensor:
     """Return x̂ with the derivatives of x̂ + A⁻¹ ``equation(x̂)``, where A⁻¹ and x̂ are constants.
 
     They are those of the implicit function theorem, to first order: by one solution with Aᵀ in the backward pass, or

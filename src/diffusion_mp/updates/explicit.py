@@ -47,7 +47,12 @@ class ExplicitEuler(LaplacianUpdate):
     tau: float | Tensor | Positive
 
     def __init__(
-        self, tau: float | Tensor | Positive, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0
+        self,
+        tau: float | Tensor | Positive,
+        form: Form = "conservative",
+        *,
+        beta: float = 0.0,
+        leak: float = 0.0,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
         if isinstance(tau, Tensor):
@@ -66,7 +71,9 @@ class ExplicitEuler(LaplacianUpdate):
     def step_size(self) -> float | Tensor:
         return self.tau() if isinstance(self.tau, Positive) else self.tau
 
-    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
+    def step(
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+    ) -> State:
         values = self.validate(x, coupling, values, source)
         if not isinstance(self.tau, float):
             return x + self.step_size * self.velocity(x, coupling, values, source)
@@ -74,7 +81,9 @@ class ExplicitEuler(LaplacianUpdate):
         keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
         if isinstance(keep, Tensor):
             moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)
-        elif abs(keep) > 4 * sys.float_info.epsilon:  # zero for τ = 1, and up to rounding for the weights of APPNP
+        elif (
+            abs(keep) > 4 * sys.float_info.epsilon
+        ):  # zero for τ = 1, and up to rounding for the weights of APPNP
             moved = torch.add(keep * x, moved, alpha=self.tau)
         elif self.tau != 1.0:
             moved = self.tau * moved
@@ -83,7 +92,10 @@ class ExplicitEuler(LaplacianUpdate):
         return moved
 
     def extra_repr(self) -> str:
-        tau = f"tau={self.tau:g}, " if isinstance(self.tau, float) else "tau=learned, "
+        if isinstance(self.tau, float):
+            tau = f"tau={self.tau:g}, "
+        else:
+            tau = "tau=learned, "
         return ("" if isinstance(self.tau, Positive) else tau) + super().extra_repr()
 
 
@@ -97,7 +109,9 @@ def teleport(alpha: float) -> ExplicitEuler:
         >>> teleport(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # a step of APPNP
         torch.Size([6, 4])
     """
-    errors.check_number(alpha, "alpha", lambda share: 0 <= share < 1, "lie in [0, 1), nothing would propagate at 1")
+    errors.check_number(
+        alpha, "alpha", lambda share: 0 <= share < 1, "lie in [0, 1), nothing would propagate at 1"
+    )
     rate = alpha / (1 - alpha)
     return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
 
@@ -129,31 +143,48 @@ class MomentumStep(LaplacianUpdate):
     """
 
     def __init__(
-        self, tau: float, momentum: float, steps: int = 10, form: Form = "conservative",
-        *, beta: float = 0.0, leak: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        tau: float,
+        momentum: float,
+        steps: int = 10,
+        form: Form = "conservative",
+        *,
+        beta: float = 0.0,
+        leak: float = 0.0,
+    ) -> None:
         super().__init__(form, beta=beta, leak=leak)
         errors.check_positive(tau, "tau")
         wanted = "lie in [0, 1), or nothing would ever come to rest"
         errors.check_number(momentum, "momentum", lambda m: 0 <= m < 1, wanted)
         errors.check_counts(steps=steps)
-        self.tau, self.momentum, self.steps = float(tau), float(momentum), steps
+        self.tau = float(tau)
+        self.momentum = float(momentum)
+        self.steps = steps
         self.takes_previous = steps == 1
 
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None,
-        *, previous: State | None = None,
-    ) -> State:  # fmt: skip
+        self,
+        x: State,
+        coupling: Coupling,
+        values: State | None = None,
+        source: State | None = None,
+        *,
+        previous: State | None = None,
+    ) -> State:
         """Return the state after K steps from ``values`` (default: the state itself), at rest without ``previous``."""
         state = self.validate(x, coupling, values, source)
         if previous is not None and not self.takes_previous:
-            raise ValueError(f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}.")
+            raise ValueError(
+                f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}."
+            )
         previous = state if previous is None else previous
         for _ in range(self.steps):
             state, previous = self.advance(state, previous, coupling, source), state
         return state
 
-    def advance(self, x: State, previous: State, coupling: Coupling, source: State | None = None) -> State:
+    def advance(
+        self, x: State, previous: State, coupling: Coupling, source: State | None = None
+    ) -> State:
         """Return z⁺ for z = ``x`` and z₋ = ``previous``; a state at rest has z₋ = z."""
         self.validate(x, coupling, previous, source, values_name="previous")
         return x + self.tau * self.velocity(x, coupling, x, source) + self.momentum * (x - previous)
@@ -200,18 +231,33 @@ class Backtracking(LaplacianUpdate):
     takes_source = False
 
     def __init__(
-        self, penalty: Penalty | Callable[[Tensor], Tensor], tau: float = 1.0,
-        *, shrink: float = 0.5, max_steps: int = 30, form: Form = "conservative", exact: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        penalty: Penalty | Callable[[Tensor], Tensor],
+        tau: float = 1.0,
+        *,
+        shrink: float = 0.5,
+        max_steps: int = 30,
+        form: Form = "conservative",
+        exact: bool = False,
+    ) -> None:
         super().__init__(form)
         errors.check_positive(tau, "tau")
-        errors.check_number(shrink, "shrink", lambda q: 0 < q < 1, "lie in (0, 1), or τ would never get smaller")
+        errors.check_number(
+            shrink, "shrink", lambda q: 0 < q < 1, "lie in (0, 1), or τ would never get smaller"
+        )
         errors.check_counts(max_steps=max_steps)
-        errors.check_kind(penalty, "penalty", (Penalty, Callable), "a Penalty or a function of the state")
+        errors.check_kind(
+            penalty, "penalty", (Penalty, Callable), "a Penalty or a function of the state"
+        )
         errors.check_flags(exact=exact)
         if exact and not isinstance(penalty, SimplePenalty):
-            raise ValueError(f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}.")
-        self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps
+            raise ValueError(
+                f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}."
+            )
+        self.penalty = penalty
+        self.tau = float(tau)
+        self.shrink = float(shrink)
+        self.max_steps = max_steps
         self.best_first = exact
         self.last_tau: float | Tensor | None = None
 
@@ -223,7 +269,9 @@ class Backtracking(LaplacianUpdate):
                 f"edges. Leave exact out."
             )
 
-    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
+    def step(
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+    ) -> State:
         values = self.validate(x, coupling, values, source)
         own = self.decay(x, coupling)
         slope = own - coupling @ values
@@ -237,7 +285,10 @@ class Backtracking(LaplacianUpdate):
         """Return τ of every graph [B], or one for all."""
         outside = self._outside(x, coupling)
         if isinstance(self.penalty, Penalty) and bool((outside != 0).any()):
-            apart = edge_distance(x, coupling.graph) if isinstance(coupling, SparseCoupling) else outside
+            if isinstance(coupling, SparseCoupling):
+                apart = edge_distance(x, coupling.graph)
+            else:
+                apart = outside
             raise ValueError(
                 f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "
                 f"it holds two nodes at squared distance {float(apart.max()):.6g}. Normalise the rows, "
@@ -253,12 +304,17 @@ class Backtracking(LaplacianUpdate):
         if self.best_first and isinstance(self.penalty, SimplePenalty):
             sizes = graph_sizes(coupling.ptr, len(x))
             parts = zip(x.split(sizes), slope.split(sizes), strict=True)
-            best = [first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau for part, down in parts]
+            best = [
+                first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau
+                for part, down in parts
+            ]
             first = first.new_tensor(best[0] if coupling.ptr is None else best)
         tau = torch.where(rest, self.tau, first)
         for _ in range(self.max_steps):
             trial = _moved(x, slope, tau, coupling)
-            fits = (self.energy(trial, coupling) <= start) & (self._outside(trial, coupling) == 0) | rest
+            fits = (self.energy(trial, coupling) <= start) & (
+                self._outside(trial, coupling) == 0
+            ) | rest
             if bool(fits.all()):
                 return tau
             tau = torch.where(fits, tau, tau * self.shrink)
@@ -278,9 +334,13 @@ class Backtracking(LaplacianUpdate):
                 raise TypeError(f"penalty(x) must be {wanted}; got {errors.describe(value)}.")
             return value
         if isinstance(self.penalty, QuadraticPenalty):
-            if self.form == "conservative":  # constants cost nothing; taking them out avoids cancellation
+            if (
+                self.form == "conservative"
+            ):  # constants cost nothing; taking them out avoids cancellation
                 x = x - mean_rows(x, coupling.ptr)
-            return _each(torch.sum, x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling.ptr)
+            return _each(
+                torch.sum, x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling.ptr
+            )
         if isinstance(coupling, SparseCoupling):
             cost = self.penalty.delta(edge_distance(x, coupling.graph))
             weight = coupling.graph.edge_weight
@@ -289,18 +349,27 @@ class Backtracking(LaplacianUpdate):
 
     def _outside(self, x: Tensor, coupling: Coupling) -> Tensor:
         """Return for every graph a squared distance beyond the domain, of edges the sum of these, or zero."""
-        limit = self.penalty.reach(x.dtype) if isinstance(self.penalty, Penalty) else math.inf
+        if isinstance(self.penalty, Penalty):
+            limit = self.penalty.reach(x.dtype)
+        else:
+            limit = math.inf
         if limit == math.inf:
             return x.new_zeros(())
         if not isinstance(coupling, SparseCoupling):
             wide = x.new_zeros((), dtype=torch.float64)
-            return _each(lambda part: wide.new_tensor(find_distance_above(limit, part) or 0.0), x, coupling.ptr)
+            return _each(
+                lambda part: wide.new_tensor(find_distance_above(limit, part) or 0.0),
+                x,
+                coupling.ptr,
+            )
         distances = edge_distance(x, coupling.graph)
         return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
 
     def extra_repr(self) -> str:
         exact = ", exact=True" if self.best_first else ""
-        return f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}{exact}"
+        return (
+            f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}{exact}"
+        )
 
 
 def first_minimum(p: np.ndarray) -> float | None:
@@ -311,7 +380,9 @@ def first_minimum(p: np.ndarray) -> float | None:
     if slope(0) >= 0 or not len(real):
         return None
     tau = real.min()
-    return float(tau - slope(tau) / slope.deriv()(tau))  # a Newton step: eigenvalues are only as exact as the largest
+    return float(
+        tau - slope(tau) / slope.deriv()(tau)
+    )  # a Newton step: eigenvalues are only as exact as the largest
 
 
 def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:

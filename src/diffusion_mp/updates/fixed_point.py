@@ -116,13 +116,24 @@ def _limit(
             image = step(z)
         errors.check_tensor(image, "step(z)", "of the shape of z")
         if image.shape != z.shape or image.device != z.device:
-            raise ValueError(f"step(z) must be like z, {errors.describe(z)}; got {errors.describe(image)}.")
+            raise ValueError(
+                f"step(z) must be like z, {errors.describe(z)}; got {errors.describe(image)}."
+            )
         return image.to(z.dtype)
 
     def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
         # Without autocast for the products of the acceleration, and in backward().
         with without_autocast(begin), on_values():
-            return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, ptr=ptr, total=total, what=what)
+            return iterate(
+                step,
+                begin,
+                tol=tol,
+                max_iter=max_iter,
+                memory=memory,
+                ptr=ptr,
+                total=total,
+                what=what,
+            )
 
     solution = limit(exact, start, what)
     if energy is not None and memory:
@@ -154,7 +165,9 @@ def _limit(
 
 
 @torch.no_grad()
-def _rises(energy: Callable[[Tensor], Tensor], start: Tensor, solution: Tensor, ptr: Tensor | None) -> Tensor | None:
+def _rises(
+    energy: Callable[[Tensor], Tensor], start: Tensor, solution: Tensor, ptr: Tensor | None
+) -> Tensor | None:
     """Return which rows are of graphs whose energy is above that of the start, ``None`` if there are none."""
     columns = Columns(ptr, start.size(0) if start.dim() else 1, start.device)
     values = []
@@ -163,7 +176,10 @@ def _rises(energy: Callable[[Tensor], Tensor], start: Tensor, solution: Tensor, 
         if isinstance(value, float):
             value = torch.tensor(value)
         if not isinstance(value, Tensor) or value.numel() not in (1, columns.graphs):
-            kinds = "one number" if columns.graphs == 1 else f"one number, or {columns.graphs}, one for every graph"
+            if columns.graphs == 1:
+                kinds = "one number"
+            else:
+                kinds = f"one number, or {columns.graphs}, one for every graph"
             raise TypeError(f"energy(z) must be {kinds}; got {errors.describe(value)}.")
         values.append(value.flatten())
     before, after = values
@@ -219,7 +235,9 @@ class _History:
     """
 
     def __init__(self, x: Tensor, memory: int, columns: Columns, total: Operator) -> None:
-        self.columns, self.total, self.memory = columns, total, memory
+        self.columns = columns
+        self.total = total
+        self.memory = memory
         graphs = columns.graphs
         # Ring buffers of differences: no iteration copies all of them.
         self.images = x.new_zeros(memory, *x.shape)
@@ -281,7 +299,9 @@ class _History:
 
     def _measure(self, residual: Tensor, image: Tensor, tol: float) -> None:
         # In double, where no square overflows.
-        norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (residual, image)]
+        norms = [
+            torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (residual, image)
+        ]
         squares = self.total(self.columns.sum(torch.stack(norms, 1).square()))
         self.size, scale = squares.sqrt().split(1, 1)
         self.aim = tol * scale
@@ -289,7 +309,9 @@ class _History:
     def _record(self, image: Tensor, residual: Tensor, recorded: Tensor) -> Tensor:
         """Keep the differences to the last image and residual of some graphs, and return ⟨Δr, r⟩, [B, m]."""
         slot = self.count % self.memory
-        difference = self._where(recorded, residual - self.last_residual, torch.zeros_like(residual))
+        difference = self._where(
+            recorded, residual - self.last_residual, torch.zeros_like(residual)
+        )
         self.residuals[slot] = difference
         self.images[slot] = self._where(recorded, image - self.last_image, torch.zeros_like(image))
         self.valid[:, slot] = recorded.squeeze(1)
@@ -299,7 +321,9 @@ class _History:
             pair = torch.stack([difference.flatten(), residual.flatten()], 1)
             products = (self.residuals.flatten(1) @ pair).unsqueeze(0)
         else:
-            by_row = torch.einsum("mnc,knc->nmk", self.residuals, torch.stack([difference, residual]))
+            by_row = torch.einsum(
+                "mnc,knc->nmk", self.residuals, torch.stack([difference, residual])
+            )
             products = self.columns.sum(by_row)
         with_difference, with_residual = self.total(products).unbind(2)
         self.gram[:, slot] = with_difference

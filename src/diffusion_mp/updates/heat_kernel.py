@@ -12,7 +12,13 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.algebra import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError, check_positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate, State, dense_laplacian, working_precision
+from diffusion_mp.updates.base import (
+    Form,
+    LaplacianUpdate,
+    State,
+    dense_laplacian,
+    working_precision,
+)
 from diffusion_mp.updates.derivatives import basis_runs, formula_runs
 from diffusion_mp.updates.linear_solve import by_graph, identity_like, rebased
 
@@ -51,9 +57,12 @@ class HeatKernel(LaplacianUpdate):
         check_positive(t, "t")
         if tol is not None:
             check_positive(tol, "tol")
-        self.t, self.tol = float(t), tol
+        self.t = float(t)
+        self.tol = tol
 
-    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
+    def step(
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+    ) -> State:
         values = self.validate(x, coupling, values, source)
         v = working_precision(values, x, coupling)
         entries = coupling.heads * coupling.num_nodes**2
@@ -139,12 +148,17 @@ def low_rank_heat(
             return _exponential(t * (left @ right.mT - torch.diag_embed(diagonal.squeeze(-1)))) @ v
         left, right = rebased(left, right)
         core = right.mT @ left
-        eye, zero = identity_like(core), torch.zeros_like(core)
-        pooled, count = right.mT @ (diagonal * v), 2
+        eye = identity_like(core)
+        zero = torch.zeros_like(core)
+        pooled = right.mT @ (diagonal * v)
+        count = 2
         if bool((diagonal == 0).any()):
-            pooled, count = torch.cat([pooled, right.mT @ (v - diagonal * v)], dim=-2), 3
+            pooled = torch.cat([pooled, right.mT @ (v - diagonal * v)], dim=-2)
+            count = 3
         rows = [[core - eye, eye, eye], [zero, -eye, zero], [zero, zero, zero]]
-        generator = torch.cat([torch.cat(blocks[:count], dim=-1) for blocks in rows[:count]], dim=-2)
+        generator = torch.cat(
+            [torch.cat(blocks[:count], dim=-1) for blocks in rows[:count]], dim=-2
+        )
         power = _exponential(t * generator)[..., :features, features:]
         return torch.exp(-t * diagonal) * v + left @ (power @ pooled)
 
@@ -153,5 +167,7 @@ def low_rank_heat(
 
 def _exponential(x: Tensor) -> Tensor:
     # PyTorch (2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05; an appended block 1 keeps the norm above.
-    beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0))
+    beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(
+        pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0)
+    )
     return torch.linalg.matrix_exp(beside)[..., :-1, :-1]

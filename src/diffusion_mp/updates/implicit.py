@@ -71,13 +71,16 @@ class SolvedUpdate(LaplacianUpdate):
         if tol is not None:
             check_positive(tol, "tol")
         check_counts(max_iter=max_iter)
-        self.tol, self.max_iter = tol, max_iter
+        self.tol = tol
+        self.max_iter = max_iter
 
     def solve(self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
         if not formula_runs(coupling.heads * coupling.num_nodes**2):
             self.warn_if_rounded(coupling, shift)
-        return shifted_inverse(coupling, self.form, shift, b, dtype, tol=self.tol, max_iter=self.max_iter, what=self)
+        return shifted_inverse(
+            coupling, self.form, shift, b, dtype, tol=self.tol, max_iter=self.max_iter, what=self
+        )
 
 
 def shifted_inverse(
@@ -140,7 +143,9 @@ def _iterated(
         least=least,
         tol=tol,
         max_iter=max_iter,
-        what=what if isinstance(what, str) else f"the system of {what}",  # here, since torch.compile traces no repr
+        what=what
+        if isinstance(what, str)
+        else f"the system of {what}",  # here, since torch.compile traces no repr
     )
 
 
@@ -165,7 +170,9 @@ class _ThetaStep(SolvedUpdate):
         check_positive(tau, "tau")
         self.tau = float(tau)
 
-    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
+    def step(
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+    ) -> State:
         values = self.validate(x, coupling, values, source)
         start = working_precision(values, x, coupling)
         # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ + 1/θτ) m = v/θτ + βh.
@@ -246,7 +253,9 @@ class Equilibrium(SolvedUpdate):
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
             )
-        if formula_runs(coupling.heads * coupling.num_nodes**2):  # which solves it if it is not singular
+        if formula_runs(
+            coupling.heads * coupling.num_nodes**2
+        ):  # which solves it if it is not singular
             return
         if not coupling.reversible:
             raise SingularSystemError(
@@ -262,7 +271,9 @@ class Equilibrium(SolvedUpdate):
                 f"radius 1, for instance 0.9 * AdjacencyDiffusivity('sym')."
             )
 
-    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
+    def step(
+        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+    ) -> State:
         if source is None:
             source = x if values is None else values
         self.validate(x, coupling, values, source)
@@ -284,7 +295,11 @@ def teleport_limit(alpha: float) -> Equilibrium:
 
 @torch.no_grad()
 def precondition(
-    coupling: Coupling, diagonal: Tensor | float, metric: Tensor | None, form: LowRankForm | None, dominant: bool
+    coupling: Coupling,
+    diagonal: Tensor | float,
+    metric: Tensor | None,
+    form: LowRankForm | None,
+    dominant: bool,
 ) -> Operator | None:
     """Return an approximate inverse of diag(d) − S, self-adjoint and positive definite in the metric; ``None`` for I.
 
@@ -298,20 +313,29 @@ def precondition(
         factor = dense_factor(coupling, diagonal, metric)
         if factor is not None:
             root = 1.0 if metric is None else metric.sqrt().unsqueeze(2)
-            return lambda r: torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(0, 1) / root
+            return lambda r: (
+                torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(0, 1) / root
+            )
     if not dominant:
         return None
     if form is not None and form.left.size(2):
         return LowRankInverse(form, diagonal)
-    return (lambda r: r / diagonal) if isinstance(diagonal, Tensor) else None
+    if isinstance(diagonal, Tensor):
+        return lambda r: r / diagonal
+    return None
 
 
-def dense_factor(coupling: Coupling, diagonal: Tensor | float, metric: Tensor | None = None) -> Tensor | None:
+def dense_factor(
+    coupling: Coupling, diagonal: Tensor | float, metric: Tensor | None = None
+) -> Tensor | None:
     """Return the Cholesky factor [H, N, N] of D̄^½(diag(d) − S)D̄^-½ in double, ``None`` if not positive definite."""
     matrix = coupling.to_dense().double()
     if metric is not None:
         root = metric.sqrt().t()
         matrix = root.unsqueeze(2) * matrix / root.unsqueeze(1)
-    on = diagonal if isinstance(diagonal, Tensor) else matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
+    if isinstance(diagonal, Tensor):
+        on = diagonal
+    else:
+        on = matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
     factor, info = torch.linalg.cholesky_ex(torch.diag_embed(on.squeeze(2).t()) - matrix)
     return None if bool(info.any()) else factor

@@ -16,7 +16,9 @@ from diffusion_mp.kernels.segments import Rows, by_size, gather
 from diffusion_mp.progress import solving
 from diffusion_mp.updates.derivatives import Operator, differentiated
 
-LEFT_OVER = 1e-6  # relative residual of a closed form above which rounding errors dominate the solution
+LEFT_OVER = (
+    1e-6  # relative residual of a closed form above which rounding errors dominate the solution
+)
 #: Relative error of a solution up to which rounding is accepted, where the caller asks for no other.
 SIX_DIGITS = 1e-6
 
@@ -55,7 +57,9 @@ class Columns:
 
     def rows(self, by_graph: Tensor) -> Tensor:
         """Return the number of its graph for every row; one row where there is one graph."""
-        return by_graph if self.graph is None else by_graph.index_select(0, self.graph)
+        if self.graph is None:
+            return by_graph
+        return by_graph.index_select(0, self.graph)
 
 
 @torch.no_grad()
@@ -92,14 +96,19 @@ def conjugate_gradients(
         ConvergenceError: ``max_iter`` or the precision was not enough, A is not positive definite, or something is not
             finite.
     """
-    allowed = max(precision(b.dtype).residual, SIX_DIGITS) if tol is None else tol
+    if tol is None:
+        allowed = max(precision(b.dtype).residual, SIX_DIGITS)
+    else:
+        allowed = tol
     tol = precision(b.dtype).residual if tol is None else tol
     if b.numel() == 0:
         return torch.zeros_like(b)
     columns = Columns(ptr, b.size(0), b.device)
     b = b.detach()
     scale = columns.largest(b.abs())
-    scale = columns.rows(torch.where(scale > 0, scale, 1.0))  # squares of tiny columns would underflow
+    scale = columns.rows(
+        torch.where(scale > 0, scale, 1.0)
+    )  # squares of tiny columns would underflow
     right = b / scale
     weight = None
     if metric is not None:
@@ -118,7 +127,10 @@ def conjugate_gradients(
 
     # Everything is detached, since an operator may hold the tangents of forward mode, which `no_grad` lets through.
     residual = right.clone()
-    improved = residual if preconditioner is None else preconditioner(residual).detach()
+    if preconditioner is None:
+        improved = residual
+    else:
+        improved = preconditioner(residual).detach()
     direction = improved.clone()
     x = torch.zeros_like(residual)
     start = square = inner(residual, residual)
@@ -144,9 +156,15 @@ def conjugate_gradients(
         x.addcmul_(step, direction)
         residual.addcmul_(step, image, value=-1.0)
         square = inner(residual, residual)
-        improved = residual if preconditioner is None else preconditioner(residual).detach()
+        if preconditioner is None:
+            improved = residual
+        else:
+            improved = preconditioner(residual).detach()
         before = slope
-        slope = square if preconditioner is None else inner(residual, improved)
+        if preconditioner is None:
+            slope = square
+        else:
+            slope = inner(residual, improved)
         direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(improved)
     if least is not None:
         residual = right - operator(x).detach()
@@ -156,7 +174,10 @@ def conjugate_gradients(
     size = goal(x, 1.0)
     reached = torch.where(size > 0, square / size, square).max().sqrt().item()
     kind = "residual" if least is None else "error"
-    until = f"the precision of {b.dtype}" if converged else f"max_iter={max_iter} iterations"
+    if converged:
+        until = f"the precision of {b.dtype}"
+    else:
+        until = f"max_iter={max_iter} iterations"
     raise ConvergenceError(
         f"Conjugate gradients on {what} reached a relative {kind} of {reached:.3g} in {until}; tol={tol:.3g} was "
         f"asked. Raise max_iter or tol, raise the leak (a better conditioned system), or use float64."
@@ -181,7 +202,9 @@ def solve(
     """
 
     def inverse(rhs: Tensor) -> Tensor:
-        return conjugate_gradients(operator, rhs, metric=metric, preconditioner=preconditioner, **options)
+        return conjugate_gradients(
+            operator, rhs, metric=metric, preconditioner=preconditioner, **options
+        )
 
     def adjoint(rhs: Tensor) -> Tensor:
         if metric is None:
@@ -192,7 +215,9 @@ def solve(
             return lambda u: weight * function(u / weight)
 
         improve = None if preconditioner is None else turned(preconditioner)
-        return conjugate_gradients(turned(operator), rhs, metric=1.0 / metric, preconditioner=improve, **options)
+        return conjugate_gradients(
+            turned(operator), rhs, metric=1.0 / metric, preconditioner=improve, **options
+        )
 
     return differentiated(inverse(b), lambda x: b - operator(x), inverse, adjoint)
 
@@ -221,9 +246,13 @@ class LowRankInverse:
         """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` where it misses b: singular or not finite."""
         x = self(b)
         with torch.no_grad():
-            left, right = self.form.left, self.form.right
-            moved = by_graph(self.form, lambda left, right, x: left @ (right.mT @ x), left, right, x)
-            left_over, size = (self.diagonal * x - moved - b).norm(dim=0), b.norm(dim=0)
+            left = self.form.left
+            right = self.form.right
+            moved = by_graph(
+                self.form, lambda left, right, x: left @ (right.mT @ x), left, right, x
+            )
+            left_over = (self.diagonal * x - moved - b).norm(dim=0)
+            size = b.norm(dim=0)
         if not bool((left_over <= LEFT_OVER * size).all()):  # NaN is not
             relative = torch.where(size > 0, left_over / size, left_over).max().item()
             raise ConvergenceError(
@@ -234,7 +263,9 @@ class LowRankInverse:
 
     def inverse_diagonal(self) -> Float[Tensor, "N H"]:
         solved = iter(self.blocks)
-        return by_graph(self.form, lambda _: next(solved).inverse_diagonal(), self.diagonal).squeeze(2)
+        return by_graph(
+            self.form, lambda _: next(solved).inverse_diagonal(), self.diagonal
+        ).squeeze(2)
 
 
 class _Block(NamedTuple):
@@ -248,8 +279,10 @@ class _Block(NamedTuple):
 
     @classmethod
     def of(cls, diagonal: Tensor, left: Tensor, right: Tensor) -> _Block:
-        root, sign = diagonal.abs().rsqrt(), diagonal.detach().sign()
-        left, right = sign * root * left, root * right
+        root = diagonal.abs().rsqrt()
+        sign = diagonal.detach().sign()
+        left = sign * root * left
+        right = root * right
         nodes, features = right.shape[-2:]
         if nodes > features:
             left, right = rebased(left, right)
@@ -262,18 +295,27 @@ class _Block(NamedTuple):
         return self.right.size(-2) > self.right.size(-1)
 
     def core_solve(self, b: Tensor) -> Tensor:
-        return torch.linalg.lu_solve(*(factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors), b)
+        return torch.linalg.lu_solve(
+            *(factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors), b
+        )
 
     def apply(self, b: Tensor) -> Tensor:
         b = self.sign * self.root * b
-        solved = b + self.left @ self.core_solve(self.right.mT @ b) if self.thin else self.core_solve(b)
+        if self.thin:
+            solved = b + self.left @ self.core_solve(self.right.mT @ b)
+        else:
+            solved = self.core_solve(b)
         return self.root * solved
 
     def inverse_diagonal(self) -> Tensor:
         if self.thin:
             kept = 1.0 + (self.left * self.core_solve(self.right.mT).mT).sum(-1, keepdim=True)
         else:
-            kept = self.core_solve(identity_like(self.factors[0])).diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+            kept = (
+                self.core_solve(identity_like(self.factors[0]))
+                .diagonal(dim1=-2, dim2=-1)
+                .unsqueeze(-1)
+            )
         return self.sign * self.root.square() * kept
 
 
@@ -290,7 +332,8 @@ def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
         least = values.size(-1) * torch.finfo(values.dtype).eps
         root = values.clamp(min=least * values.amax(-1, keepdim=True)).sqrt().unsqueeze(-2)
-        basis, inverse = size.mT * vectors * root, vectors / root
+        basis = size.mT * vectors * root
+        inverse = vectors / root
     return left @ basis, (right / size) @ inverse
 
 
@@ -306,9 +349,14 @@ def _graphs(form: LowRankForm) -> list[Rows]:
 def by_graph(form: LowRankForm, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply a function of stacked graphs of one size, [b, H, n, C] → [b, H, n, D], to all graphs."""
     every = _graphs(form)
-    parts = [function(*(gather(tensor, rows) for tensor in tensors)).transpose(1, 2).flatten(0, 1) for rows in every]
+    parts = [
+        function(*(gather(tensor, rows) for tensor in tensors)).transpose(1, 2).flatten(0, 1)
+        for rows in every
+    ]
     if not parts:
         return torch.zeros_like(tensors[-1])
     node = torch.arange(form.left.size(0), device=form.left.device)
     order = torch.cat([node[rows].flatten() for rows in every])
-    return parts[0] if len(parts) == 1 and isinstance(every[0], slice) else torch.cat(parts)[order.argsort()]
+    if len(parts) == 1 and isinstance(every[0], slice):
+        return parts[0]
+    return torch.cat(parts)[order.argsort()]

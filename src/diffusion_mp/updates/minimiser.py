@@ -12,9 +12,21 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.energies.spectrum import precision
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm, affine, damping_and_constant
+from diffusion_mp.energies.terms import (
+    CouplingTerm,
+    EnergyTerm,
+    ScaledTerm,
+    SourceTerm,
+    affine,
+    damping_and_constant,
+)
 from diffusion_mp.graph import Graph
-from diffusion_mp.updates.derivatives import formula_runs, newton_step, refuse_export, refuse_recorded_tangents
+from diffusion_mp.updates.derivatives import (
+    formula_runs,
+    newton_step,
+    refuse_export,
+    refuse_recorded_tangents,
+)
 from diffusion_mp.updates.implicit import shifted_inverse
 from diffusion_mp.updates.linear_solve import solve
 
@@ -35,7 +47,9 @@ def quadratic_minimiser(
     pulled = _pulled_source(terms)
     if pulled is not None:
         coupling, source = pulled
-        solution = shifted_inverse(coupling, "conservative", 1.0, source.double(), state.dtype, what=WHAT)
+        solution = shifted_inverse(
+            coupling, "conservative", 1.0, source.double(), state.dtype, what=WHAT
+        )
         return solution.to(state.dtype)
     refuse_export(WHAT)
     wide = state.detach().double()
@@ -50,7 +64,11 @@ def quadratic_minimiser(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of iterations depends on values
 def _iterated(
-    terms: Sequence[EnergyTerm], wide: Float[Tensor, "N H D"], graph: Graph, least: Tensor, dtype: torch.dtype
+    terms: Sequence[EnergyTerm],
+    wide: Float[Tensor, "N H D"],
+    graph: Graph,
+    least: Tensor,
+    dtype: torch.dtype,
 ) -> Float[Tensor, "N H D"]:
     refuse_recorded_tangents()
     means = [term.weighted_mean(wide) or affine(term, wide, graph) for term in terms]
@@ -70,7 +88,9 @@ def _iterated(
     channels = wide.size(1) * wide.size(2)
     solution = solve(
         operator,
-        constant.expand_as(wide).reshape(-1, 1, 1),  # one column, since a matrix may mix all channels
+        constant.expand_as(wide).reshape(
+            -1, 1, 1
+        ),  # one column, since a matrix may mix all channels
         preconditioner=preconditioner,
         ptr=None if graph.segments is None else channels * graph.segments,
         least=float(least.detach()),
@@ -108,8 +128,14 @@ def _pulled_source(terms: Sequence[EnergyTerm]) -> tuple[Coupling, Tensor] | Non
             couplings.append((term.weight, part.coupling))
         else:
             return None
-    if len(sources) != 1 or not couplings or not all(coupling.nonnegative for _, coupling in couplings):
+    if (
+        len(sources) != 1
+        or not couplings
+        or not all(coupling.nonnegative for _, coupling in couplings)
+    ):
         return None
     beta, source = sources[0]
-    scaled = [ScaledCoupling(weight / beta, coupling, nonnegative=True) for weight, coupling in couplings]
+    scaled = [
+        ScaledCoupling(weight / beta, coupling, nonnegative=True) for weight, coupling in couplings
+    ]
     return reduce(add, scaled), source

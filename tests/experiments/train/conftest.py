@@ -10,7 +10,9 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 @pytest.fixture(autouse=True)
 def _on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "argv", ["diffusion-mp", "something"])  # Lightning must not complain of a second one
+    monkeypatch.setattr(
+        sys, "argv", ["diffusion-mp", "something"]
+    )  # Lightning must not complain of a second one
     monkeypatch.chdir(tmp_path)
     with isolate_rng():
         yield

@@ -58,7 +58,8 @@ class WithoutArguments(OtherNames):
 
 
 class Ring(pl.LightningDataModule):
-    num_features, num_classes = 3, 2
+    num_features = 3
+    num_classes = 2
     changes: ClassVar[dict[str, object]] = {}
 
     def train_dataloader(self):

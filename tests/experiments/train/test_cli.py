@@ -36,7 +36,8 @@ class Unmeasured(pl.LightningDataModule):
 class Ring(Unmeasured):
     """The same, with what a model has to know."""
 
-    num_features, num_classes = 3, 2
+    num_features = 3
+    num_classes = 2
 
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -80,7 +81,12 @@ def test_loggers_that_the_documentation_names_are_found_with_their_options(packa
 
 
 def test_fit_leaves_checkpoint_logs_and_configuration(fit, capsys):
-    options = ["--model.lr=0.5", "--model.model.num_layers=1", "--data.per_class=2", "--trainer.logger=true"]
+    options = [
+        "--model.lr=0.5",
+        "--model.model.num_layers=1",
+        "--data.per_class=2",
+        "--trainer.logger=true",
+    ]
     folder = fit(*options)
     (best,) = (folder / "checkpoints").glob("best-*.ckpt")
     header = (folder / "metrics.csv").read_text().splitlines()[0]
@@ -88,7 +94,10 @@ def test_fit_leaves_checkpoint_logs_and_configuration(fit, capsys):
     assert "train_loss" in header
     assert list(folder.glob("events.out.tfevents.*"))
     written = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (written["model"]["lr"], written["model"]["model"]["init_args"]["num_layers"]) == (0.5, 1)
+    assert (written["model"]["lr"], written["model"]["model"]["init_args"]["num_layers"]) == (
+        0.5,
+        1,
+    )
     assert written["data"]["init_args"]["per_class"] == 2
     output = capsys.readouterr().out
     assert "test_acc" in output
@@ -104,8 +113,13 @@ def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
     printed = capsys.readouterr()
     assert not re.search("Seed|GPU|TPU|Tip|workers|Restoring|Warning", printed.out + printed.err)
     with (resumed / "metrics.csv").open() as file:
-        assert {row["epoch"] for row in csv.DictReader(file)} == {"2", "3"}  # 3: the test after the last epoch
-    assert not (resumed / "checkpoints").exists()  # they stay in one folder, so that the best one is that of all epochs
+        assert {row["epoch"] for row in csv.DictReader(file)} == {
+            "2",
+            "3",
+        }  # 3: the test after the last epoch
+    assert not (
+        resumed / "checkpoints"
+    ).exists()  # they stay in one folder, so that the best one is that of all epochs
     assert torch.load(last, weights_only=True)["epoch"] == 2
     assert len(list(last.parent.glob("best-*.ckpt"))) == 1
     trained = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(last)]
@@ -146,7 +160,10 @@ def test_any_data_module_trains_that_says_how_wide_its_data_are(fit):
 
 def test_data_without_a_width_or_files_are_a_message_and_code_two(capsys):
     assert main(["fit", "--config", CONFIG, f"--data={__name__}.Unmeasured"]) == 2
-    assert "Give the data module the properties num_features and num_classes" in capsys.readouterr().err
+    assert (
+        "Give the data module the properties num_features and num_classes"
+        in capsys.readouterr().err
+    )
     assert main(["fit", "--config=cora_gcn", "--data.root=."]) == 2
     assert capsys.readouterr().err.startswith("Cora is not at Cora/raw: missing ind.cora.x")
 
@@ -166,7 +183,9 @@ def test_help_version_and_unknown_subcommand(capsys):
     assert capsys.readouterr().out == f"diffusion-mp {diffusion_mp.__version__}\n"
     assert main(["train"]) == 2
     assert "no subcommand 'train'" in capsys.readouterr().err
-    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
+    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {
+        c.stem for c in CONFIGS
+    }
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])
@@ -175,10 +194,15 @@ def test_a_configuration_is_never_read_from_an_address(joined, capsys):
     address = "http://127.0.0.1:9/config.yaml"
     option = [f"--config={address}"] if joined else ["--config", address]
     assert main(["fit", *option]) == 2
-    assert f"--config must be a file of this machine; got the address {address}" in capsys.readouterr().err
+    assert (
+        f"--config must be a file of this machine; got the address {address}"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(("option", "content"), [("--model", "lr: 0.125"), ("--trainer", "max_epochs: 3")])
+@pytest.mark.parametrize(
+    ("option", "content"), [("--model", "lr: 0.125"), ("--trainer", "max_epochs: 3")]
+)
 def test_no_part_of_a_configuration_is_read_from_an_address(option, content, capsys):
     """fsspec's memory stands for any address that can be read."""
     with fsspec.open("memory://part.yaml", "w") as file:

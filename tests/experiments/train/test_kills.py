@@ -38,15 +38,23 @@ class Command:
 
 def left_by_fit(folder):
     """The latest of the folders, by name: a kill before the first checkpoint begins a new one."""
-    checkpoints = max(folder.glob("runs/*/version_*/checkpoints"), key=lambda path: int(path.parent.name[8:]))
+    checkpoints = max(
+        folder.glob("runs/*/version_*/checkpoints"), key=lambda path: int(path.parent.name[8:])
+    )
     found = {path.name: load_checkpoint(path) for path in checkpoints.glob("*.ckpt")}
     parts = ("state_dict", "optimizer_states", "random_state", "loops", "epoch", "global_step")
     return {name: {part: checkpoint[part] for part in parts} for name, checkpoint in found.items()}
 
 
 def left_by_placements(folder):
-    found = {path.relative_to(folder): load_checkpoint(path)["state_dict"] for path in folder.rglob("*.ckpt")}
-    results = {path.relative_to(folder): json.loads(path.read_text()) for path in folder.rglob("result.json")}
+    found = {
+        path.relative_to(folder): load_checkpoint(path)["state_dict"]
+        for path in folder.rglob("*.ckpt")
+    }
+    results = {
+        path.relative_to(folder): json.loads(path.read_text())
+        for path in folder.rglob("result.json")
+    }
     return found, {name: {**result, "seconds": 0} for name, result in results.items()}
 
 
@@ -103,11 +111,13 @@ def kill(process, number, checkpoints, pause, files):
     def newest():
         return {path: path.stat().st_mtime_ns for path in files()}
 
-    seen, deadline = newest(), time.monotonic() + 300
+    seen = newest()
+    deadline = time.monotonic() + 300
     while checkpoints > 0 and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.001)
         if (now := newest()) != seen:
-            seen, checkpoints = now, checkpoints - 1
+            seen = now
+            checkpoints = checkpoints - 1
     time.sleep(pause)
     os.kill(process.pid, number)
     process.join(120)
@@ -118,12 +128,15 @@ def next_arguments(name, arguments, folder, said, number):
     if number != signal.SIGKILL and "Stopped by" in said:
         program, *printed = shlex.split(said.splitlines()[-1])
         return printed if program == "diffusion-mp" else printed[1:]
-    found = sorted(folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    found = sorted(
+        folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns
+    )
     return [*arguments, "--ckpt_path", str(found[-1])] if name == "fit" and found else arguments
 
 
 def assert_kills_change_nothing(name, folder, moments, *options):
-    command, here = COMMANDS[name], folder / "killed"
+    command = COMMANDS[name]
+    here = folder / "killed"
     arguments = original = [*shlex.split(command.arguments), *options]
     ended(command, original, folder / "straight")
     for number, checkpoints, pause in moments:
@@ -141,10 +154,14 @@ def assert_kills_change_nothing(name, folder, moments, *options):
 
 @pytest.mark.unwatched
 def test_a_killed_fit_ends_with_the_same_bits_and_predictions(tmp_path):
-    assert_kills_change_nothing("fit", tmp_path, [(signal.SIGKILL, 3, 0.005)], "--trainer.max_epochs=20")
+    assert_kills_change_nothing(
+        "fit", tmp_path, [(signal.SIGKILL, 3, 0.005)], "--trainer.max_epochs=20"
+    )
     predicted = []
     for folder in (tmp_path / "straight", tmp_path / "killed"):
-        last = max(folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        last = max(
+            folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns
+        )
         trained = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
         ended(COMMANDS["fit"], ["test", *trained], folder)
         ended(COMMANDS["fit"], ["predict", *trained], folder)
@@ -159,8 +176,12 @@ def test_a_killed_fit_ends_with_the_same_bits_and_predictions(tmp_path):
 def test_ten_kills_change_nothing(name, tmp_path):
     """SIGKILL, SIGTERM and SIGINT, after one to three new checkpoints and a pause of an epoch or two."""
     draw = random.Random(name)
-    moments = [(draw.choice(list(CODES)), draw.randint(1, 3), draw.uniform(0, 0.1)) for _ in range(9)]
-    moments.insert(draw.randrange(10), (signal.SIGKILL, 0, draw.uniform(0, 1)))  # perhaps before it has begun
+    moments = [
+        (draw.choice(list(CODES)), draw.randint(1, 3), draw.uniform(0, 0.1)) for _ in range(9)
+    ]
+    moments.insert(
+        draw.randrange(10), (signal.SIGKILL, 0, draw.uniform(0, 1))
+    )  # perhaps before it has begun
     assert_kills_change_nothing(name, tmp_path, moments)
 
 

@@ -11,26 +11,39 @@ from helpers import refuses
 
 def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     target = torch.tensor([0] * 90 + [1] * 10)
-    assert train.weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(0.5)  # 0.9 by plain accuracy
-    target, classes = torch.tensor([0, 0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    assert train.weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(
+        0.5
+    )  # 0.9 by plain accuracy
+    target = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    classes = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     logits = torch.nn.functional.one_hot(classes, 3).float()
     assert train.weighted_accuracy(3)(logits, target) == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
     score = train.weighted_accuracy(2)
     score.update(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]))
     score.update(torch.tensor([1]), torch.tensor([1]))
-    assert score.compute() == pytest.approx((1 + 1 / 2) / 2)  # the mean of the batches would be (1/2 + 1)/2
-    logits, labels = torch.randn(40, 4, generator=generator), torch.randint(2, (40, 4), generator=generator)
-    labels[:, 1], labels[:, 2] = 0, 1
+    assert score.compute() == pytest.approx(
+        (1 + 1 / 2) / 2
+    )  # the mean of the batches would be (1/2 + 1)/2
+    logits = torch.randn(40, 4, generator=generator)
+    labels = torch.randint(2, (40, 4), generator=generator)
+    labels[:, 1] = 0
+    labels[:, 2] = 1
     expected = (curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])) / 2
     assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(expected)
     assert train.TaskMetric("ap")(logits, labels) < 1
     for metric in ("acc", "macro_f1", "mrr"):  # of one class for every example
-        with pytest.raises(ValueError, match=rf"metric '{metric}' takes targets \[N\]; got \[40, 4\]"):
+        with pytest.raises(
+            ValueError, match=rf"metric '{metric}' takes targets \[N\]; got \[40, 4\]"
+        ):
             train.TaskMetric(metric)(logits, labels)
     logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
-    assert train.TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
+    assert train.TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx(
+        (1 + 2 / 3) / 2
+    )
     scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
-    assert train.TaskMetric("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx((1 + 1 / 3 + 1 / 2) / 3)
+    assert train.TaskMetric("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx(
+        (1 + 1 / 3 + 1 / 2) / 3
+    )
 
 
 def curve(scores, truth):
@@ -40,18 +53,34 @@ def curve(scores, truth):
 
 
 def test_accuracy_f1_and_errors(generator):
-    logits, labels = torch.randn(50, 3, generator=generator), torch.randint(3, (50,), generator=generator)
+    logits = torch.randn(50, 3, generator=generator)
+    labels = torch.randint(3, (50,), generator=generator)
     guess = logits.argmax(1)
-    assert train.TaskMetric("acc")(logits, labels) == pytest.approx(float((guess == labels).double().mean()))
-    f1 = [2 * ((guess == c) & (labels == c)).sum() / ((guess == c).sum() + (labels == c).sum()) for c in range(3)]
-    assert train.TaskMetric("macro_f1")(logits, labels) == pytest.approx(float(torch.stack(f1).mean()))
-    x, y = logits[:, 0], logits[:, 1]
+    assert train.TaskMetric("acc")(logits, labels) == pytest.approx(
+        float((guess == labels).double().mean())
+    )
+    f1 = [
+        2 * ((guess == c) & (labels == c)).sum() / ((guess == c).sum() + (labels == c).sum())
+        for c in range(3)
+    ]
+    assert train.TaskMetric("macro_f1")(logits, labels) == pytest.approx(
+        float(torch.stack(f1).mean())
+    )
+    x = logits[:, 0]
+    y = logits[:, 1]
     assert train.TaskMetric("mse")(x, y) == pytest.approx(float((x - y).square().mean()))
     assert train.TaskMetric("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
-    logits, labels = torch.randn(60, 2, generator=generator), torch.randint(2, (60,), generator=generator)
-    assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(curve(logits[:, 1] - logits[:, 0], labels))
-    small = logits.sigmoid() * torch.tensor([0.5, 1.0])  # logits that could be taken for probabilities
-    assert train.TaskMetric("roc_auc")(small, labels) == pytest.approx(curve(small[:, 1] - small[:, 0], labels))
+    logits = torch.randn(60, 2, generator=generator)
+    labels = torch.randint(2, (60,), generator=generator)
+    assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(
+        curve(logits[:, 1] - logits[:, 0], labels)
+    )
+    small = logits.sigmoid() * torch.tensor(
+        [0.5, 1.0]
+    )  # logits that could be taken for probabilities
+    assert train.TaskMetric("roc_auc")(small, labels) == pytest.approx(
+        curve(small[:, 1] - small[:, 0], labels)
+    )
     # Confident answers do not tie.
     logits = torch.tensor([[0.0, 20.0], [0.0, 21.0], [0.0, 22.0], [0.0, 23.0]])
     assert train.TaskMetric("roc_auc")(logits, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.75)
@@ -61,8 +90,14 @@ def test_accuracy_f1_and_errors(generator):
 def test_however_it_is_cut(name, generator):
     """Batches are one, a reset begins anew, and the direction is that of a random guess to a perfect one."""
     numbers = name in ("mse", "mae")
-    outputs = torch.randn(30, generator=generator) if numbers else torch.randn(30, 3, generator=generator)
-    targets = torch.randn(30, generator=generator) if numbers else torch.randint(3, (30,), generator=generator)
+    if numbers:
+        outputs = torch.randn(30, generator=generator)
+    else:
+        outputs = torch.randn(30, 3, generator=generator)
+    if numbers:
+        targets = torch.randn(30, generator=generator)
+    else:
+        targets = torch.randint(3, (30,), generator=generator)
     score = train.TaskMetric(name)
     together = score(outputs, targets)
     score.reset()
@@ -75,7 +110,8 @@ def test_however_it_is_cut(name, generator):
 
 
 def test_values_of_the_losses(generator):
-    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    logits = torch.randn(7, 3, generator=generator)
+    target = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     assert train.node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
     guess = torch.randn(7, 1, generator=generator)
     assert torch.isclose(train.mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
@@ -91,15 +127,36 @@ test_losses_refuse = refuses(
     (lambda: entropy((5, 3), 4), r"got \[5, 3\] and \[4\]"),
     (lambda: entropy((5,), 5), r"got \[5\] and \[5\]"),
     (lambda: entropy((0, 3), 0), "mask that selected them is empty"),
-    (lambda: train.node_cross_entropy(zeros(2, 3), torch.tensor([-1, 3])), r"0\.\.2 for 3 logits, got -1\.\.3"),
-    (lambda: train.node_cross_entropy(zeros(2, 3).to("meta"), zeros(2).long().to("meta")), "target must have values"),
-    (lambda: train.mean_squared_error(zeros(5, 1), zeros(5)), r"\[5, 1\] and target \[5\] must have the same shape"),
+    (
+        lambda: train.node_cross_entropy(zeros(2, 3), torch.tensor([-1, 3])),
+        r"0\.\.2 for 3 logits, got -1\.\.3",
+    ),
+    (
+        lambda: train.node_cross_entropy(zeros(2, 3).to("meta"), zeros(2).long().to("meta")),
+        "target must have values",
+    ),
+    (
+        lambda: train.mean_squared_error(zeros(5, 1), zeros(5)),
+        r"\[5, 1\] and target \[5\] must have the same shape",
+    ),
     (lambda: train.mean_squared_error(zeros(0, 1), zeros(0, 1)), "no node to average"),
-    (lambda: train.multi_label_loss(zeros(7, 3), zeros(7, 2)), r"Expected logits and target \[N, T\] of one shape"),
-    (lambda: train.multi_label_loss(zeros(7, 3), zeros(7)), r"Expected logits and target \[N, T\] of one shape"),
-    (lambda: train.multi_label_loss(zeros(7, 3), zeros(0, 3)), r"Expected logits and target \[N, T\] of one shape"),
+    (
+        lambda: train.multi_label_loss(zeros(7, 3), zeros(7, 2)),
+        r"Expected logits and target \[N, T\] of one shape",
+    ),
+    (
+        lambda: train.multi_label_loss(zeros(7, 3), zeros(7)),
+        r"Expected logits and target \[N, T\] of one shape",
+    ),
+    (
+        lambda: train.multi_label_loss(zeros(7, 3), zeros(0, 3)),
+        r"Expected logits and target \[N, T\] of one shape",
+    ),
     (lambda: train.multi_label_loss(zeros(7, 3), zeros(7, 3) + 2), "target must hold 0 and 1 only"),
-    (lambda: train.TaskMetric("roc_auc")(zeros(7, 3), torch.ones(7, 3)), "only positive or only negative examples"),
+    (
+        lambda: train.TaskMetric("roc_auc")(zeros(7, 3), torch.ones(7, 3)),
+        "only positive or only negative examples",
+    ),
     error=ValueError,
 )
 

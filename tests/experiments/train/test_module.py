@@ -12,7 +12,12 @@ from diffusion_mp.data import pad
 from diffusion_mp.diffusivities import AuxiliaryLoss
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp.testing.laws import seeded
-from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule, SequenceClassifier
+from diffusion_mp_experiments.train import (
+    DigitsDataModule,
+    NodeClassifier,
+    PlanetoidDataModule,
+    SequenceClassifier,
+)
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 from helpers import refuses
 from training_runs import quiet_trainer
@@ -20,8 +25,10 @@ from training_runs import quiet_trainer
 
 class Toy(FullGraphDataModule):
     def load(self):
-        generator, node = torch.Generator().manual_seed(0), torch.arange(12)
-        x, edges = torch.randn(12, 4, generator=generator), torch.randint(12, (2, 30), generator=generator)
+        generator = torch.Generator().manual_seed(0)
+        node = torch.arange(12)
+        x = torch.randn(12, 4, generator=generator)
+        edges = torch.randint(12, (2, 30), generator=generator)
         masks = {f"{stage}_mask": node % 3 == k for k, stage in enumerate(("train", "val", "test"))}
         return Data(x=x, edge_index=edges, y=node % 2, **masks)
 
@@ -42,7 +49,9 @@ def test_metrics_read_their_own_mask_and_the_loss_breaks_ties_alone():
     logits = torch.zeros(12, 2)
     wrong = data.val_mask | (data.test_mask & (torch.arange(12) < 6))
     logits[torch.arange(12), torch.where(wrong, 1 - data.y, data.y)] = 5.0
-    model, trainer, toy = NodeClassifier(Fixed(logits)), quiet_trainer(), Toy()
+    model = NodeClassifier(Fixed(logits))
+    trainer = quiet_trainer()
+    toy = Toy()
     (val,) = trainer.validate(model, datamodule=toy, verbose=False)
     (test,) = trainer.test(model, datamodule=toy, verbose=False)
     assert val["val_acc"] == 0
@@ -54,28 +63,37 @@ def test_metrics_read_their_own_mask_and_the_loss_breaks_ties_alone():
     right = nn.functional.one_hot(toy.data.y, 2).float()
 
     def score(logits):
-        return quiet_trainer().validate(NodeClassifier(Fixed(logits)), datamodule=toy, verbose=False)[0]["val_score"]
+        return quiet_trainer().validate(
+            NodeClassifier(Fixed(logits)), datamodule=toy, verbose=False
+        )[0]["val_score"]
 
     one_wrong_badly = right * 0.01
     one_wrong_badly[1] = torch.tensor([1e4, 0.0]) if toy.data.y[1] else torch.tensor([0.0, 1e4])
     two_wrong_hardly = right * 100
     two_wrong_hardly[[1, 4]] = 0.001 * (1 - right[[1, 4]])
     assert score(right * 5) > score(right) > score(one_wrong_badly) > score(two_wrong_hardly)
-    again = quiet_trainer().validate(model, datamodule=toy, verbose=False)[0]["val_score"]  # nothing of before counts
+    again = quiet_trainer().validate(model, datamodule=toy, verbose=False)[0][
+        "val_score"
+    ]  # nothing of before counts
     assert again == pytest.approx(val["val_score"], abs=1e-7)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_learns(optimizer):
-    model = NodeClassifier(DiffusionGNN(4, 16, 2, conv="mlp", dropout=0.0), lr=0.05, optimizer=optimizer)
+    model = NodeClassifier(
+        DiffusionGNN(4, 16, 2, conv="mlp", dropout=0.0), lr=0.05, optimizer=optimizer
+    )
     trainer = quiet_trainer(max_epochs=60)
     trainer.fit(model, datamodule=Toy())
     assert trainer.callback_metrics["train_acc"] == 1
 
 
 def test_a_loss_that_is_not_finite_ends_a_training_without_validation():
-    loader, trainer = DataLoader([Toy().data], batch_size=None), quiet_trainer(max_epochs=9)
-    with pytest.raises(FloatingPointError, match=r"train_loss is \S+ in epoch \d: .* diverged\. Lower the"):
+    loader = DataLoader([Toy().data], batch_size=None)
+    trainer = quiet_trainer(max_epochs=9)
+    with pytest.raises(
+        FloatingPointError, match=r"train_loss is \S+ in epoch \d: .* diverged\. Lower the"
+    ):
         trainer.fit(NodeClassifier(DiffusionGNN(4, 8, 2, conv="gcn", dropout=0.0), lr=3e37), loader)
 
 
@@ -93,16 +111,20 @@ class Regularised(Fixed):
 
 @pytest.mark.parametrize("model", [Fixed, Regularised])
 def test_auxiliary_losses_are_added_and_logged_apart(model):
-    data, logits = Toy().data, torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    data = Toy().data
+    logits = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     module = NodeClassifier(model(logits.detach().clone()), lr=0.0, weight_decay=0.0)
-    gradients, trainer = [], quiet_trainer(max_epochs=1)
+    gradients = []
+    trainer = quiet_trainer(max_epochs=1)
     module.model.logits.register_hook(gradients.append)
     trainer.fit(module, datamodule=Toy())
     own = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
     extra = 3 * logits.square().mean() if model is Regularised else torch.zeros(())
     torch.testing.assert_close(trainer.callback_metrics["train_loss"], own)
     assert ("train_aux_loss" in trainer.callback_metrics) == (model is Regularised)
-    torch.testing.assert_close(trainer.callback_metrics.get("train_aux_loss", torch.zeros(())), extra)
+    torch.testing.assert_close(
+        trainer.callback_metrics.get("train_aux_loss", torch.zeros(())), extra
+    )
     torch.testing.assert_close(gradients, list(torch.autograd.grad(own + extra, logits)))
 
 
@@ -113,7 +135,11 @@ def step(*shape, **changes):
 test_wrong_logits_and_data_without_labels_are_refused = refuses(
     (lambda: step(12, 1), ValueError, "one column"),
     (lambda: step(5, 2), ValueError, "one row of logits per node"),
-    (lambda: step(12, 2, y=None), TypeError, r"data\.y must be a tensor of labels, a row for every node.*got None"),
+    (
+        lambda: step(12, 2, y=None),
+        TypeError,
+        r"data\.y must be a tensor of labels, a row for every node.*got None",
+    ),
 )
 
 
@@ -130,12 +156,15 @@ def test_digits_module():
 
 @pytest.mark.data
 def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
-    root, used = str(data_root / "Planetoid"), {}
+    root = str(data_root / "Planetoid")
+    used = {}
     for tuning in (True, False):
         splits = [PlanetoidDataModule(root, split=split, tuning=tuning).data for split in range(3)]
         assert not torch.equal(splits[0].train_mask, splits[1].train_mask)
         assert all(data.val_mask.sum() == 500 for data in splits)
-        used[tuning] = sum(data.train_mask | data.val_mask | data.test_mask for data in splits).bool()
+        used[tuning] = sum(
+            data.train_mask | data.val_mask | data.test_mask for data in splits
+        ).bool()
     assert not (used[True] & used[False]).any()
     assert PlanetoidDataModule(root, split=0).data.test_mask.sum() == 1000
     public = PlanetoidDataModule(root, split="public")
@@ -175,7 +204,9 @@ def batches():
 
 def test_it_learns_and_logs_and_the_rate_rises_and_falls_to_zero(batches):
     with seeded(0):
-        module = SequenceClassifier(PDETransformer([3], 16, 2, 1, 2, max_length=6, placement="P1"), 2, lr=1e-2)
+        module = SequenceClassifier(
+            PDETransformer([3], 16, 2, 1, 2, max_length=6, placement="P1"), 2, lr=1e-2
+        )
         trainer = fit(module, batches, 24)
     logged = trainer.callback_metrics
     assert set(logged) == {"train_loss", "train_acc", "val_loss", "val_acc"}
@@ -184,6 +215,15 @@ def test_it_learns_and_logs_and_the_rate_rises_and_falls_to_zero(batches):
     assert found["test_acc"] == pytest.approx(float(logged["val_acc"]))
     rates = LearningRates()
     with seeded(0):
-        fit(SequenceClassifier(PDETransformer([3], 4, 2, 1, 1, max_length=6), 2, lr=0.5, warmup=0.5), batches, 2, rates)
+        fit(
+            SequenceClassifier(
+                PDETransformer([3], 4, 2, 1, 1, max_length=6), 2, lr=0.5, warmup=0.5
+            ),
+            batches,
+            2,
+            rates,
+        )
     assert rates.seen[:5] == pytest.approx([0.125, 0.21875, 0.3125, 0.40625, 0.5])
-    assert rates.seen[5:] == pytest.approx([0.5 * (1 + c) / 2 for c in (0.5**0.5, 0.0, -(0.5**0.5))], abs=1e-6)
+    assert rates.seen[5:] == pytest.approx(
+        [0.5 * (1 + c) / 2 for c in (0.5**0.5, 0.0, -(0.5**0.5))], abs=1e-6
+    )

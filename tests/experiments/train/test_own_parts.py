@@ -69,7 +69,10 @@ def test_data_that_do_not_fit_are_refused(data, sentence, fit):
         ("own_parts.WithoutWeights", []),
         ("own_parts.WithoutArguments", []),
         ("own_parts.OtherNames", ["--model.model.features=3", "--model.model.classes=2"]),
-        ("torch_geometric.nn.GCN", ["--model.model.hidden_channels=4", "--model.model.num_layers=2"]),
+        (
+            "torch_geometric.nn.GCN",
+            ["--model.model.hidden_channels=4", "--model.model.num_layers=2"],
+        ),
     ],
 )
 def test_models_with_other_arguments_train(model, options, fit):
@@ -97,7 +100,14 @@ def test_masks_may_be_indices(fit):
     ],
 )
 def test_every_precision_of_the_trainer_trains(precision, dtype, tmp_path):
-    options = ["--config", CONFIG, *TINY, *QUIET, f"--out={tmp_path}", f"--trainer.precision={precision}"]
+    options = [
+        "--config",
+        CONFIG,
+        *TINY,
+        *QUIET,
+        f"--out={tmp_path}",
+        f"--trainer.precision={precision}",
+    ]
     assert main(["fit", *options]) == 0
     (last,) = tmp_path.rglob("last.ckpt")
     state = load_checkpoint(last)["state_dict"]
@@ -109,7 +119,11 @@ def test_data_that_have_the_dtype_of_the_model_stay_the_same_object():
     module = NodeClassifier(own_parts.Linear(64, 10))
     assert module.in_dtype(data) is data
     double = module.double().in_dtype(data)
-    assert (double.x.dtype, data.x.dtype, double.train_mask.dtype) == (torch.float64, torch.float32, torch.bool)
+    assert (double.x.dtype, data.x.dtype, double.train_mask.dtype) == (
+        torch.float64,
+        torch.float32,
+        torch.bool,
+    )
     assert double.edge_index is data.edge_index
 
 
@@ -137,10 +151,18 @@ LOGGERS = {"CSVLogger": ["save_dir=here"], "TensorBoardLogger": ["save_dir=here"
         *(("logger", *each) for each in LOGGERS.items()),
     ],
 )
-def test_the_configuration_of_a_run_can_be_read_back(part, name, options, tmp_path, monkeypatch, capsys):
+def test_the_configuration_of_a_run_can_be_read_back(
+    part, name, options, tmp_path, monkeypatch, capsys
+):
     """Callbacks whose defaults are objects have no text of their own for them."""
     monkeypatch.chdir(tmp_path)
-    words = ["--config", CONFIG, *TINY, "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+    words = [
+        "--config",
+        CONFIG,
+        *TINY,
+        "--trainer.max_epochs=1",
+        "--trainer.enable_progress_bar=false",
+    ]
     words.append(f"--trainer.{part}={name}")
     words += [f"--trainer.{part}.{each}" for each in options]
     assert main(["fit", *words]) == 0
@@ -157,7 +179,9 @@ def test_the_configuration_of_a_run_can_be_read_back(part, name, options, tmp_pa
 
 
 def test_a_precision_whose_package_is_missing_is_a_sentence(fit, monkeypatch):
-    monkeypatch.setattr("lightning_fabric.plugins.precision.transformer_engine._TRANSFORMER_ENGINE_AVAILABLE", False)
+    monkeypatch.setattr(
+        "lightning_fabric.plugins.precision.transformer_engine._TRANSFORMER_ENGINE_AVAILABLE", False
+    )
     code, said = fit("own_parts.Linear", "own_parts.Ring", "--trainer.precision=transformer-engine")
     assert code == 2
     assert "The trainer needs a package that is not installed: " in said

@@ -7,13 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffusion_mp_experiments.train import check_writable, load_checkpoint, replace_file, save_checkpoint
+from diffusion_mp_experiments.train import (
+    check_writable,
+    load_checkpoint,
+    replace_file,
+    save_checkpoint,
+)
 from diffusion_mp_experiments.train.cli import main
 from helpers import Payload
 from training_runs import CONFIG, TINY
 
 DAMAGED = ["a payload", "a pickle", "a truncated archive", "an empty archive", "text", "empty"]
-ELSEWHERE = ["http://example.org/x.ckpt", "https://example.org/x.ckpt", "s3://bucket/x.ckpt", "hf://owner/x.ckpt"]
+ELSEWHERE = [
+    "http://example.org/x.ckpt",
+    "https://example.org/x.ckpt",
+    "s3://bucket/x.ckpt",
+    "hf://owner/x.ckpt",
+]
 ABSENT = ["a folder", "missing", "best", "last", "hpc", "registry:model", "simplecache::file"]
 
 
@@ -27,7 +37,10 @@ def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(OSError, match=r"state\.pt cannot be written: No space left on device\. What stood there is as"):
+    with pytest.raises(
+        OSError,
+        match=r"state\.pt cannot be written: No space left on device\. What stood there is as",
+    ):
         save_checkpoint({"epoch": 2}, path)
     assert load_checkpoint(path) == {"epoch": 1}
     assert list(path.parent.iterdir()) == [path]
@@ -41,7 +54,9 @@ def test_writable_or_a_sentence(tmp_path, monkeypatch):
     assert list((tmp_path / "new" / "folder").iterdir()) == []
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match=f"Nothing can be written to {folder}: .*Give another folder"):
+        with pytest.raises(
+            OSError, match=f"Nothing can be written to {folder}: .*Give another folder"
+        ):
             check_writable(folder)
 
     def full(number):
@@ -53,7 +68,11 @@ def test_writable_or_a_sentence(tmp_path, monkeypatch):
 
 
 SMALL = ["--config", CONFIG, *TINY]
-UNSET = ["--data=DigitsDataModule", "--model.model=diffusion_mp.models.DIFFormer", "--model.model.hidden_channels=8"]
+UNSET = [
+    "--data=DigitsDataModule",
+    "--model.model=diffusion_mp.models.DIFFormer",
+    "--model.model.hidden_channels=8",
+]
 QUIET = ["--trainer.max_epochs=2", "--trainer.enable_progress_bar=false"]
 KINDS = dict.fromkeys(DAMAGED, "or is damaged") | dict.fromkeys(ELSEWHERE, "of this machine only")
 KINDS |= dict.fromkeys(ABSENT, "A checkpoint was expected")
@@ -84,12 +103,21 @@ def refused(capsys):
     ],
 )
 def test_nothing_but_checkpoints_is_read_and_nothing_runs(refused, tmp_path, command, kind):
-    path, payload = tmp_path / "checkpoint.ckpt", Payload(tmp_path / "executed")
+    path = tmp_path / "checkpoint.ckpt"
+    payload = Payload(tmp_path / "executed")
     torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": payload}, path)
-    contents = {"a pickle": pickle.dumps(payload), "a truncated archive": path.read_bytes()[:-200], "empty": b""}
+    contents = {
+        "a pickle": pickle.dumps(payload),
+        "a truncated archive": path.read_bytes()[:-200],
+        "empty": b"",
+    }
     contents |= {"an empty archive": b"PK\5\6" + bytes(18), "text": b"epoch 3, accuracy 0.8\n"}
     path.write_bytes(contents.get(kind, path.read_bytes()))
-    path = {**dict.fromkeys(DAMAGED, path), "a folder": tmp_path, "missing": tmp_path / "none.ckpt"}.get(kind, kind)
+    path = {
+        **dict.fromkeys(DAMAGED, path),
+        "a folder": tmp_path,
+        "missing": tmp_path / "none.ckpt",
+    }.get(kind, kind)
     said = refused(command, "--ckpt_path", str(path))
     assert str(path) in said
     assert KINDS[kind] in said
@@ -106,8 +134,14 @@ def test_settings_of_a_checkpoint_are_numbers_and_choices(capsys):
     assert main(["fit", *SMALL, *QUIET, "--trainer.max_epochs=1", "--name=x"]) == 0
     path = Path("runs/x/version_0/checkpoints/last.ckpt")
     checkpoint = load_checkpoint(path)
-    without_random_state = {key: value for key, value in checkpoint.items() if key != "random_state"}
-    settings = {**checkpoint["hyper_parameters"], "model": {"class_path": "torch.nn.Identity"}, "_class_path": "x.Y"}
+    without_random_state = {
+        key: value for key, value in checkpoint.items() if key != "random_state"
+    }
+    settings = {
+        **checkpoint["hyper_parameters"],
+        "model": {"class_path": "torch.nn.Identity"},
+        "_class_path": "x.Y",
+    }
     torch.save({**without_random_state, "hyper_parameters": settings}, path)
     assert main(["fit", *SMALL, *QUIET, "--name=x", "--ckpt_path", str(path)]) == 0
     torch.save({"weight": torch.ones(3)}, "weights.pt")
@@ -161,7 +195,10 @@ def test_configurations_that_cannot_be(arguments, sentence, capsys):
 @pytest.mark.parametrize("option", ["--out", "--save"])
 def test_a_table_looks_at_its_folders_first(tmp_path, capsys, option):
     (tmp_path / "file").write_text("")
-    assert main(["--splits=1", "--configs", str(Path(CONFIG).parent), option, str(tmp_path / "file")]) == 2
+    assert (
+        main(["--splits=1", "--configs", str(Path(CONFIG).parent), option, str(tmp_path / "file")])
+        == 2
+    )
     assert f"Nothing can be written to {tmp_path / 'file'}" in capsys.readouterr().err
 
 
@@ -174,7 +211,8 @@ def test_a_command_without_a_configuration_says_what_is_missing(command, capsys)
 
 
 def test_what_was_saved_before_the_disk_was_full_is_kept(tmp_path, monkeypatch, capsys):
-    write, written = Path.write_bytes, []
+    write = Path.write_bytes
+    written = []
 
     def full(path, data):
         written.append(path)
@@ -187,9 +225,16 @@ def test_what_was_saved_before_the_disk_was_full_is_kept(tmp_path, monkeypatch, 
     last = tmp_path / "x" / "version_0" / "checkpoints" / "last.ckpt"
     message = capsys.readouterr().err
     assert "cannot be written: No space left on device" in message
-    assert f"Go on from the last complete epoch with\n  diffusion-mp fit --config {CONFIG}" in message
+    assert (
+        f"Go on from the last complete epoch with\n  diffusion-mp fit --config {CONFIG}" in message
+    )
     assert f"--ckpt_path {last}" in message
-    for word in ("Traceback", "args parameter", "deprecated", "Warning"):  # nor anything about how this is made
+    for word in (
+        "Traceback",
+        "args parameter",
+        "deprecated",
+        "Warning",
+    ):  # nor anything about how this is made
         assert word not in message
     assert not list(tmp_path.rglob("*.part"))
     assert load_checkpoint(last)["epoch"] == 0

@@ -20,10 +20,18 @@ from training_runs import TINY, quiet_trainer, same
 pytestmark = [pytest.mark.usefixtures("no_typecheck"), pytest.mark.unwatched]
 
 DIFFORMER = ["--model.model=diffusion_mp.models.DIFFormer", "--model.model.dropout=0.5"]
-NODEFORMER = [DIFFORMER[0].replace("DIFFormer", "NodeFormer"), "--model.model.num_features=4", DIFFORMER[1]]
+NODEFORMER = [
+    DIFFORMER[0].replace("DIFFormer", "NodeFormer"),
+    "--model.model.num_features=4",
+    DIFFORMER[1],
+]
 SMALL = ["--data=DigitsDataModule", *TINY]
 STILL = ["--model.lr=0", "--model.weight_decay=0"]  # so the first epoch stays the best
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.logger=false", "--checkpoint.filename=best-{epoch}"]
+QUIET = [
+    "--trainer.enable_progress_bar=false",
+    "--trainer.logger=false",
+    "--checkpoint.filename=best-{epoch}",
+]
 
 
 @pytest.fixture
@@ -33,7 +41,16 @@ def fit():
     def run(name, epochs, *options, model=DIFFORMER, code=0):
         folder = Path("runs", name, "checkpoints")
         places = [f"--{callback}.dirpath={folder}" for callback in ("checkpoint", "last")]
-        arguments = ["fit", *model, *SMALL, *QUIET, *places, "--name", name, f"--trainer.max_epochs={epochs}"]
+        arguments = [
+            "fit",
+            *model,
+            *SMALL,
+            *QUIET,
+            *places,
+            "--name",
+            name,
+            f"--trainer.max_epochs={epochs}",
+        ]
         assert main([*arguments, *options]) == code
         return {path.name: train.load_checkpoint(path) for path in folder.glob("*.ckpt")}
 
@@ -43,7 +60,14 @@ def fit():
 def assert_same_runs(checkpoints, others):
     assert checkpoints.keys() == others.keys()
     for name, checkpoint in checkpoints.items():
-        for part in ("state_dict", "optimizer_states", "random_state", "loops", "epoch", "global_step"):
+        for part in (
+            "state_dict",
+            "optimizer_states",
+            "random_state",
+            "loops",
+            "epoch",
+            "global_step",
+        ):
             assert same(checkpoint[part], others[name][part]), (name, part)
 
 
@@ -55,7 +79,9 @@ SPARSE = ["--trainer.check_val_every_n_epoch=2", "--checkpoint.save_top_k=2"]
     [
         pytest.param(DIFFORMER, [], id="DIFFormer"),
         pytest.param(NODEFORMER, [], id="NodeFormer", marks=pytest.mark.slow),
-        pytest.param(DIFFORMER, SPARSE, id="validation every second epoch, two best", marks=pytest.mark.slow),
+        pytest.param(
+            DIFFORMER, SPARSE, id="validation every second epoch, two best", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_resumed_fit_is_bit_equal(fit, model, options):
@@ -70,7 +96,8 @@ def test_the_best_is_that_of_the_whole_run_wherever_it_lies(fit, capsys, tmp_pat
     fit("first", 2, *STILL)
     Path("runs/first").rename("runs/moved")
     capsys.readouterr()
-    resume, best = "--ckpt_path=runs/moved/checkpoints/last.ckpt", tmp_path / "runs/moved/checkpoints/best-epoch=0.ckpt"
+    resume = "--ckpt_path=runs/moved/checkpoints/last.ckpt"
+    best = tmp_path / "runs/moved/checkpoints/best-epoch=0.ckpt"
     assert set(fit("moved", 3, *STILL, resume)) == {"best-epoch=0.ckpt", "last.ckpt"}
     assert f"Best checkpoint: {best}" in capsys.readouterr().out
     best.unlink()
@@ -82,12 +109,16 @@ def test_a_folder_that_lightning_named_by_a_relative_path():
     arguments = ["fit", *DIFFORMER, *SMALL, *STILL, "--trainer.enable_progress_bar=false"]
     assert main([*arguments, "--trainer.max_epochs=2"]) == 0
     checkpoints = Path("runs/fit/version_0/checkpoints")
-    assert main([*arguments, "--trainer.max_epochs=4", "--ckpt_path", str(checkpoints / "last.ckpt")]) == 0
+    assert (
+        main([*arguments, "--trainer.max_epochs=4", "--ckpt_path", str(checkpoints / "last.ckpt")])
+        == 0
+    )
     assert [path.name[:12] for path in checkpoints.glob("best*")] == ["best-epoch=0"]
 
 
 def test_a_run_that_had_stopped_early_stays_stopped(fit):
-    stop, resume = [*STILL, "--early_stopping.patience=2"], "--ckpt_path=runs/run/checkpoints/last.ckpt"
+    stop = [*STILL, "--early_stopping.patience=2"]
+    resume = "--ckpt_path=runs/run/checkpoints/last.ckpt"
     ended = fit("run", 9, *stop)
     assert ended["last.ckpt"]["epoch"] == 2
     assert_same_runs(fit("run", 9, *stop, resume), ended)
@@ -101,7 +132,10 @@ def test_the_command_line_wins_over_the_checkpoint_which_wins_over_defaults(fit)
     found = fit("run", 2, "--model.lr=0.5", resume)["last.ckpt"]
     group = found["optimizer_states"][0]["param_groups"][0]
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.125)
-    assert (found["hyper_parameters"]["lr"], found["hyper_parameters"]["weight_decay"]) == (0.5, 0.125)
+    assert (found["hyper_parameters"]["lr"], found["hyper_parameters"]["weight_decay"]) == (
+        0.5,
+        0.125,
+    )
 
 
 def test_what_a_run_cannot_go_on_with_is_refused(fit, capsys):
@@ -109,7 +143,10 @@ def test_what_a_run_cannot_go_on_with_is_refused(fit, capsys):
     path = Path("runs/run/checkpoints/last.ckpt")
     before = fit("run", 1)
     fit("run", 2, "--model.optimizer=adamw", f"--ckpt_path={path}", code=2)
-    assert "optimizer was 'adam' in the run of this checkpoint, and cannot become 'adamw'" in capsys.readouterr().err
+    assert (
+        "optimizer was 'adam' in the run of this checkpoint, and cannot become 'adamw'"
+        in capsys.readouterr().err
+    )
     after = fit("run", 2, "--model.model.hidden_channels=4", f"--ckpt_path={path}", code=2)
     message = capsys.readouterr().err
     assert "last.ckpt is of another model: model." in message
@@ -128,13 +165,23 @@ def classified(folder, epochs, resumed=False, **options):
 
     def noisy(rows):
         noise = torch.from_numpy(np.random.randn(len(rows), 4)).float()  # noqa: NPY002
-        return torch.stack([row for row, _ in rows]) + noise, torch.tensor([label for _, label in rows])
+        return torch.stack([row for row, _ in rows]) + noise, torch.tensor(
+            [label for _, label in rows]
+        )
 
-    data = DataLoader(list(zip(x, (x[:, 0] > 0).long(), strict=True)), 6, shuffle=True, collate_fn=noisy)
+    data = DataLoader(
+        list(zip(x, (x[:, 0] > 0).long(), strict=True)), 6, shuffle=True, collate_fn=noisy
+    )
     last = ModelCheckpoint(folder, "last", enable_version_counter=False)
-    plugins = {"callbacks": [last], "plugins": [train.CheckpointFiles()], "enable_checkpointing": True}
+    plugins = {
+        "callbacks": [last],
+        "plugins": [train.CheckpointFiles()],
+        "enable_checkpointing": True,
+    }
     trainer = quiet_trainer(max_epochs=epochs, **plugins)
-    module = train.SequenceClassifier(nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2)), 2, **options)
+    module = train.SequenceClassifier(
+        nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2)), 2, **options
+    )
     trainer.fit(module, data, data, ckpt_path=str(folder / "last.ckpt") if resumed else None)
     return train.load_checkpoint(folder / "last.ckpt")
 
@@ -142,13 +189,19 @@ def classified(folder, epochs, resumed=False, **options):
 def test_batches_in_random_order_with_noise_from_numpy(tmp_path, monkeypatch):
     straight = classified(tmp_path / "straight", 4)
     with monkeypatch.context() as patch:
-        patch.setattr(train.SequenceClassifier, "on_train_epoch_start", lambda module: 1 / (2 - module.current_epoch))
+        patch.setattr(
+            train.SequenceClassifier,
+            "on_train_epoch_start",
+            lambda module: 1 / (2 - module.current_epoch),
+        )
         with pytest.raises(ZeroDivisionError):
             classified(tmp_path / "part", 4)
     part = classified(tmp_path / "part", 4, resumed=True)
     assert_same_runs({"last": part}, {"last": straight})
     assert same(part["lr_schedulers"], straight["lr_schedulers"])
-    with pytest.raises(ValueError, match=r"lr was 0\.001 in the run of this checkpoint, and cannot become 0\.5"):
+    with pytest.raises(
+        ValueError, match=r"lr was 0\.001 in the run of this checkpoint, and cannot become 0\.5"
+    ):
         classified(tmp_path / "part", 5, resumed=True, lr=0.5)
 
 

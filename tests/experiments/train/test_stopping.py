@@ -18,7 +18,11 @@ from training_runs import CONFIG, TINY
 def test_two_processes_give_the_results_of_one():
     runs = [("a", 3), ("b", 2), ("c", 1)]
     together = dict(each(operator.mul, runs, 2))
-    assert together == dict(each(operator.mul, runs, 1)) == {("a", 3): "aaa", ("b", 2): "bb", ("c", 1): "c"}
+    assert (
+        together
+        == dict(each(operator.mul, runs, 1))
+        == {("a", 3): "aaa", ("b", 2): "bb", ("c", 1): "c"}
+    )
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -34,7 +38,13 @@ def test_every_run_has_one_thread_and_an_error_of_a_run_is_raised(jobs):
 def test_fit_says_the_command_that_goes_on(number, tmp_path, monkeypatch, capsys):
     """In the third epoch of five; what is printed is run as it stands."""
     before = signal.getsignal(number)
-    small = [*TINY, "--trainer.max_epochs=5", "--out", str(tmp_path / "a folder"), "--ckpt_path=null"]
+    small = [
+        *TINY,
+        "--trainer.max_epochs=5",
+        "--out",
+        str(tmp_path / "a folder"),
+        "--ckpt_path=null",
+    ]
 
     def stop(module):
         return module.current_epoch == 2 and os.kill(os.getpid(), number)
@@ -56,7 +66,16 @@ def test_fit_says_the_command_that_goes_on(number, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_table_says_to_start_again(number, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(NodeClassifier, "training_step", lambda *_: os.kill(os.getpid(), number))
-    options = ["--splits=1", "--jobs=1", "--only", "mlp", "--configs", str(Path(CONFIG).parent), "--out", str(tmp_path)]
+    options = [
+        "--splits=1",
+        "--jobs=1",
+        "--only",
+        "mlp",
+        "--configs",
+        str(Path(CONFIG).parent),
+        "--out",
+        str(tmp_path),
+    ]
     assert main(options) == 128 + number
     message = capsys.readouterr().err
     assert f"Stopped by {number.name}.\nNothing is lost; start again with\n" in message

@@ -26,11 +26,16 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
             for number, member in enumerate(archive):
                 if number == _MEMBERS:
                     raise tarfile.ReadError(f"it has more than {_MEMBERS} members")
-                content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+                if member.isreg() and not member.issparse():
+                    content = archive.extractfile(member)
+                else:
+                    content = None
                 if content is not None:
                     yield member, content
         if stream.last != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("it is damaged or cut off: its members do not end with a block of zeros")
+            raise tarfile.ReadError(
+                "it is damaged or cut off: its members do not end with a block of zeros"
+            )
         if stream.read(_AT_ONCE).strip(b"\0") or stream.read(1):
             raise tarfile.ReadError("it goes on after its end")
 
@@ -39,7 +44,8 @@ class _Forward:
     """A stream that only moves forward and returns at most `_AT_ONCE` bytes; `last` are those read last."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
-        self._stream, self.last = stream, b""
+        self._stream = stream
+        self.last = b""
 
     def tell(self) -> int:
         return self._stream.tell()

@@ -25,9 +25,13 @@ def map_array(path: Path) -> Shaped[np.ndarray, " ..."]:
     return np.load(path, mmap_mode="c", allow_pickle=False, max_header_size=_HEADER)
 
 
-def read_npz(path: Path, names: Sequence[str], largest: int) -> dict[str, Shaped[np.ndarray, " ..."]]:
+def read_npz(
+    path: Path, names: Sequence[str], largest: int
+) -> dict[str, Shaped[np.ndarray, " ..."]]:
     """Return the named arrays of a .npz file, which may take `largest` bytes together. Call it within `reading`."""
-    content = io.BytesIO(path.read_bytes())  # unlike a file, it makes no room for bytes that a header only claims
+    content = io.BytesIO(
+        path.read_bytes()
+    )  # unlike a file, it makes no room for bytes that a header only claims
     with zipfile.ZipFile(content) as archive:
         size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
     if size > largest:
@@ -37,8 +41,13 @@ def read_npz(path: Path, names: Sequence[str], largest: int) -> dict[str, Shaped
         with np.load(content, allow_pickle=False, max_header_size=_HEADER) as file:
             arrays = {name: file[name] for name in names}
     except MemoryError as error:
-        raise ValueError(f"the header of an array claims more than the file has: {error}") from error
-    return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in arrays.items()}
+        raise ValueError(
+            f"the header of an array claims more than the file has: {error}"
+        ) from error
+    return {
+        name: array.astype(array.dtype.newbyteorder("="), copy=False)
+        for name, array in arrays.items()
+    }
 
 
 _SECONDS = 600
@@ -79,15 +88,33 @@ def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> l
     """
     with path.open("rb") as file:
         if (version := matfile_version(file)[0]) != 1:
-            raise ValueError("it is a file of MATLAB 7.3; save it as version 7" if version else "it is of version 4")
+            raise ValueError(
+                "it is a file of MATLAB 7.3; save it as version 7"
+                if version
+                else "it is of version 4"
+            )
     # -P: a module in the current folder is not imported.
-    command = [sys.executable, "-P", "-Wignore", "-c", _CHILD, str(path.resolve()), str(scratch), str(memory), *names]
+    command = [
+        sys.executable,
+        "-P",
+        "-Wignore",
+        "-c",
+        _CHILD,
+        str(path.resolve()),
+        str(scratch),
+        str(memory),
+        *names,
+    ]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each thread reserves memory
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"scipy.io.loadmat took more than {_SECONDS} seconds") from error
     if done.returncode:
-        raise ValueError(done.stderr.strip() if done.returncode > 0 else "it makes scipy.io.loadmat crash")
+        raise ValueError(
+            done.stderr.strip() if done.returncode > 0 else "it makes scipy.io.loadmat crash"
+        )
     files = [(scratch / f"{name}.npy", scratch / f"{name}.npz") for name in names]
     return [map_array(full) if full.is_file() else load_npz(sparse) for full, sparse in files]

@@ -32,7 +32,9 @@ def read_pickle(content: bytes) -> Any:
     Time and memory are proportional to its length; nothing is imported or called. Call it within `reading`.
     """
     try:
-        value = _Machine(io.BytesIO(content), encoding="latin-1").load()  # strings of Python 2: a character per byte
+        value = _Machine(
+            io.BytesIO(content), encoding="latin-1"
+        ).load()  # strings of Python 2: a character per byte
     except (AttributeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise ValueError(f"it is damaged: {error}") from error
     return value.value if isinstance(value, _Object) else value
@@ -46,13 +48,16 @@ def as_integers(value: Any) -> Int64[np.ndarray, " n"]:
         return np.array(value, np.int64)
     array = _value(value, np.ndarray)
     if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise ValueError(f"it has an array {array.dtype} {list(array.shape)} where integers [n] belong")
+        raise ValueError(
+            f"it has an array {array.dtype} {list(array.shape)} where integers [n] belong"
+        )
     return array.astype(np.int64)
 
 
 class _Object:
     def __init__(self, make: Callable[[Any], Any], value: Any = None) -> None:
-        self._make, self.value = make, value
+        self._make = make
+        self.value = value
 
     def set_state(self, state: Any) -> None:
         self.value = self._make(state)
@@ -74,7 +79,8 @@ def _dtype(code: Any, state: Any) -> np.dtype[Any]:
 
 
 def _array(data: Any, dtype: Any, shape: Any, order: Any) -> Shaped[np.ndarray, " ..."]:
-    dtype, data = _value(dtype, np.dtype), data.encode("latin-1") if isinstance(data, str) else data
+    dtype = _value(dtype, np.dtype)
+    data = data.encode("latin-1") if isinstance(data, str) else data
     lengths = shape if isinstance(shape, tuple) and len(shape) <= 8 else (None,)
     if not all(type(length) is int and 0 <= length < 2**40 for length in lengths):
         raise ValueError(f"{reprlib.repr(shape)} is no shape")
@@ -90,7 +96,9 @@ def _array_of_state(state: Any) -> Shaped[np.ndarray, " ..."]:
 
 
 def _matrix(state: Any) -> csr_matrix:
-    parts = tuple(_value(state[name], np.ndarray).reshape(-1) for name in ("data", "indices", "indptr"))
+    parts = tuple(
+        _value(state[name], np.ndarray).reshape(-1) for name in ("data", "indices", "indptr")
+    )
     if any(part.dtype.kind not in "iu" for part in parts[1:]):
         raise ValueError("the indices of a matrix must be integers")
     matrix = csr_matrix(parts, shape=state["_shape"])
@@ -113,14 +121,20 @@ _STAND_INS: list[tuple[str, Callable[..., Any]]] = [
     ("numpy.core.numeric._frombuffer", lambda *of: _Object(_array_of_state, _array(*of))),
     ("numpy.core.multiarray.scalar", lambda dtype, data: _array(data, dtype, (), "").item()),
     ("numpy.dtype", lambda code, *_: _Object(lambda state: _dtype(code, state))),
-    ("scipy.sparse.csr.csr_matrix scipy.sparse._csr.csr_matrix scipy.sparse._csr.csr_array", lambda: _Object(_matrix)),
+    (
+        "scipy.sparse.csr.csr_matrix scipy.sparse._csr.csr_matrix scipy.sparse._csr.csr_array",
+        lambda: _Object(_matrix),
+    ),
     ("copy_reg._reconstructor copyreg._reconstructor copyreg.__newobj__", lambda kind, *_: kind()),
     ("collections.defaultdict", lambda *_: _Items()),
     # Bytes in protocols 0 to 2.
     ("_codecs.encode", lambda text, encoding: text.encode({"latin1": "latin-1"}[encoding])),
     ("__builtin__.bytes builtins.bytes", lambda: b""),
     # Arguments of those above only.
-    ("numpy.ndarray __builtin__.object builtins.object __builtin__.list builtins.list", lambda: None),
+    (
+        "numpy.ndarray __builtin__.object builtins.object __builtin__.list builtins.list",
+        lambda: None,
+    ),
 ]
 
 
@@ -141,7 +155,8 @@ class _Machine(pickle._Unpickler):
         self.stack[-1].set_state(state)
 
     def _dictionary(self: Any) -> None:
-        values, items = self.pop_mark(), _Items()
+        values = self.pop_mark()
+        items = _Items()
         for key, value in zip(values[::2], values[1::2], strict=True):
             items[key] = value
         self.append(items)
@@ -151,7 +166,9 @@ class _Machine(pickle._Unpickler):
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     dispatch = {code: pickle._Unpickler.dispatch[code] for code in _CODES} | {
-        pickle.NEWOBJ[0]: pickle._Unpickler.dispatch[pickle.REDUCE[0]],  # a class is called like any other name
+        pickle.NEWOBJ[0]: pickle._Unpickler.dispatch[
+            pickle.REDUCE[0]
+        ],  # a class is called like any other name
         pickle.BUILD[0]: _build,
         pickle.EMPTY_DICT[0]: lambda machine: machine.append(_Items()),
         pickle.DICT[0]: _dictionary,

@@ -21,7 +21,9 @@ def as_path(value: str | Path, name: str) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             path.stat()  # its other errors are for names that no file system takes
     except (OSError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} must be a path that a file can have; got {describe(value)}: {error}.") from error
+        raise ValueError(
+            f"{name} must be a path that a file can have; got {describe(value)}: {error}."
+        ) from error
     return path
 
 
@@ -29,7 +31,9 @@ def check_present(what: str, folder: Path, files: Iterable[Path], how_to_get: st
     """Raise FileNotFoundError, naming the missing files and `how_to_get` them, unless all are there."""
     missing = [str(file.relative_to(folder)) for file in files if not file.is_file()]
     if missing:
-        raise FileNotFoundError(f"{what} is not at {folder}: missing {', '.join(missing)}. {how_to_get}")
+        raise FileNotFoundError(
+            f"{what} is not at {folder}: missing {', '.join(missing)}. {how_to_get}"
+        )
 
 
 def check_indices(index: Tensor, limit: int | Tensor, name: str, low: int = 0) -> None:

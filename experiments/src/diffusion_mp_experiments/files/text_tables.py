@@ -42,36 +42,57 @@ def line_blocks(
     for start, block in _whole_lines(path, "reading", progress):
         lines = [line.removesuffix(b"\r") for line in block.split(b"\n")]
         if max(map(len, lines)) > longest:
-            raise _too_long(path, start + next(i for i, line in enumerate(lines) if len(line) > longest), longest)
+            raise _too_long(
+                path,
+                start + next(i for i, line in enumerate(lines) if len(line) > longest),
+                longest,
+            )
         for first in range(0, len(lines), size):
             yield start + first, lines[first : first + size]
 
 
 def number_blocks(
-    path: Path, columns: int, dtype: type[np.generic],
-    *, delimiter: str | None = None, below: int | None = None, what: str = "numbers", progress: bool = True,
-) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:  # fmt: skip
+    path: Path,
+    columns: int,
+    dtype: type[np.generic],
+    *,
+    delimiter: str | None = None,
+    below: int | None = None,
+    what: str = "numbers",
+    progress: bool = True,
+) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
     """Yield the rows of a table of finite numbers in blocks [rows, columns], each with the number of its first row.
 
     The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1. `what` is their name.
     """
-    for start, lines in line_blocks(path, _BLOCK // columns + 1, longest=_NUMBER * columns, progress=progress):
+    for start, lines in line_blocks(
+        path, _BLOCK // columns + 1, longest=_NUMBER * columns, progress=progress
+    ):
         here = f"{path}, from line {start + 1} on"
         try:
-            with warnings.catch_warnings():  # older releases of NumPy only warn of 1.5 among integers
+            with (
+                warnings.catch_warnings()
+            ):  # older releases of NumPy only warn of 1.5 among integers
                 warnings.simplefilter("error")
-                block = np.loadtxt(lines, dtype, comments=None, delimiter=delimiter, ndmin=2, encoding=None)
+                block = np.loadtxt(
+                    lines, dtype, comments=None, delimiter=delimiter, ndmin=2, encoding=None
+                )
         except (ValueError, Warning) as error:
             raise ValueError(f"{here}: {error}") from error
         if block.shape != (len(lines), columns):
             found = f"{block.shape[0]} of {block.shape[1]}"
-            raise ValueError(f"{here}: expected {len(lines)} rows of {columns} numbers; got {found}.")
-        wrong, must = ~np.isfinite(block), "must be finite; got NaN or infinity"
+            raise ValueError(
+                f"{here}: expected {len(lines)} rows of {columns} numbers; got {found}."
+            )
+        wrong = ~np.isfinite(block)
+        must = "must be finite; got NaN or infinity"
         if below is not None and not wrong.any():
             must = f"must lie in 0..{below - 1}; got {block.min()}..{block.max()} from line {start + 1} on"
             wrong = (block < 0) | (block >= below)
         if wrong.any():
-            raise ValueError(f"{path}, line {start + int(wrong.any(1).argmax()) + 1}: the {what} {must}.")
+            raise ValueError(
+                f"{path}, line {start + int(wrong.any(1).argmax()) + 1}: the {what} {must}."
+            )
         yield start, block
 
 
@@ -80,12 +101,16 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
 
     A byte-order mark is left out, and so are blank lines at the end; others are refused, for lines are numbered.
     """
-    hidden: Any = None if progress else True  # for tqdm, None is: no bar where standard error is not a terminal
+    hidden: Any = (
+        None if progress else True
+    )  # for tqdm, None is: no bar where standard error is not a terminal
     start = 0
     blank = 0  # lines, of which it is not known yet whether others follow
     with (
         path.open("rb") as file,
-        tqdm.wrapattr(file, "read", path.stat().st_size, desc=f"{task} {path.name}", disable=hidden) as raw,
+        tqdm.wrapattr(
+            file, "read", path.stat().st_size, desc=f"{task} {path.name}", disable=hidden
+        ) as raw,
         gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as text,
     ):
         with reading(path, _WAY_OUT):
@@ -97,7 +122,9 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
             if block:
                 whole, line_break, rest = (rest + block).rpartition(b"\n")
             else:
-                whole, line_break, rest = rest, rest, b""
+                whole = rest
+                line_break = rest
+                rest = b""
             if line_break:
                 lines, more = _without_blank_end(whole)
                 if lines:

@@ -14,6 +14,20 @@ from diffusion_mp_experiments.graphs.planetoid import load_planetoid
 from diffusion_mp_experiments.graphs.pokec import load_pokec
 from diffusion_mp_experiments.graphs.temporal import fit_forecast, load_snapshots
 
-__all__ = ["PeptidesFunctional", "SBMDataset", "SumEdgeFeatures", "fit_forecast", "load_digits", "load_facebook"]
-__all__ += ["load_heterophilous", "load_mnist", "load_newsgroups", "load_ogb", "load_planetoid", "load_pokec"]
+__all__ = [
+    "PeptidesFunctional",
+    "SBMDataset",
+    "SumEdgeFeatures",
+    "fit_forecast",
+    "load_digits",
+    "load_facebook",
+]
+__all__ += [
+    "load_heterophilous",
+    "load_mnist",
+    "load_newsgroups",
+    "load_ogb",
+    "load_planetoid",
+    "load_pokec",
+]
 __all__ += ["load_snapshots", "load_synmol", "load_tu", "synthetic_pokec"]

@@ -30,7 +30,13 @@ from diffusion_mp_experiments.files.reading import as_path, check_indices, readi
 T = TypeVar("T")
 
 
-def made_once(folder: Path, load: Callable[[Path], T | None], make: Callable[[Path], None], *, anew: bool = False) -> T:
+def made_once(
+    folder: Path,
+    load: Callable[[Path], T | None],
+    make: Callable[[Path], None],
+    *,
+    anew: bool = False,
+) -> T:
     """Return `load(folder)`; where that is None, or with `anew`, `make` writes the folder first.
 
     `load` returns None unless the folder is current, and raises ValueError, which becomes a warning, where it is
@@ -67,13 +73,16 @@ def made_once(folder: Path, load: Callable[[Path], T | None], make: Callable[[Pa
             new.rename(folder)
         found = read()
     if found is None:
-        raise ValueError(f"{folder} was written and cannot be read. Delete it and see whether the disk is full.")
+        raise ValueError(
+            f"{folder} was written and cannot be read. Delete it and see whether the disk is full."
+        )
     return found
 
 
 Transform = Callable[[Data], Data]
 
-_GRAPHS, _NOTE = "graphs.pt", "pre_transform.txt"
+_GRAPHS = "graphs.pt"
+_NOTE = "pre_transform.txt"
 
 
 class CachedDataset(InMemoryDataset):
@@ -92,11 +101,18 @@ class CachedDataset(InMemoryDataset):
     """
 
     def __init__(
-        self, root: str | Path, key: str, num_graphs: int,
-        *, transform: Transform | None = None, pre_transform: Transform | None = None, force_reload: bool = False,
+        self,
+        root: str | Path,
+        key: str,
+        num_graphs: int,
+        *,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+        force_reload: bool = False,
         log: bool = True,
-    ) -> None:  # fmt: skip
-        self._key, self._num_graphs = key, num_graphs
+    ) -> None:
+        self._key = key
+        self._num_graphs = num_graphs
         super().__init__(str(as_path(root, "root")), transform, pre_transform, log=log)
         made_once(Path(self.processed_dir), self._read, self._write, anew=force_reload)
 
@@ -121,7 +137,8 @@ class CachedDataset(InMemoryDataset):
         with reading(Path(path), "A cache that cannot be read is made anew."):
             data, slices = _load_tensors(Path(path))
             check_collated(data, slices, self._num_graphs)
-            self.data, self.slices = data_cls.from_dict(data), slices
+            self.data = data_cls.from_dict(data)
+            self.slices = slices
 
     def _read(self, folder: Path) -> bool:
         self.load(str(folder / _GRAPHS))
@@ -135,7 +152,9 @@ class CachedDataset(InMemoryDataset):
         return True
 
     def _write(self, folder: Path) -> None:
-        bar: Any = tqdm(self.make(), self._key, self._num_graphs, unit="graph", disable=not self.log)
+        bar: Any = tqdm(
+            self.make(), self._key, self._num_graphs, unit="graph", disable=not self.log
+        )
         graphs = [data if self.pre_transform is None else self.pre_transform(data) for data in bar]
         self.save(graphs, str(folder / _GRAPHS))
         (folder / _NOTE).write_bytes(_printed(self.pre_transform))
@@ -159,18 +178,28 @@ def _load_tensors(path: Path) -> Any:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its sentence proposes to run what the file asks for
         raise ValueError("it is damaged, or asks for more than tensors") from error
-    claimed, waiting = 0, [loaded]
+    claimed = 0
+    waiting = [loaded]
     while waiting:
         value = waiting.pop()
         claimed += 1  # so that containers which contain each other come to an end
         if type(value) is Tensor:
-            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
-                raise ValueError(f"it holds a tensor that is not dense: {value.layout} on {value.device}")
+            if (
+                value.layout != torch.strided
+                or value.device.type != "cpu"
+                or value.is_quantized
+                or value.is_nested
+            ):
+                raise ValueError(
+                    f"it holds a tensor that is not dense: {value.layout} on {value.device}"
+                )
             claimed += value.numel() * value.element_size()
         elif isinstance(value, (list, tuple, dict)):
             waiting.extend(value.values() if isinstance(value, dict) else value)
         elif not isinstance(value, (str, int, float, type(None))):
-            raise ValueError(f"it holds a {type(value).__name__}, which is neither a tensor nor a plain value")
+            raise ValueError(
+                f"it holds a {type(value).__name__}, which is neither a tensor nor a plain value"
+            )
         if claimed > path.stat().st_size:
             raise ValueError("its tensors claim more bytes than the file has")
     return loaded
@@ -182,14 +211,24 @@ def check_collated(data: Any, slices: Any, num_graphs: int) -> None:
     Every attribute must be divided among the same number of graphs, edges join nodes of their own graph, and
     `edge_attr` and `y` have the lengths of edges and nodes (or `y` of graphs). `slices` is None for a single graph.
     """
-    if not isinstance(data, dict) or not all(isinstance(name, str) and name.isidentifier() for name in data):
+    if not isinstance(data, dict) or not all(
+        isinstance(name, str) and name.isidentifier() for name in data
+    ):
         raise ValueError("it is not a dictionary of attributes")
     if any(name.startswith("_") and name != "_num_nodes" for name in data):
         raise ValueError(f"{sorted(data)} are not the attributes of a graph")
-    x, edge_index = data.get("x"), data.get("edge_index")
-    if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor) or x.dim() != 2 or edge_index.dim() != 2:
+    x = data.get("x")
+    edge_index = data.get("edge_index")
+    if (
+        not isinstance(x, Tensor)
+        or not isinstance(edge_index, Tensor)
+        or x.dim() != 2
+        or edge_index.dim() != 2
+    ):
         raise ValueError("its graphs have no x [N, C] or no edge_index [2, E]")
-    lengths = {name: length for name, part in data.items() if (length := _length(name, part)) is not None}
+    lengths = {
+        name: length for name, part in data.items() if (length := _length(name, part)) is not None
+    }
     if slices is None:
         slices = {name: torch.tensor([0, length]) for name, length in lengths.items()}
     if not isinstance(slices, dict) or not slices.keys() <= data.keys():
@@ -197,16 +236,27 @@ def check_collated(data: Any, slices: Any, num_graphs: int) -> None:
     sizes = {}
     for name, end in slices.items():
         if isinstance(end, Tensor):
-            if end.dim() != 1 or end.dtype != torch.int64 or len(end) < 2 or end[0] or bool((end.diff() < 0).any()):
-                raise ValueError(f"{name} is divided by {list(end.shape)} numbers that do not ascend from 0")
+            if (
+                end.dim() != 1
+                or end.dtype != torch.int64
+                or len(end) < 2
+                or end[0]
+                or bool((end.diff() < 0).any())
+            ):
+                raise ValueError(
+                    f"{name} is divided by {list(end.shape)} numbers that do not ascend from 0"
+                )
             if int(end[-1]) != lengths.get(name):
-                raise ValueError(f"{name} is divided into graphs at {int(end[-1])}, where it does not end")
+                raise ValueError(
+                    f"{name} is divided into graphs at {int(end[-1])}, where it does not end"
+                )
             sizes[name] = end.diff()
     if (counts := {len(size) for size in sizes.values()}) != {num_graphs}:
         raise ValueError(f"it has attributes of {sorted(counts)} graphs, expected {num_graphs}")
     if edge_index.size(0) != 2:
         raise ValueError(f"edge_index must be [2, E], got {list(edge_index.shape)}")
-    nodes, edges = sizes["x"], sizes["edge_index"]
+    nodes = sizes["x"]
+    edges = sizes["edge_index"]
     check_indices(edge_index, nodes.repeat_interleave(edges), "edge_index")
     for name, expected in (("edge_attr", [edges]), ("y", [nodes, torch.ones_like(nodes)])):
         if name in sizes and not any(torch.equal(sizes[name], fitting) for fitting in expected):
@@ -246,7 +296,12 @@ class ArrayFolder:
 
 
 def mapped_graph(
-    cache: Path, make: Callable[[ArrayFolder], None], sources: Iterable[Path] = (), *, made_by: str, classes: int
+    cache: Path,
+    make: Callable[[ArrayFolder], None],
+    sources: Iterable[Path] = (),
+    *,
+    made_by: str,
+    classes: int,
 ) -> Data:
     """Return the graph in the folder `cache`, which `make` fills if needed; see `mapped_arrays`.
 
@@ -254,7 +309,8 @@ def mapped_graph(
     """
     arrays = mapped_arrays(cache, make, sources, made_by=made_by)
     with reading(cache, "Delete the folder, and it is made anew."):
-        num_nodes, (ends, num_edges) = len(arrays["y"]), arrays["edge_index"].shape
+        num_nodes = len(arrays["y"])
+        (ends, num_edges) = arrays["edge_index"].shape
         for name, array in arrays.items():
             rows, found = (num_edges, "edges") if name.startswith("edge_") else (num_nodes, "nodes")
             if name != "edge_index" and len(array) != rows:
@@ -264,14 +320,20 @@ def mapped_graph(
         if ends != 2:
             raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
         check_indices(arrays["y"], classes, "y", low=-1)
-        for start in range(0, 2 * num_edges, _BLOCK):  # mapped again each time, so that pages leave the memory
+        for start in range(
+            0, 2 * num_edges, _BLOCK
+        ):  # mapped again each time, so that pages leave the memory
             ends_here = map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK]
             check_indices(torch.from_numpy(ends_here), num_nodes, "edge_index")
     return Data(**arrays)
 
 
 def mapped_arrays(
-    cache: Path, make: Callable[[ArrayFolder], None], sources: Iterable[Path] = (), *, made_by: str = ""
+    cache: Path,
+    make: Callable[[ArrayFolder], None],
+    sources: Iterable[Path] = (),
+    *,
+    made_by: str = "",
 ) -> dict[str, Tensor]:
     """Return the arrays in the folder `cache`, memory-mapped, which `make` fills unless it is there.
 
@@ -280,8 +342,12 @@ def mapped_arrays(
     damaged; one with anything but arrays is refused. Sources may be deleted; `sources.json` keeps their SHA-256 sums.
     """
     sources = list(sources)
-    if strange := [path.name for path in cache.glob("*") if path.name != _RECORD and path.suffix != ".npy"]:
-        raise ValueError(f"{cache} holds {strange[0]}, which is no array; name a folder of its own for the arrays.")
+    if strange := [
+        path.name for path in cache.glob("*") if path.name != _RECORD and path.suffix != ".npy"
+    ]:
+        raise ValueError(
+            f"{cache} holds {strange[0]}, which is no array; name a folder of its own for the arrays."
+        )
 
     def load(folder: Path) -> dict[str, Tensor] | None:
         if not any(folder.glob("*")):

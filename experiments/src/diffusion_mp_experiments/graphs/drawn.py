@@ -15,7 +15,15 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_number, check_positive, check_seed, describe
+from diffusion_mp.errors import (
+    as_whole,
+    check_choice,
+    check_counts,
+    check_number,
+    check_positive,
+    check_seed,
+    describe,
+)
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_graph
 
@@ -29,8 +37,12 @@ _LETTERS = 3  # of PATTERN
 # Communities, and the probabilities of an edge within one and between two.
 _PATTERN = (5, 0.5, 0.35)
 _CLUSTER = (6, 0.55, 0.25)
-_PLANTED = 0.5  # the probability of an edge between a pattern's node and any other, and within the pattern
-_VERSION, _POKEC_VERSION = 1, "1"  # go up whenever the same seed gives other graphs, so that no older file is read
+_PLANTED = (
+    0.5  # the probability of an edge between a pattern's node and any other, and within the pattern
+)
+# go up whenever the same seed gives other graphs, so that no older file is read
+_VERSION = 1
+_POKEC_VERSION = "1"
 _EDGES = 1 << 22  # edges, or numbers of features, in memory at a time
 _SPREAD = 100
 
@@ -65,27 +77,48 @@ class SBMDataset(CachedDataset):
     """
 
     def __init__(
-        self, root: str | Path, name: Literal["PATTERN", "CLUSTER"], split: Literal["train", "val", "test"] = "train",
-        *, num_graphs: int | None = None, seed: int = 0, pattern_sizes: tuple[int, int] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        root: str | Path,
+        name: Literal["PATTERN", "CLUSTER"],
+        split: Literal["train", "val", "test"] = "train",
+        *,
+        num_graphs: int | None = None,
+        seed: int = 0,
+        pattern_sizes: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> None:
         check_choice(name, "name", _SIZES)
         check_choice(split, "split", _SIZES[name])
         num_graphs = _SIZES[name][split] if num_graphs is None else num_graphs
         check_counts(num_graphs=num_graphs)
         seed = as_whole(seed, "seed")
-        if not 0 <= seed < 2**30:  # four streams each, and a torch.Generator tells 2**32 seeds apart
+        if (
+            not 0 <= seed < 2**30
+        ):  # four streams each, and a torch.Generator tells 2**32 seeds apart
             raise ValueError(f"seed must lie in 0 .. 2**30 - 1; got {seed}.")
         if pattern_sizes is not None and name != "PATTERN":
-            raise ValueError(f"pattern_sizes {pattern_sizes} belong to PATTERN; leave them out for {name}.")
+            raise ValueError(
+                f"pattern_sizes {pattern_sizes} belong to PATTERN; leave them out for {name}."
+            )
         sizes = pattern_sizes or (20, 20)
         if not isinstance(sizes, (tuple, list)) or len(sizes) != 2:
-            raise TypeError(f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}.")
+            raise TypeError(
+                f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}."
+            )
         low, high = (as_whole(size, f"pattern_sizes[{place}]") for place, size in enumerate(sizes))
         if not 1 <= low <= high:
             raise ValueError(f"pattern_sizes must have 1 <= smallest <= largest; got {low, high}.")
-        self.name, self.split, self.seed, self._pattern_sizes = name, split, seed, (low, high)
+        self.name = name
+        self.split = split
+        self.seed = seed
+        self._pattern_sizes = (low, high)
         patterns = f"-patterns{low}to{high}" if name == "PATTERN" else ""
-        super().__init__(root, f"{name}{patterns}-{split}-{num_graphs}-seed{seed}-v{_VERSION}", num_graphs, **options)
+        super().__init__(
+            root,
+            f"{name}{patterns}-{split}-{num_graphs}-seed{seed}-v{_VERSION}",
+            num_graphs,
+            **options,
+        )
 
     def make(self) -> Iterator[Data]:
         generator = self._generator(1 + list(_SIZES[self.name]).index(self.split))
@@ -94,7 +127,9 @@ class SBMDataset(CachedDataset):
             return
         shared = self._generator(0)
         patterns = [draw_pattern(shared, sizes=self._pattern_sizes) for _ in range(_NUM_PATTERNS)]
-        yield from (pattern_graph(patterns[i % _NUM_PATTERNS], generator) for i in range(self._num_graphs))
+        yield from (
+            pattern_graph(patterns[i % _NUM_PATTERNS], generator) for i in range(self._num_graphs)
+        )
 
     def _generator(self, stream: int) -> torch.Generator:
         """Streams: 0 the patterns, which all splits share, 1 to 3 the splits."""
@@ -117,7 +152,9 @@ def block_model_pairs(
     return pairs[:, _uniform(pairs.size(1), generator) < probability[first, second]]
 
 
-def draw_pattern(generator: torch.Generator, *, sizes: tuple[int, int] = (20, 20)) -> PlantedPattern:
+def draw_pattern(
+    generator: torch.Generator, *, sizes: tuple[int, int] = (20, 20)
+) -> PlantedPattern:
     """Draw a graph of edge probability 1/2 with random letters; its size is uniform on `sizes`, ends included."""
     block = torch.zeros(int(_integers(1, *sizes, generator)), dtype=torch.long)
     pairs = block_model_pairs(block, torch.full((1, 1), _PLANTED, dtype=torch.float64), generator)
@@ -127,7 +164,8 @@ def draw_pattern(generator: torch.Generator, *, sizes: tuple[int, int] = (20, 20
 def pattern_graph(pattern: PlantedPattern, generator: torch.Generator) -> Data:
     """Draw a graph of PATTERN, a block model with random letters and `pattern` planted in it, in random order."""
     block, probability = _block_model(*_PATTERN, 1, generator)
-    probability[-1], probability[:, -1] = _PLANTED, _PLANTED
+    probability[-1] = _PLANTED
+    probability[:, -1] = _PLANTED
     probability[-1, -1] = 0  # its own edges are fixed
     background = _integers(len(block), 0, _LETTERS - 1, generator)
     fixed = pattern.pairs + len(block)
@@ -141,7 +179,9 @@ def cluster_graph(generator: torch.Generator) -> Data:
     """Draw a graph of CLUSTER: x is 1 in column c + 1 at the node that shows community c, in column 0 at all others."""
     block, probability = _block_model(*_CLUSTER, 0, generator)
     pairs = block_model_pairs(block, probability, generator)
-    size = block.bincount(minlength=len(probability))  # the first of each shows; renaming makes it any of them
+    size = block.bincount(
+        minlength=len(probability)
+    )  # the first of each shows; renaming makes it any of them
     number = torch.zeros_like(block)
     number[size.cumsum(0) - size] = torch.arange(1, len(size) + 1)
     return _shuffled(pairs, number, len(size) + 1, block, generator)
@@ -151,12 +191,18 @@ def _block_model(
     communities: int, within: float, between: float, others: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """The community of every node, and the probabilities of edges between communities and `others`."""
-    block = torch.arange(communities).repeat_interleave(_integers(communities, *_COMMUNITY, generator))
-    probability = torch.full((communities + others, communities + others), between, dtype=torch.float64)
+    block = torch.arange(communities).repeat_interleave(
+        _integers(communities, *_COMMUNITY, generator)
+    )
+    probability = torch.full(
+        (communities + others, communities + others), between, dtype=torch.float64
+    )
     return block, probability.fill_diagonal_(within)
 
 
-def _shuffled(pairs: Tensor, letter: Tensor, letters: int, y: Tensor, generator: torch.Generator) -> Data:
+def _shuffled(
+    pairs: Tensor, letter: Tensor, letters: int, y: Tensor, generator: torch.Generator
+) -> Data:
     """Rename the nodes at random, so that their order tells nothing."""
     order = _uniform(len(y), generator).argsort()
     edge_index = to_undirected(order.argsort()[pairs], num_nodes=len(y))
@@ -172,10 +218,17 @@ def _integers(count: int, low: int, high: int, generator: torch.Generator) -> Te
 
 
 def synthetic_pokec(
-    num_nodes: int = 1_632_803, num_edges: int = 30_622_564, num_features: int = 65,
-    *, seed: int = 0, homophily: float = 0.444, signal: float = 0.3, spread: float = 1.5, unlabelled: float = 1e-4,
+    num_nodes: int = 1_632_803,
+    num_edges: int = 30_622_564,
+    num_features: int = 65,
+    *,
+    seed: int = 0,
+    homophily: float = 0.444,
+    signal: float = 0.3,
+    spread: float = 1.5,
+    unlabelled: float = 1e-4,
     cache: str | Path | None = None,
-) -> Data:  # fmt: skip
+) -> Data:
     """Draw a directed graph of two classes with Pokec's number of users and friendships, in seconds.
 
     - y_i is 0 for one half of the nodes, 1 for the other; a share `unlabelled` has −1, but x and edges of its class.
@@ -202,19 +255,31 @@ def synthetic_pokec(
     check_positive(signal, "signal", allow_zero=True)
     check_positive(spread, "spread", allow_zero=True)
     if spread > _SPREAD:
-        raise ValueError(f"spread must be at most {_SPREAD}, or e^(spread·N(0, 1)) is no number; got {spread}.")
+        raise ValueError(
+            f"spread must be at most {_SPREAD}, or e^(spread·N(0, 1)) is no number; got {spread}."
+        )
     check_seed(seed := as_whole(seed, "seed"))
     generator = torch.Generator().manual_seed(seed)
 
     def draw() -> dict[str, Tensor]:
         hidden = torch.randperm(num_nodes, generator=generator) % 2
-        weight = torch.randn(num_nodes, generator=generator, dtype=torch.float64).mul_(spread).exp_()
-        y = hidden.masked_fill(torch.rand(num_nodes, generator=generator, dtype=torch.float32) < unlabelled, -1)
+        weight = (
+            torch.randn(num_nodes, generator=generator, dtype=torch.float64).mul_(spread).exp_()
+        )
+        y = hidden.masked_fill(
+            torch.rand(num_nodes, generator=generator, dtype=torch.float32) < unlabelled, -1
+        )
         x = torch.empty(num_nodes, num_features, dtype=torch.float32)
-        for rows, sign in zip(*(t.split(_EDGES // num_features + 1) for t in (x, 2 * hidden - 1)), strict=True):
+        for rows, sign in zip(
+            *(t.split(_EDGES // num_features + 1) for t in (x, 2 * hidden - 1)), strict=True
+        ):
             torch.randn(rows.shape, generator=generator, out=rows)
             rows += sign[:, None].float() * (signal / num_features**0.5)
-        return {"edge_index": _edges(hidden, weight, num_edges, homophily, generator), "x": x, "y": y}
+        return {
+            "edge_index": _edges(hidden, weight, num_edges, homophily, generator),
+            "x": x,
+            "y": y,
+        }
 
     if cache is None:
         return Data(**draw())
@@ -229,13 +294,19 @@ def synthetic_pokec(
 
 
 def _edges(
-    hidden: Int[Tensor, " N"], weight: Float[Tensor, " N"], num_edges: int, homophily: float, generator: torch.Generator
+    hidden: Int[Tensor, " N"],
+    weight: Float[Tensor, " N"],
+    num_edges: int,
+    homophily: float,
+    generator: torch.Generator,
 ) -> Int[Tensor, "2 E"]:
     """Edges sorted by source; a target is drawn by inverting the cumulative weights of its class."""
     ends = (weight.cumsum(0) * (num_edges / float(weight.sum()))).round_().long()
     ends[-1] = num_edges
     edges = torch.empty(2, num_edges, dtype=torch.long)
-    edges[0] = torch.repeat_interleave(torch.arange(len(hidden)), ends.diff(prepend=ends.new_zeros(1)))
+    edges[0] = torch.repeat_interleave(
+        torch.arange(len(hidden)), ends.diff(prepend=ends.new_zeros(1))
+    )
     members = [(hidden == c).nonzero().flatten() for c in (0, 1)]
     totals = [weight[nodes].cumsum(0) for nodes in members]
     for source, target in zip(*(row.split(_EDGES) for row in edges), strict=True):

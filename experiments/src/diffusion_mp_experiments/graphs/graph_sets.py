@@ -52,16 +52,24 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
             raise ValueError("its nodes have neither labels nor attributes")
         data.x = data.x.float()
         if len(slices["x"]) - 1 != len(data.y):
-            raise ValueError(f"its nodes are those of {len(slices['x']) - 1} graphs, but it has {len(data.y)} labels")
+            raise ValueError(
+                f"its nodes are those of {len(slices['x']) - 1} graphs, but it has {len(data.y)} labels"
+            )
         if not data.x.isfinite().all() or data.y.dim() != 1 or data.y.is_floating_point():
-            raise ValueError(f"attributes must be finite, and labels of graphs whole numbers; got {describe(data.y)}")
+            raise ValueError(
+                f"attributes must be finite, and labels of graphs whole numbers; got {describe(data.y)}"
+            )
         # PyG leaves out the last graphs where they have no edges: theirs start where all others end.
         starts = {key: torch.as_tensor(slices[key]) for key in data.to_dict()}
         missing = {key: max(len(data.y) + 1 - len(start), 0) for key, start in starts.items()}
-        slices = {key: torch.cat([start, start[-1:].expand(missing[key])]) for key, start in starts.items()}
+        slices = {
+            key: torch.cat([start, start[-1:].expand(missing[key])])
+            for key, start in starts.items()
+        }
         check_collated(data.to_dict(), slices, len(data.y))
     graphs = InMemoryDataset()
-    graphs.data, graphs.slices = data, slices
+    graphs.data = data
+    graphs.slices = slices
     return list(graphs)
 
 
@@ -82,7 +90,16 @@ def _rewrite(raw: Path, name: str, scratch: Path) -> None:
 
 
 _SYNMOL = "logic8_graphs_plain.npz"
-_NUMBERS = ("atom_type", "node_label", "y", "num_nodes", "num_edges", "edge_index_local", "train_index", "test_index")
+_NUMBERS = (
+    "atom_type",
+    "node_label",
+    "y",
+    "num_nodes",
+    "num_edges",
+    "edge_index_local",
+    "train_index",
+    "test_index",
+)
 _LARGEST = 1 << 26  # bytes of a file, unpacked
 _ATOMS = 64  # more types than any molecule needs
 _LOGIC8 = "Make it anew of the files of https://github.com/google-research/graph-attribution (data, logic8)."
@@ -107,9 +124,11 @@ def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]
     with reading(path, _LOGIC8):
         read = read_npz(path, [*_NUMBERS, "edge_feat"], _LARGEST)
         arrays = {key: torch.from_numpy(part) for key, part in read.items()}
-        edge_feat, numbers = arrays.pop("edge_feat").float(), {key: part.long() for key, part in arrays.items()}
+        edge_feat = arrays.pop("edge_feat").float()
+        numbers = {key: part.long() for key, part in arrays.items()}
         _check(numbers, edge_feat)
-    nodes, edges = numbers["num_nodes"].tolist(), numbers["num_edges"].tolist()
+    nodes = numbers["num_nodes"].tolist()
+    edges = numbers["num_edges"].tolist()
     parts = {
         "x": one_hot(numbers["atom_type"]).float().split(nodes),
         "edge_index": numbers["edge_index_local"].split(edges, dim=1),
@@ -117,23 +136,49 @@ def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]
         "y": numbers["y"].split(1),
         "node_label": numbers["node_label"].split(nodes),
     }
-    return [Data(**{key: part[row] for key, part in parts.items()}) for row in numbers[f"{split}_index"].tolist()]
+    return [
+        Data(**{key: part[row] for key, part in parts.items()})
+        for row in numbers[f"{split}_index"].tolist()
+    ]
 
 
 def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
-    nodes, edges = arrays["num_nodes"], arrays["num_edges"]
-    total, pairs, graphs = len(arrays["atom_type"]), len(edge_feat), len(arrays["y"])
+    nodes = arrays["num_nodes"]
+    edges = arrays["num_edges"]
+    total = len(arrays["atom_type"])
+    pairs = len(edge_feat)
+    graphs = len(arrays["y"])
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("atom_type", "node_label"), (total,))
-    shapes |= {**dict.fromkeys(("num_nodes", "num_edges"), (graphs,)), "edge_index_local": (2, pairs)}
+    shapes |= {
+        **dict.fromkeys(("num_nodes", "num_edges"), (graphs,)),
+        "edge_index_local": (2, pairs),
+    }
     for name, shape in shapes.items():
         if (found := arrays[name].shape) != shape:
-            raise ValueError(f"{name} is {list(found)} for {total} nodes, {pairs} edges and {graphs} graphs")
+            raise ValueError(
+                f"{name} is {list(found)} for {total} nodes, {pairs} edges and {graphs} graphs"
+            )
     if edge_feat.dim() != 2 or not edge_feat.isfinite().all():
-        raise ValueError(f"edge_feat must be finite numbers [{pairs}, F], got {list(edge_feat.shape)}")
-    if (nodes < 1).any() or (edges < 0).any() or int(nodes.sum()) != total or int(edges.sum()) != pairs:
-        raise ValueError(f"num_nodes and num_edges do not add up to {total} nodes and {pairs} edges")
+        raise ValueError(
+            f"edge_feat must be finite numbers [{pairs}, F], got {list(edge_feat.shape)}"
+        )
+    if (
+        (nodes < 1).any()
+        or (edges < 0).any()
+        or int(nodes.sum()) != total
+        or int(edges.sum()) != pairs
+    ):
+        raise ValueError(
+            f"num_nodes and num_edges do not add up to {total} nodes and {pairs} edges"
+        )
     check_indices(arrays["edge_index_local"], nodes.repeat_interleave(edges), "edge_index_local")
-    limits = {"atom_type": _ATOMS, "y": 2, "node_label": 2, "train_index": graphs, "test_index": graphs}
+    limits = {
+        "atom_type": _ATOMS,
+        "y": 2,
+        "node_label": 2,
+        "train_index": graphs,
+        "test_index": graphs,
+    }
     for name, below in limits.items():
         check_indices(arrays[name], below, name)
     chosen = torch.cat([arrays["train_index"], arrays["test_index"]])
@@ -171,18 +216,34 @@ class PeptidesFunctional(CachedDataset):
     """
 
     def __init__(
-        self, source: str | Path, root: str | Path, split: Literal["train", "val", "test"] = "train",
-        *, num_graphs: int | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        source: str | Path,
+        root: str | Path,
+        split: Literal["train", "val", "test"] = "train",
+        *,
+        num_graphs: int | None = None,
+        **options: Any,
+    ) -> None:
         check_choice(split, "split", ("train", "val", "test"))
-        self.source, self.split = as_path(source, "source"), split
-        table, official = self.source / _MOLECULES, self.source / _SPLIT
-        benchmark = "the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb)"
-        check_present("Peptides-func", self.source, [table, official], f"Put {benchmark} there, under these names.")
+        self.source = as_path(source, "source")
+        self.split = split
+        table = self.source / _MOLECULES
+        official = self.source / _SPLIT
+        benchmark = (
+            "the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb)"
+        )
+        check_present(
+            "Peptides-func",
+            self.source,
+            [table, official],
+            f"Put {benchmark} there, under these names.",
+        )
         with reading(official, _LRGB):
             rows = read_npz(official, [split], _LARGEST)[split]
             if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
-                raise ValueError(f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers")
+                raise ValueError(
+                    f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers"
+                )
             self._rows = rows.tolist()
         if num_graphs is not None:
             check_counts(num_graphs=num_graphs)
@@ -190,7 +251,9 @@ class PeptidesFunctional(CachedDataset):
                 most = f"{len(self._rows)}, the size of {split}"
                 raise ValueError(f"num_graphs must be at most {most}; got {num_graphs}.")
             self._rows = self._rows[:num_graphs]
-        super().__init__(root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options)
+        super().__init__(
+            root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options
+        )
 
     def make(self) -> Iterator[Data]:
         with needed_by("PeptidesFunctional", "diffusion-mp-experiments[molecules]"):
@@ -200,15 +263,24 @@ class PeptidesFunctional(CachedDataset):
             with gzip.open(path) as file:
                 text = file.read(_LARGEST + 1)
             if len(text) > _LARGEST:
-                raise ValueError(f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million")
+                raise ValueError(
+                    f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million"
+                )
             molecules = list(csv.DictReader(io.StringIO(text.decode("utf-8-sig"), newline="")))
             if self._rows and max(self._rows) >= len(molecules):
-                raise ValueError(f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}")
+                raise ValueError(
+                    f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}"
+                )
             for row in self._rows:
-                data, labels = from_smiles(molecules[row]["smiles"]), json.loads(molecules[row]["labels"])
+                data = from_smiles(molecules[row]["smiles"])
+                labels = json.loads(molecules[row]["labels"])
                 if data.num_nodes == 0:  # what PyG makes of a string that rdkit cannot read
-                    raise ValueError(f"Row {row} of {_MOLECULES} is no molecule: {molecules[row]['smiles']!r}.")
+                    raise ValueError(
+                        f"Row {row} of {_MOLECULES} is no molecule: {molecules[row]['smiles']!r}."
+                    )
                 if len(labels) != _CLASSES or not {0, 1}.issuperset(labels):
-                    raise ValueError(f"Row {row} of {_MOLECULES} must have {_CLASSES} labels 0 or 1; got {labels}.")
+                    raise ValueError(
+                        f"Row {row} of {_MOLECULES} must have {_CLASSES} labels 0 or 1; got {labels}."
+                    )
                 data.y = torch.tensor([labels], dtype=torch.float)
                 yield data

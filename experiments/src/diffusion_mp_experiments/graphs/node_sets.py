@@ -16,7 +16,14 @@ from torch_geometric.utils import coalesce, to_undirected
 
 from diffusion_mp.data.knn import KNNGraph
 from diffusion_mp.data.splits import Labels, label_mask
-from diffusion_mp.errors import as_whole, check_counts, check_flags, check_kind, check_number, label_vector
+from diffusion_mp.errors import (
+    as_whole,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_number,
+    label_vector,
+)
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.arrays import read_matrices, read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
@@ -49,18 +56,31 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
         names = ["node_features", "node_labels", "edges", *(f"{part}_masks" for part in _MASKS)]
         x, y, edges, *masks = map(torch.from_numpy, read_npz(path, names, _NPZ).values())
         if x.dim() != 2 or not x.is_floating_point() or not x.isfinite().all():
-            raise ValueError(f"node_features must be finite numbers [N, C], got {list(x.shape)} of {x.dtype}")
+            raise ValueError(
+                f"node_features must be finite numbers [N, C], got {list(x.shape)} of {x.dtype}"
+            )
         check_indices(y, len(y) if y.dim() == 1 else 1, "node_labels")
         check_indices(edges, len(x), "edges")
         if y.shape != x.shape[:1] or edges.dim() != 2 or edges.size(1) != 2:
-            raise ValueError(f"node_labels {list(y.shape)} and edges {list(edges.shape)} do not go with {len(x)} nodes")
+            raise ValueError(
+                f"node_labels {list(y.shape)} and edges {list(edges.shape)} do not go with {len(x)} nodes"
+            )
         for part, mask in zip(_MASKS, masks, strict=True):
-            if mask.dtype != torch.bool or mask.dim() != 2 or mask.shape != (len(masks[0]), len(x)) or not len(mask):
-                raise ValueError(f"{part}_masks must be bools [splits, {len(x)}], got {[*mask.shape]} of {mask.dtype}")
+            if (
+                mask.dtype != torch.bool
+                or mask.dim() != 2
+                or mask.shape != (len(masks[0]), len(x))
+                or not len(mask)
+            ):
+                raise ValueError(
+                    f"{part}_masks must be bools [splits, {len(x)}], got {[*mask.shape]} of {mask.dtype}"
+                )
         if (torch.stack(masks).sum(0) > 1).any():
             raise ValueError("a node is in two parts of a split")
         edge_index = to_undirected(edges.t().contiguous().long(), num_nodes=len(y))
-    parts = {f"{part}_mask": mask.t().contiguous() for part, mask in zip(_MASKS, masks, strict=True)}
+    parts = {
+        f"{part}_mask": mask.t().contiguous() for part, mask in zip(_MASKS, masks, strict=True)
+    }
     return Data(x=x.float(), edge_index=edge_index, y=y.long(), **parts)
 
 
@@ -89,13 +109,18 @@ def load_facebook(root: str | Path, name: str) -> Data:
     with reading(path, f"Fetch it anew, {_FACEBOOK}"), TemporaryDirectory() as scratch:
         table, friends = read_matrices(path, ["local_info", "A"], Path(scratch), _MEMORY)
         if table.dtype.kind not in "iu" or table.shape[1] <= _GENDER or not len(table):
-            raise ValueError(f"its local_info is no table of whole numbers but {table.dtype} {table.shape}")
+            raise ValueError(
+                f"its local_info is no table of whole numbers but {table.dtype} {table.shape}"
+            )
         people = np.array(table, np.int64)
         if not hasattr(friends, "tocoo") or friends.shape != (len(people), len(people)):
-            raise ValueError(f"its A is no sparse matrix of all, but a matrix {friends.shape} of {len(people)} people")
+            raise ValueError(
+                f"its A is no sparse matrix of all, but a matrix {friends.shape} of {len(people)} people"
+            )
         entries = friends.tocoo()
         pairs = np.stack([entries.row, entries.col]).astype(np.int64)
-        x, y = _one_hot(np.delete(people, _GENDER, 1)), torch.from_numpy(people[:, _GENDER]) - 1
+        x = _one_hot(np.delete(people, _GENDER, 1))
+        y = torch.from_numpy(people[:, _GENDER]) - 1
         if int(y.min()) < -1 or int(y.max()) > 1:
             raise ValueError("its column of gender must hold 0, for not known, 1 and 2")
         return Data(x=x, edge_index=coalesce(torch.from_numpy(pairs), num_nodes=len(y)), y=y)
@@ -105,7 +130,9 @@ def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
     places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
     sizes = [int(place.max()) + 1 for place in places]
     if len(columns) * sum(sizes) > _NUMBERS:
-        raise ValueError(f"its local_info has {sum(sizes)} different values of {len(columns)} people")
+        raise ValueError(
+            f"its local_info has {sum(sizes)} different values of {len(columns)} people"
+        )
     x = torch.zeros(len(columns), sum(sizes))
     for place, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
         x[torch.arange(len(columns)), torch.from_numpy(place) + start] = 1
@@ -131,11 +158,15 @@ def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
     if num_images > _MOST:
         raise ValueError(f"num_images must be at most {_MOST}, got {num_images}.")
     raw = as_path(root, "root") / "raw"
-    images, labels = raw / "train-images-idx3-ubyte.gz", raw / "train-labels-idx1-ubyte.gz"
+    images = raw / "train-images-idx3-ubyte.gz"
+    labels = raw / "train-labels-idx1-ubyte.gz"
     check_present("MNIST", raw, [images, labels], f"Put it there; {_MNIST}")
-    x, y = _idx(images, (num_images, 28, 28)), _idx(labels, (num_images,))
+    x = _idx(images, (num_images, 28, 28))
+    y = _idx(labels, (num_images,))
     if int(y.max()) > 9:
-        raise ValueError(f"{labels}: it has a label {int(y.max())}, and digits end at 9. Fetch it anew; {_MNIST}")
+        raise ValueError(
+            f"{labels}: it has a label {int(y.max())}, and digits end at 9. Fetch it anew; {_MNIST}"
+        )
     return Data(x=x.flatten(1).float() / 255, y=y.long())
 
 
@@ -144,7 +175,9 @@ def _idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     with reading(path, f"Fetch it anew; {_MNIST}"), gzip.open(path) as file:
         magic, count, *sizes = struct.unpack(f">{1 + len(shape)}I", file.read(4 * (1 + len(shape))))
         if magic != 0x800 + len(shape) or tuple(sizes) != shape[1:] or count < shape[0]:
-            raise ValueError(f"its header says {count} × {sizes}, type {magic:#x}; expected {shape} bytes or more")
+            raise ValueError(
+                f"its header says {count} × {sizes}, type {magic:#x}; expected {shape} bytes or more"
+            )
         content = file.read(math.prod(shape))
         if len(content) < math.prod(shape):
             raise ValueError(f"it ends after {len(content)} of {math.prod(shape)} bytes")
@@ -152,14 +185,23 @@ def _idx(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 TEN_GROUPS = (
-    *("alt.atheism", "comp.sys.ibm.pc.hardware", "misc.forsale", "rec.autos", "rec.sport.hockey", "sci.crypt"),
+    *(
+        "alt.atheism",
+        "comp.sys.ibm.pc.hardware",
+        "misc.forsale",
+        "rec.autos",
+        "rec.sport.hockey",
+        "sci.crypt",
+    ),
     *("sci.electronics", "sci.med", "sci.space", "talk.politics.guns"),
 )
 _ARCHIVE = "20news-bydate.tar.gz"
 _LONGEST = 1 << 20  # bytes of a message that are read; the longest has 160 000
 
 
-def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num_words: int = 1000) -> Data:
+def load_newsgroups(
+    root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num_words: int = 1000
+) -> Data:
     """Load messages of 20 Newsgroups (Lang 1995) as weights of words, without edges; `KNNGraph` adds them.
 
     The default groups are NodeFormer's. Headers are not read, for they name the group. Words are weighed by
@@ -185,7 +227,8 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
     path = as_path(root, "root") / _ARCHIVE
     way_out = f"Fetch {_ARCHIVE} from http://qwone.com/~jason/20Newsgroups/ and put it there."
     check_present("20 Newsgroups", path.parent, [path], way_out)
-    texts, labels = [], []
+    texts = []
+    labels = []
     with reading(path, way_out):
         for member, content in members(path):
             group = member.name.split("/")[-2] if member.name.count("/") else ""
@@ -194,7 +237,9 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
                 texts.append(message.partition("\n\n")[2])
                 labels.append(groups.index(group))
         if len(set(labels)) < len(groups):
-            raise ValueError(f"it has nothing of {groups[min({*range(len(groups))}.difference(labels))]}")
+            raise ValueError(
+                f"it has nothing of {groups[min({*range(len(groups))}.difference(labels))]}"
+            )
         words = TfidfVectorizer(stop_words="english", max_features=num_words).fit_transform(texts)
     return Data(x=torch.from_numpy(words.toarray()).float(), y=torch.tensor(labels))
 
@@ -214,7 +259,9 @@ def load_digits(num_neighbors: int = 5) -> Data:
     pixels, labels = sklearn_digits(return_X_y=True)
     num_neighbors = as_whole(num_neighbors, "num_neighbors")
     if not 1 <= num_neighbors < len(pixels):
-        raise ValueError(f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}.")
+        raise ValueError(
+            f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}."
+        )
     # Sixteenths are exact in every floating-point format, and so are the distances between them.
     data = Data(x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long())
     return KNNGraph(num_neighbors)(data)
@@ -230,7 +277,12 @@ def visible_labels(y: Labels, tuning: bool, share: float = 0.3) -> Int[Tensor, "
     validate and test on one side: no label of a reported result was seen while settings were chosen.
     """
     check_flags(tuning=tuning)
-    check_number(share, "share", lambda part: 0 < part < 1, "lie in (0, 1), the part of the labels for tuning")
+    check_number(
+        share,
+        "share",
+        lambda part: 0 < part < 1,
+        "lie in (0, 1), the part of the labels for tuning",
+    )
     y = label_vector(y)
     labelled = label_mask(y).cpu().nonzero().flatten()
     order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED))

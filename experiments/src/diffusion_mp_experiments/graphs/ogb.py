@@ -53,7 +53,9 @@ _TABLES = {
 }
 
 
-def load_ogb(root: str | Path, name: OgbName, *, cache: str | Path | None = None, progress: bool = True) -> Data:
+def load_ogb(
+    root: str | Path, name: OgbName, *, cache: str | Path | None = None, progress: bool = True
+) -> Data:
     """Load a node data set of the Open Graph Benchmark (Hu et al. 2020), with the masks of its split.
 
     Reads the unpacked archive, `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`, where the ogb
@@ -71,15 +73,24 @@ def load_ogb(root: str | Path, name: OgbName, *, cache: str | Path | None = None
         FileNotFoundError: ogbn-arxiv...raw/edge.csv.gz...https://ogb.stanford.edu/docs/nodeprop...
     """
     check_choice(name, "name", _TABLES)
-    folder, archive = as_path(root, "root") / name.replace("-", "_"), f"{name.removeprefix('ogbn-')}.zip"
+    folder = as_path(root, "root") / name.replace("-", "_")
+    archive = f"{name.removeprefix('ogbn-')}.zip"
     tables = {_raw(folder, file): table for file, table in _TABLES[name].items()}
-    splits = {folder / "split" / _FOLDERS[name] / f"{file}.csv.gz": mask for file, mask in _SPLITS.items()}
+    splits = {
+        folder / "split" / _FOLDERS[name] / f"{file}.csv.gz": mask for file, mask in _SPLITS.items()
+    }
 
     def make(arrays: ArrayFolder) -> None:
         way_out = f"Unpack {archive} (https://ogb.stanford.edu/docs/nodeprop) and name its folder {folder.name}"
-        check_present(name, folder, [*tables, *splits], f"{way_out}, or let the ogb package download it.")
+        check_present(
+            name, folder, [*tables, *splits], f"{way_out}, or let the ogb package download it."
+        )
         rows = {file: count_lines(file, progress=progress) for file in tables}
-        counts = {table.row: rows[file] for file, table in tables.items() if table.name in ("edge_index", "y")}
+        counts = {
+            table.row: rows[file]
+            for file, table in tables.items()
+            if table.name in ("edge_index", "y")
+        }
         for file, table in tables.items():
             if rows[file] != counts[table.row]:
                 raise ValueError(
@@ -92,14 +103,17 @@ def load_ogb(root: str | Path, name: OgbName, *, cache: str | Path | None = None
 
     where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
     classes = max(table.classes or 0 for table in tables.values())
-    data = mapped_graph(where, make, [*tables, *splits], made_by=f"{name} {_VERSION}", classes=classes)
+    data = mapped_graph(
+        where, make, [*tables, *splits], made_by=f"{name} {_VERSION}", classes=classes
+    )
     data.num_nodes = len(data.y)
     return data
 
 
 def _raw(folder: Path, file: str) -> Path:
     """The file of a table. (Proteins were published with species.csv.gz, which the ogb package renames.)"""
-    old, path = folder / "raw" / f"{file.removeprefix('node_')}.csv.gz", folder / "raw" / f"{file}.csv.gz"
+    old = folder / "raw" / f"{file.removeprefix('node_')}.csv.gz"
+    path = folder / "raw" / f"{file}.csv.gz"
     return old if old.is_file() and not path.is_file() else path
 
 
@@ -107,12 +121,27 @@ def _write_table(
     path: Path, table: _Table, rows: int, below: int | None, arrays: ArrayFolder, *, progress: bool
 ) -> None:
     """Write the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
-    copies = 2 if table.undirected else 1  # each undirected edge becomes two rows, one after the other
+    # each undirected edge becomes two rows, one after the other
+    if table.undirected:
+        copies = 2
+    else:
+        copies = 1
     is_edges = table.name == "edge_index"
-    shape = (2, copies * rows) if is_edges else (copies * rows, table.columns)[: 1 if table.columns == 1 else 2]
-    what = "nodes" if is_edges else "labels" if below else "numbers"
+    shape = (
+        (2, copies * rows)
+        if is_edges
+        else (copies * rows, table.columns)[: 1 if table.columns == 1 else 2]
+    )
+    if is_edges:
+        what = "nodes"
+    elif below:
+        what = "labels"
+    else:
+        what = "numbers"
     arrays.create(table.name, shape, table.dtype)
-    blocks = number_blocks(path, table.columns, table.dtype, delimiter=",", below=below, what=what, progress=progress)
+    blocks = number_blocks(
+        path, table.columns, table.dtype, delimiter=",", below=below, what=what, progress=progress
+    )
     for start, block in blocks:
         here = slice(copies * start, copies * (start + len(block)))
         block = np.repeat(block, copies, axis=0)
@@ -128,15 +157,21 @@ def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -
     """Write a mask for each file of node numbers; no node is in two of them, or twice in one."""
     split_of = np.full(num_nodes, -1)
     for number, (path, name) in enumerate(splits.items()):
-        for start, nodes in number_blocks(path, 1, np.int64, below=num_nodes, what="nodes", progress=False):
+        for start, nodes in number_blocks(
+            path, 1, np.int64, below=num_nodes, what="nodes", progress=False
+        ):
             values, times = np.unique(nodes, return_counts=True)
             again = values[(times > 1) | (split_of[values] >= 0)]
             if len(again):
-                raise ValueError(f"{path}, from line {start + 1} on: node {again[0]} is in a split already.")
+                raise ValueError(
+                    f"{path}, from line {start + 1} on: node {again[0]} is in a split already."
+                )
             split_of[values] = number
         mask = split_of == number
         if not mask.any():
-            raise ValueError(f"{path} must name the nodes of a split, one each line; it names none.")
+            raise ValueError(
+                f"{path} must name the nodes of a split, one each line; it names none."
+            )
         arrays.put(f"{name}_mask", mask)
 
 
@@ -152,8 +187,14 @@ class SumEdgeFeatures(BaseTransform):
 
     def forward(self, data: Any) -> Data:
         check_kind(data, "data", Data, "a torch_geometric Data")
-        check_kind(data.edge_attr, "data.edge_attr", Tensor, "a tensor [E, D] with the features of the edges")
-        attr, nodes = data.edge_attr, int(data.num_nodes or 0)
+        check_kind(
+            data.edge_attr,
+            "data.edge_attr",
+            Tensor,
+            "a tensor [E, D] with the features of the edges",
+        )
+        attr = data.edge_attr
+        nodes = int(data.num_nodes or 0)
         edges = check_pairs(data.edge_index, "data.edge_index", nodes, attr.device)
         check_edge_rows(attr, edges.size(1), "data.edge_attr")
         check_state(attr, "data.edge_attr")

@@ -19,11 +19,15 @@ from diffusion_mp_experiments.files.text_tables import MARK
 _FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 _NUM_VAL = 500
-_LARGEST = 1 << 30  # bytes of all features, written out; those of CiteSeer, the most, are 49 million
+_LARGEST = (
+    1 << 30
+)  # bytes of all features, written out; those of CiteSeer, the most, are 49 million
 _WAY_OUT = "Fetch the eight files anew, together, from the folder data of https://github.com/kimiyoung/planetoid."
 
 
-def load_planetoid(root: str | Path, name: str, *, download: bool = False, normalize_features: bool = True) -> Data:
+def load_planetoid(
+    root: str | Path, name: str, *, download: bool = False, normalize_features: bool = True
+) -> Data:
     """Load one citation network of Yang, Cohen & Salakhutdinov (2016), with the public split in its masks.
 
     Reads `root/<Name>/raw/ind.<name>.*` and writes nothing, so `root` may be read-only. The graph is the one that PyG
@@ -51,7 +55,9 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
     files = {part: raw / f"ind.{name.lower()}.{part}" for part in _PARTS}
     if download and not all(file.is_file() for file in files.values()):
         _download(root, name)
-    way_out = "Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there"
+    way_out = (
+        "Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there"
+    )
     download_them = f'let PyG download them: load_planetoid(root, "{name}", download=True)'
     check_present(name, raw, files.values(), f"{way_out}; or, online, {download_them}.")
     data = _read_graph(files)
@@ -87,10 +93,15 @@ def _read_graph(files: dict[str, Path]) -> Data:
         edge_index = torch.from_numpy(np.stack([row, np.concatenate(neighbours)]))
         check_indices(edge_index, len(neighbours), "the neighbours")
         # Every pair once, without loops, sorted as PyG sorts them.
-        edge_index = coalesce(remove_self_loops(edge_index)[0], num_nodes=len(neighbours), sort_by_row=False)
-    num_nodes, num_train = len(parts["graph"]), len(parts["y"])
-    known, tested = torch.arange(len(parts["ally"])), torch.from_numpy(parts["test.index"])
-    x, y = torch.zeros(num_nodes, parts["allx"].shape[1]), torch.full((num_nodes,), -1)
+        edge_index = coalesce(
+            remove_self_loops(edge_index)[0], num_nodes=len(neighbours), sort_by_row=False
+        )
+    num_nodes = len(parts["graph"])
+    num_train = len(parts["y"])
+    known = torch.arange(len(parts["ally"]))
+    tested = torch.from_numpy(parts["test.index"])
+    x = torch.zeros(num_nodes, parts["allx"].shape[1])
+    y = torch.full((num_nodes,), -1)
     for rows, prefix in ((known, "all"), (tested, "t")):
         x[rows] = torch.from_numpy(parts[f"{prefix}x"].toarray()).to(x.dtype)
         y[rows] = torch.from_numpy(parts[f"{prefix}y"]).to(x.dtype).max(dim=1)[1]
@@ -103,7 +114,9 @@ def _read_graph(files: dict[str, Path]) -> Data:
 
 def _read_part(part: str, content: bytes) -> Any:
     if part == "test.index":
-        return np.array([int(line) for line in content.removeprefix(MARK).decode("ascii").split()], np.int64)
+        return np.array(
+            [int(line) for line in content.removeprefix(MARK).decode("ascii").split()], np.int64
+        )
     value = read_pickle(content)
     if part.endswith("x") and isinstance(value, csr_matrix):
         return value
@@ -111,10 +124,14 @@ def _read_part(part: str, content: bytes) -> Any:
         return value
     if part == "graph" and isinstance(value, dict):
         if value.keys() != set(range(len(value))):
-            raise ValueError(f"it must list the neighbours of every number from 0 to {len(value) - 1}")
+            raise ValueError(
+                f"it must list the neighbours of every number from 0 to {len(value) - 1}"
+            )
         return [as_integers(value[node]) for node in range(len(value))]
     kind = {"x": "a CSR matrix", "y": "an array [papers, classes]", "h": "a dictionary"}[part[-1]]
-    raise ValueError(f"it must hold {kind}, not a {type(value).__name__} of shape {getattr(value, 'shape', ())}")
+    raise ValueError(
+        f"it must hold {kind}, not a {type(value).__name__} of shape {getattr(value, 'shape', ())}"
+    )
 
 
 def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
@@ -123,16 +140,31 @@ def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
     def refuse(part: str, wrong: str) -> None:
         raise ValueError(f"{files[part]}: {wrong}. {_WAY_OUT}")
 
-    num_known, features, classes = len(parts["ally"]), parts["allx"].shape[1], parts["ally"].shape[1]
-    train, tested = len(parts["y"]), len(parts["ty"])
-    shapes = {"x": (train, features), "tx": (tested, features), "allx": (num_known, features), "y": (train, classes)}
+    num_known = len(parts["ally"])
+    features = parts["allx"].shape[1]
+    classes = parts["ally"].shape[1]
+    train = len(parts["y"])
+    tested = len(parts["ty"])
+    shapes = {
+        "x": (train, features),
+        "tx": (tested, features),
+        "allx": (num_known, features),
+        "y": (train, classes),
+    }
     for part, expected in {**shapes, "ty": (tested, classes), "test.index": (tested,)}.items():
         if parts[part].shape != expected:
             refuse(part, f"it has the shape {parts[part].shape}; the other files need {expected}")
-    last, different = len(parts["graph"]) - 1, np.unique(parts["test.index"])
+    last = len(parts["graph"]) - 1
+    different = np.unique(parts["test.index"])
     if not (len(different) == tested > 0 and different[0] == num_known and different[-1] == last):
-        refuse("test.index", f"it must hold different numbers from {num_known}, the rows of allx, to {last}, the last")
+        refuse(
+            "test.index",
+            f"it must hold different numbers from {num_known}, the rows of allx, to {last}, the last",
+        )
     if train + _NUM_VAL > num_known:
-        refuse("y", f"{train} papers to train with and {_NUM_VAL} to validate with exceed the {num_known} of allx")
+        refuse(
+            "y",
+            f"{train} papers to train with and {_NUM_VAL} to validate with exceed the {num_known} of allx",
+        )
     if (last + 1) * features > _LARGEST // 4:
         refuse("allx", f"{last + 1} papers with {features} features exceed {_LARGEST} bytes")

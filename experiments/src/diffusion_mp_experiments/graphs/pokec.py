@@ -47,7 +47,11 @@ _FIRST_TEXT = len(FEATURES) - len(_TEXTS)
 
 
 def load_pokec(
-    root: str | Path, source: Source = "snap", *, cache: str | Path | None = None, progress: bool = True
+    root: str | Path,
+    source: Source = "snap",
+    *,
+    cache: str | Path | None = None,
+    progress: bool = True,
 ) -> Data:
     """Load Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
 
@@ -109,9 +113,13 @@ def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> Non
 def _read_mat(path: Path, arrays: ArrayFolder) -> None:
     way_out = "It must be LINKX's pokec.mat, with node_feat [N, C], edge_index [2, E] and label [1, N]; fetch it anew."
     with reading(path, way_out), TemporaryDirectory(dir=arrays.path) as scratch:
-        x, edges, label = read_matrices(path, ["node_feat", "edge_index", "label"], Path(scratch), _MEMORY)
+        x, edges, label = read_matrices(
+            path, ["node_feat", "edge_index", "label"], Path(scratch), _MEMORY
+        )
         if len(edges) != 2 or label.size != len(x):
-            raise ValueError(f"edge_index is {edges.shape}, and {label.size} labels go with {len(x)} rows of node_feat")
+            raise ValueError(
+                f"edge_index is {edges.shape}, and {label.size} labels go with {len(x)} rows of node_feat"
+            )
         arrays.put("y", _integers(label.reshape(-1), "label"))
         arrays.create("x", x.shape, np.float32)
         for start in range(0, len(x), _ROWS):
@@ -138,8 +146,10 @@ def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) ->
     num_users = count_lines(path, progress=progress)
     if not num_users:
         raise ValueError(f"{path} must have a line for every user; it is empty.")
-    user, label = np.zeros(num_users, np.int64), np.zeros(num_users, np.int64)
-    numbers, region = np.zeros((num_users, 5)), np.zeros(num_users, np.int64)
+    user = np.zeros(num_users, np.int64)
+    label = np.zeros(num_users, np.int64)
+    numbers = np.zeros((num_users, 5))
+    region = np.zeros(num_users, np.int64)
     codes: dict[bytes, int] = {}  # of regions, in the order of their first user
     arrays.create("x", (num_users, len(FEATURES)), np.float32)
     for start, lines in line_blocks(path, _USERS, progress=progress):
@@ -148,20 +158,32 @@ def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) ->
         columns = list(zip(*rows, strict=True))
         try:
             _check_lengths(columns)
-            user[here], label[here] = np.array(columns[0]).astype(np.int64), _genders(columns[3])
-            numbers[here] = np.stack([*map(_numbers, columns[1:3]), *map(_days, columns[5:7]), _numbers(columns[7])], 1)
+            user[here] = np.array(columns[0]).astype(np.int64)
+            label[here] = _genders(columns[3])
+            numbers[here] = np.stack(
+                [*map(_numbers, columns[1:3]), *map(_days, columns[5:7]), _numbers(columns[7])], 1
+            )
         except ValueError as error:
             raise ValueError(
                 f"{path}, lines {here.start + 1} to {here.stop}: columns 1, 2, 3 and 8 must be numbers, 4 must be 0 "
                 f"or 1, 6 and 7 dates such as 2012-05-25 11:20:00.0; null in all but the first; {error}."
             ) from error
         # The region without the district: "zilinsky kraj" of "zilinsky kraj, zilina".
-        large = [None if name in _MISSING else name.partition(b",")[0].strip().lower() for name in columns[4]]
-        region[here] = [-1 if name is None else codes.setdefault(name, len(codes)) for name in large]
-        filled = np.array([[field not in _MISSING for field in row[_TEXTS.start :]] for row in rows], np.float32)
+        large = [
+            None if name in _MISSING else name.partition(b",")[0].strip().lower()
+            for name in columns[4]
+        ]
+        region[here] = [
+            -1 if name is None else codes.setdefault(name, len(codes)) for name in large
+        ]
+        filled = np.array(
+            [[field not in _MISSING for field in row[_TEXTS.start :]] for row in rows], np.float32
+        )
         arrays.write("x", (here, slice(_FIRST_TEXT, None)), filled)
     if len(np.unique(user)) != num_users:
-        raise ValueError(f"{path}: the first column must name every user once; {num_users} lines name fewer users.")
+        raise ValueError(
+            f"{path}: the first column must name every user once; {num_users} lines name fewer users."
+        )
     numbers[numbers[:, 4] == 0, 4] = np.nan  # an age of 0 says that it was not stated
     for place, features in _features(numbers, region):
         arrays.write("x", (place, slice(_FIRST_TEXT)), features)
@@ -184,7 +206,9 @@ def _check_lengths(columns: Sequence[Sequence[bytes]]) -> None:
     for place in (0, 1, 2, 3, 5, 6, 7):
         longest = max(columns[place], key=len)
         if len(longest) > _FIELD:
-            raise ValueError(f"{longest[:_FIELD]!r} … of column {place + 1} has {len(longest)} bytes")
+            raise ValueError(
+                f"{longest[:_FIELD]!r} … of column {place + 1} has {len(longest)} bytes"
+            )
 
 
 def _numbers(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
@@ -202,7 +226,9 @@ def _days(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
     for date in dates:
         if not _DAY.fullmatch(date):  # NumPy would take "today" for one
             raise ValueError(f"{date!r} is no date")
-    days = np.array([date.decode("ascii") for date in dates])  # NumPy 1 ends the process at bytes that are no date
+    days = np.array(
+        [date.decode("ascii") for date in dates]
+    )  # NumPy 1 ends the process at bytes that are no date
     stated = np.array([field not in _MISSING for field in column])
     return np.where(stated, days.astype("datetime64[D]").astype(np.float64), np.nan)
 
@@ -218,14 +244,19 @@ def _features(
 ) -> Iterator[tuple[slice, Float[np.ndarray, "rows columns"]]]:
     """Yield the columns before the texts: standardised numbers, and regions by their frequency."""
     mean, deviation = np.array([_moments(column[~np.isnan(column)]) for column in numbers.T]).T
-    frequent = np.argsort(-np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable")[:_REGIONS]
+    frequent = np.argsort(-np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable")[
+        :_REGIONS
+    ]
     for start in range(0, len(region), _USERS):
         rows = slice(start, start + _USERS)
         unknown = np.isnan(numbers[rows])
         standard = np.where(unknown, 0, (numbers[rows] - mean) / deviation)
         groups = np.stack([unknown[:, :2].any(1), unknown[:, 2:4].any(1), unknown[:, 4]], 1)
         here = region[rows, None]
-        yield rows, np.concatenate([standard, groups, here == frequent, here < 0], 1).astype(np.float32)
+        yield (
+            rows,
+            np.concatenate([standard, groups, here == frequent, here < 0], 1).astype(np.float32),
+        )
 
 
 def _moments(stated: Float[np.ndarray, " users"]) -> tuple[float, float]:

@@ -17,7 +17,9 @@ from diffusion_mp_experiments.files.reading import as_path, check_indices, check
 TemporalName = Literal["chickenpox", "england_covid"]
 ForecastName = Literal["zero", "last", "mean", "own", "pooled", "ridge"]
 _LAGS = {"chickenpox": 4, "england_covid": 8}
-_FOLDER = "from the folder dataset of https://github.com/benedekrozemberczki/pytorch_geometric_temporal."
+_FOLDER = (
+    "from the folder dataset of https://github.com/benedekrozemberczki/pytorch_geometric_temporal."
+)
 
 
 def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None) -> list[Data]:
@@ -44,30 +46,46 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
     check_present(name, path.parent, [path], f"Fetch it {_FOLDER}")
     with reading(path, f"Fetch it anew, {_FOLDER}"):
         content = json.loads(path.read_bytes())
-        series = torch.tensor(content["FX" if name == "chickenpox" else "y"], dtype=torch.float64).float()
+        series = torch.tensor(
+            content["FX" if name == "chickenpox" else "y"], dtype=torch.float64
+        ).float()
         if series.dim() != 2 or not series.numel() or not series.isfinite().all():
-            raise ValueError(f"its series must be finite numbers [times, nodes], got {list(series.shape)}")
+            raise ValueError(
+                f"its series must be finite numbers [times, nodes], got {list(series.shape)}"
+            )
         times, nodes = series.shape
         if name == "chickenpox":
             graphs = [_graph(content["edges"], [1.0] * len(content["edges"]), nodes)]
         else:
-            edges, weights = content["edge_mapping"]["edge_index"], content["edge_mapping"]["edge_weight"]
+            edges = content["edge_mapping"]["edge_index"]
+            weights = content["edge_mapping"]["edge_weight"]
             graphs = [_graph(edges[str(day)], weights[str(day)], nodes) for day in range(times)]
             series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
     if not 0 < lags < times:
-        raise ValueError(f"lags must lie in 1..{times - 1}, for {name} has {times} times; got {lags}.")
+        raise ValueError(
+            f"lags must lie in 1..{times - 1}, for {name} has {times} times; got {lags}."
+        )
     lagged = ((now, series[now - lags : now].t().contiguous()) for now in range(lags, times))
     return [Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged]
 
 
 def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
-    edge_index, edge_weight = torch.tensor(edges), torch.tensor(weights, dtype=torch.float32)
+    edge_index = torch.tensor(edges)
+    edge_weight = torch.tensor(weights, dtype=torch.float32)
     check_indices(edge_index, num_nodes, "the ends of edges")
-    if edge_index.dim() != 2 or edge_index.size(1) != 2 or edge_weight.shape != edge_index.shape[:1]:
-        raise ValueError(f"edges {list(edge_index.shape)} and weights {list(edge_weight.shape)} do not fit")
+    if (
+        edge_index.dim() != 2
+        or edge_index.size(1) != 2
+        or edge_weight.shape != edge_index.shape[:1]
+    ):
+        raise ValueError(
+            f"edges {list(edge_index.shape)} and weights {list(edge_weight.shape)} do not fit"
+        )
     if not edge_weight.isfinite().all() or (edge_weight < 0).any():
         raise ValueError("weights of edges must be finite and not negative")
-    graph = Data(edge_index=edge_index.t().contiguous(), edge_weight=edge_weight, num_nodes=num_nodes)
+    graph = Data(
+        edge_index=edge_index.t().contiguous(), edge_weight=edge_weight, num_nodes=num_nodes
+    )
     graph = ToUndirected(reduce="mean")(graph)
     return {"edge_index": graph.edge_index, "edge_weight": graph.edge_weight}
 
@@ -105,7 +123,9 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
         return forecasts[name]
     from sklearn.linear_model import RidgeCV
 
-    lags, values = torch.cat([s.x for s in snapshots]), torch.cat([s.y for s in snapshots])
+    lags = torch.cat([s.x for s in snapshots])
+    values = torch.cat([s.y for s in snapshots])
     fitted = RidgeCV(np.logspace(-3, 3, 13)).fit(lags.double().numpy(), values.double().numpy())
-    weight, constant = torch.from_numpy(fitted.coef_).to(lags), float(fitted.intercept_)
+    weight = torch.from_numpy(fitted.coef_).to(lags)
+    constant = float(fitted.intercept_)
     return lambda x: x @ weight + constant

@@ -54,24 +54,49 @@ _CONFIGS_HELP = "folder of your own tables, which come before those of this pack
 
 
 def run_reproduce(args: list[str]) -> None:
-    parser = argparse.ArgumentParser("diffusion-mp reproduce", description="Makes a table of docs/results.md anew.")
-    parser.add_argument("table", help="the name of a table of this package, or of a folder below --configs")
+    parser = argparse.ArgumentParser(
+        "diffusion-mp reproduce", description="Makes a table of docs/results.md anew."
+    )
+    parser.add_argument(
+        "table", help="the name of a table of this package, or of a folder below --configs"
+    )
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows, not all")
-    parser.add_argument("--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says"
+    )
     for name in ("splits", "trials", "epochs"):
         parser.add_argument(f"--{name}", type=count, help="instead of what table.yaml says")
-    parser.add_argument("--jobs", type=count, default=min(4, os.cpu_count() or 1), help="processes of one thread each")
-    parser.add_argument("--device", type=_device, default="cpu", help="where networks train, cpu or cuda")
+    parser.add_argument(
+        "--jobs",
+        type=count,
+        default=min(4, os.cpu_count() or 1),
+        help="processes of one thread each",
+    )
+    parser.add_argument(
+        "--device", type=_device, default="cpu", help="where networks train, cpu or cuda"
+    )
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
     parser.add_argument(
-        "--out", type=folder, default=Path("runs/reproduce"), help="folder of all runs, %(default)s here"
+        "--out",
+        type=folder,
+        default=Path("runs/reproduce"),
+        help="folder of all runs, %(default)s here",
     )
-    parser.add_argument("--save", type=folder, help="folder for the model of the first run of every row, with a card")
-    options, start = parser.parse_args(args), time.perf_counter()
+    parser.add_argument(
+        "--save",
+        type=folder,
+        help="folder for the model of the first run of every row, with a card",
+    )
+    options = parser.parse_args(args)
+    start = time.perf_counter()
     source = find_table(options.table, options.configs)
     table = load_table(source, options.root)
-    given = {name: value for name in ("splits", "trials", "epochs") if (value := getattr(options, name)) is not None}
+    given = {
+        name: value
+        for name in ("splits", "trials", "epochs")
+        if (value := getattr(options, name)) is not None
+    }
     table = replace(table, **{**(table.quick if options.quick else {}), **given})
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
     records = reproduce(table, out, options.jobs, options.only, options.save, options.device)
@@ -79,13 +104,21 @@ def run_reproduce(args: list[str]) -> None:
     flags += [f"--{name} {value}" for name, value in given.items()]
     saved = {row.name for row in table.named(options.only)} if options.save else set()
     for record in records:
-        first = record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record
+        first = (
+            record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record
+        )
         if first and record["row"] in saved:
-            (options.save / f"{record['row']}.md").write_text(card(table, record, " ".join(flags)), "utf-8")
-    report, rows = out / "report.md", lines(table, records)
+            (options.save / f"{record['row']}.md").write_text(
+                card(table, record, " ".join(flags)), "utf-8"
+            )
+    report = out / "report.md"
+    rows = lines(table, records)
     report.write_text(illustrated(table, records, rows, source / "notes.md", out), "utf-8")
-    text, seconds = section(table, rows), time.perf_counter() - start
-    print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}")
+    text = section(table, rows)
+    seconds = time.perf_counter() - start
+    print(
+        f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}"
+    )
     print(f"These paths begin in the folder {Path.cwd()}; the table is {source}")
     if not options.quick:
         words = ["diffusion-mp", "results", "--made", str(options.out)]
@@ -95,12 +128,24 @@ def run_reproduce(args: list[str]) -> None:
 
 
 def run_results(args: list[str]) -> None:
-    parser = argparse.ArgumentParser("diffusion-mp results", description="Writes docs/results.md and its figures.")
-    parser.add_argument("--made", type=folder, help="the --out of `reproduce`: its tables replace those in --results")
+    parser = argparse.ArgumentParser(
+        "diffusion-mp results", description="Writes docs/results.md and its figures."
+    )
+    parser.add_argument(
+        "--made",
+        type=folder,
+        help="the --out of `reproduce`: its tables replace those in --results",
+    )
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
-    for name, what in (("results", "results of tables, a file each"), ("docs", "the page and its pictures")):
+    for name, what in (
+        ("results", "results of tables, a file each"),
+        ("docs", "the page and its pictures"),
+    ):
         parser.add_argument(
-            f"--{name}", type=folder, default=Path(name), help=f"folder of {what}, ./{name} if not given"
+            f"--{name}",
+            type=folder,
+            default=Path(name),
+            help=f"folder of {what}, ./{name} if not given",
         )
     options = parser.parse_args(args)
     print(write_page(options.configs, options.results, options.docs, options.made))
@@ -124,7 +169,9 @@ def _device(text: str) -> str:
     return text
 
 
-def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], notes: Path, folder: Path) -> str:
+def illustrated(
+    table: Table, records: Sequence[Record], rows: Sequence[Line], notes: Path, folder: Path
+) -> str:
     """The section of a table in Markdown, below the text of the file `notes` and with pictures in `folder`/images."""
     parts = [section(table, rows, notes.read_text("utf-8") if notes.is_file() else "")]
 
@@ -135,14 +182,22 @@ def illustrated(table: Table, records: Sequence[Record], rows: Sequence[Line], n
 
     (folder / "images").mkdir(parents=True, exist_ok=True)
     if table.sweep is not None:
-        figures.draw_curves(picture("", f"{table.metric.title} along {table.sweep.title}"), table, rows)
+        figures.draw_curves(
+            picture("", f"{table.metric.title} along {table.sweep.title}"), table, rows
+        )
         if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
-            figures.draw_states(picture("-states", "states of the trained models, layer by layer"), table, rows)
+            figures.draw_states(
+                picture("-states", "states of the trained models, layer by layer"), table, rows
+            )
         return "\n".join(parts)
     if any(name in line.differences for name in table.baselines for line in rows):
-        figures.draw_differences(picture("", "difference of every row from the baselines"), table, rows)
+        figures.draw_differences(
+            picture("", "difference of every row from the baselines"), table, rows
+        )
     if any(len(line.states.get("F", [])) > 16 for line in rows):
-        figures.draw_energies(picture("-energies", "the energy F at every step of the trained networks"), table, rows)
+        figures.draw_energies(
+            picture("-energies", "the energy F at every step of the trained networks"), table, rows
+        )
     figures.draw_search(picture("-search", "validation scores of all trials"), table, records)
     return "\n".join([*parts, f"{chosen(table, records)}\n"])
 
@@ -179,12 +234,16 @@ def _take_over(made: Path, results: Path, configs: Path | None) -> None:
     """Copy the results of tables; those of `--quick` and of other folders are none of them."""
     finished = {path.parent.name: path for path in sorted(made.glob("*/results.jsonl"))}
     if not finished:
-        raise FileNotFoundError(f"No folder below {made} has results.jsonl; give the --out of `reproduce`.")
+        raise FileNotFoundError(
+            f"No folder below {made} has results.jsonl; give the --out of `reproduce`."
+        )
     for name, path in finished.items():
         try:
             find_table(name, configs)
         except FileNotFoundError:
-            print(f"Left out: {path}, for {name} is no table. What --quick makes is not taken over.")
+            print(
+                f"Left out: {path}, for {name} is no table. What --quick makes is not taken over."
+            )
             continue
         results.mkdir(parents=True, exist_ok=True)
         write_records(parsed(path.read_bytes(), path), results / f"{name}.jsonl")

@@ -7,7 +7,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from diffusion_mp.errors import describe
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+}
 
 
 def check_fields(content: Any, kinds: Mapping[str, Any], name: str) -> None:
@@ -23,7 +29,11 @@ def check_fields(content: Any, kinds: Mapping[str, Any], name: str) -> None:
 
 def check_complete(content: Mapping[str, Any], kind: Any, name: str) -> None:
     """Raise ``ValueError`` unless `content` has all fields of a dataclass that have no default."""
-    needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+    needed = [
+        each.name
+        for each in fields(kind)
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
     missing = [field for field in needed if field not in content]
     if missing:
         raise ValueError(f"{name} must say {', '.join(missing)}.")
@@ -36,7 +46,9 @@ def _check_field(value: Any, kind: Any, name: str) -> None:
             check_fields(value, get_type_hints(each), name)
             return
     if not any(_fits(value, each) for each in kinds):
-        raise ValueError(f"{name} must be {' or '.join(map(_in_words, kinds))}; got {describe(value)}.")
+        raise ValueError(
+            f"{name} must be {' or '.join(map(_in_words, kinds))}; got {describe(value)}."
+        )
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
@@ -51,7 +63,9 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, str) and value in get_args(kind)
     if origin in (list, tuple):
         items = _alternatives(get_args(kind)[0])
-        return isinstance(value, list) and all(any(_fits(each, item) for item in items) for each in value)
+        return isinstance(value, list) and all(
+            any(_fits(each, item) for item in items) for each in value
+        )
     if origin is dict:
         return isinstance(value, dict) and all(isinstance(each, str) for each in value)
     if kind is float:

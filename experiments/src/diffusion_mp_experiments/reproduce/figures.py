@@ -20,7 +20,13 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 def _looks() -> Iterator[dict[str, Any]]:
     for style in ("-", "--"):
         for colour, marker in zip(_COLOURS, _MARKERS, strict=True):
-            yield {"color": colour, "marker": marker, "linestyle": style, "markersize": 4, "linewidth": 1.2}
+            yield {
+                "color": colour,
+                "marker": marker,
+                "linestyle": style,
+                "markersize": 4,
+                "linewidth": 1.2,
+            }
 
 
 def _panels(width: float, height: float, count: int = 1) -> tuple[Figure, list[Axes]]:
@@ -40,20 +46,37 @@ def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
 
 def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """How far each row is ahead of the baselines, with twice the standard error."""
-    baselines = [name for name in table.baselines if any(name in line.differences for line in lines)]
+    baselines = [
+        name for name in table.baselines if any(name in line.differences for line in lines)
+    ]
     figure, (axes,) = _panels(9, 1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
-        shown = [(place, line.differences[name]) for place, line in enumerate(lines) if name in line.differences]
-        means, errors = [mean for _, (mean, _) in shown], [2 * error for _, (_, error) in shown]
+        shown = [
+            (place, line.differences[name])
+            for place, line in enumerate(lines)
+            if name in line.differences
+        ]
+        means = [mean for _, (mean, _) in shown]
+        errors = [2 * error for _, (_, error) in shown]
         places = [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown]
-        look: dict[str, Any] = {"fmt": _MARKERS[k], "color": _COLOURS[k], "markersize": 4, "capsize": 2, "linewidth": 1}
+        look: dict[str, Any] = {
+            "fmt": _MARKERS[k],
+            "color": _COLOURS[k],
+            "markersize": 4,
+            "capsize": 2,
+            "linewidth": 1,
+        }
         axes.errorbar(means, places, xerr=errors, label=f"ahead of {table.row(name).title}", **look)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xscale("symlog", linthresh=table.metric.scale / 50)  # a constant is far behind, and others close together
+    axes.set_xscale(
+        "symlog", linthresh=table.metric.scale / 50
+    )  # a constant is far behind, and others close together
     axes.xaxis.set_major_formatter("{x:g}")
     _name_rows(axes, [line.title for line in lines])
     unit = "seed by seed" if table.splits == 1 else "split by split"
-    axes.set(xlabel=f"difference in {table.metric.title}, {unit}, ± 2 standard errors", title=table.title)
+    axes.set(
+        xlabel=f"difference in {table.metric.title}, {unit}, ± 2 standard errors", title=table.title
+    )
     figure.legend(loc="outside lower center", ncols=len(baselines), frameon=False)
     figure.savefig(path, dpi=120)
 
@@ -75,24 +98,44 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
     """How far every kind of model is ahead of the GCN: of each its best row on validation, with the standard error."""
     figure, panels = _panels(10, 1.4 + 0.25 * len(tables), len(_KINDS))
     for place, (table, lines) in enumerate(tables):
-        whole = 1.0 if table.metric.mode == "max" else next(line for line in lines if line.row == "gcn").score[0] / 100
+        if table.metric.mode == "max":
+            whole = 1.0
+        else:
+            whole = next(line for line in lines if line.row == "gcn").score[0] / 100
         best: dict[str, Line] = {}
         for line in sorted(lines, key=lambda line: table.metric.sign * line.validation):
             if "gcn" in line.differences:
-                kinds = (kind for kind, begins in _KINDS.items() if f"{line.title},".startswith(begins))
+                kinds = (
+                    kind for kind, begins in _KINDS.items() if f"{line.title},".startswith(begins)
+                )
                 best[next(kinds, "")] = line
         for panel, kind in zip(panels, _KINDS, strict=True):
             if kind in best:
                 mean, error = (each / whole for each in best[kind].differences["gcn"])
-                colour = _COLOURS[2] if mean > error else _COLOURS[1] if mean < -error else "#777777"
-                panel.errorbar(mean, place, xerr=error, fmt="o", color=colour, markersize=5, capsize=2, linewidth=1.2)
-    titles = [table.title.partition(" on ")[0].replace(" labels per", " per") for table, _ in tables]
+                colour = (
+                    _COLOURS[2] if mean > error else _COLOURS[1] if mean < -error else "#777777"
+                )
+                panel.errorbar(
+                    mean,
+                    place,
+                    xerr=error,
+                    fmt="o",
+                    color=colour,
+                    markersize=5,
+                    capsize=2,
+                    linewidth=1.2,
+                )
+    titles = [
+        table.title.partition(" on ")[0].replace(" labels per", " per") for table, _ in tables
+    ]
     for panel, kind in zip(panels, _KINDS, strict=True):
         panel.axvline(0, color="black", linewidth=0.8)
         panel.set_xscale("symlog", linthresh=5)
         panel.set(xlim=(-80, 80), ylim=(len(tables) - 0.5, -0.5))
         panel.set_xticks([-20, -5, 0, 5, 20], ["−20", "", "0", "", "20"], fontsize=8)
-        panel.set_yticks(range(len(tables)), titles if panel is panels[0] else [""] * len(tables), fontsize=9)
+        panel.set_yticks(
+            range(len(tables)), titles if panel is panels[0] else [""] * len(tables), fontsize=9
+        )
         panel.tick_params(length=0)
         panel.set_title(kind, fontsize=9)
     label = "ahead of the tuned GCN by −20, −5, 0, 5, 20 points (of errors, % of the GCN's), ± 1 standard error"
@@ -106,13 +149,20 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     for record in records:
         if record["kind"] == "search":
             found = [trial["value"] for trial in record["trials"] if trial["value"] is not None]
-            values.setdefault(record["row"], []).extend(table.metric.sign * table.metric.scale * each for each in found)
+            values.setdefault(record["row"], []).extend(
+                table.metric.sign * table.metric.scale * each for each in found
+            )
     shown = [row for row in table.rows if values.get(row.name)]
     figure, (axes,) = _panels(9, 1.2 + 0.26 * len(shown))
     for place, row in enumerate(shown):
-        axes.plot(values[row.name], [place] * len(values[row.name]), "|", color=_COLOURS[0], markersize=8)
+        axes.plot(
+            values[row.name], [place] * len(values[row.name]), "|", color=_COLOURS[0], markersize=8
+        )
     _name_rows(axes, [row.title for row in shown])
-    axes.set(xlabel=f"validation {table.metric.title}, one mark per trial", title=f"{table.title}: the search")
+    axes.set(
+        xlabel=f"validation {table.metric.title}, one mark per trial",
+        title=f"{table.title}: the search",
+    )
     figure.savefig(path, dpi=120)
 
 
@@ -131,10 +181,20 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
         for panel, name in zip(panels, MEASURES, strict=True):
             if last is not None and last.states.get(name):
                 label = title if panel is panels[0] else None
-                panel.plot(range(len(last.states[name])), last.states[name], **{**look, "markersize": 2}, label=label)
+                panel.plot(
+                    range(len(last.states[name])),
+                    last.states[name],
+                    **{**look, "markersize": 2},
+                    label=label,
+                )
     for panel, (name, label) in zip(panels, MEASURES.items(), strict=True):
         panel.set(xlabel="layer", ylabel=label, yscale="linear" if name == "rank" else "log")
-    _save(path, figure, f"{table.title}: states of the trained models, {sweep.title} {sweep.values[-1]}", len(curves))
+    _save(
+        path,
+        figure,
+        f"{table.title}: states of the trained models, {sweep.title} {sweep.values[-1]}",
+        len(curves),
+    )
 
 
 def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
@@ -147,7 +207,11 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
             scores, deviations = zip(*(line.score for line in known.values()), strict=True)
             first.errorbar(list(known), scores, yerr=deviations, capsize=2, label=title, **look)
         for panel, measure in zip(others, measures, strict=True):
-            last = {place: line.states[measure][-1] for place, line in known.items() if line.states.get(measure)}
+            last = {
+                place: line.states[measure][-1]
+                for place, line in known.items()
+                if line.states.get(measure)
+            }
             panel.plot(list(last), list(last.values()), **look)
     first.set(ylabel=f"{table.metric.title}, ± 1 sd")
     for panel, measure in zip(others, measures, strict=True):
@@ -160,9 +224,21 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
 
 def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure, (axes,) = _panels(9, 4)
-    for line, look in zip((line for line in lines if any(line.states.get("F", []))), _looks(), strict=False):
-        axes.plot(range(len(line.states["F"])), line.states["F"], label=line.title, **{**look, "markersize": 3})
+    for line, look in zip(
+        (line for line in lines if any(line.states.get("F", []))), _looks(), strict=False
+    ):
+        axes.plot(
+            range(len(line.states["F"])),
+            line.states["F"],
+            label=line.title,
+            **{**look, "markersize": 3},
+        )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="steps", ylabel="F", yscale="log", title=f"{table.title}: the energy of the trained networks")
+    axes.set(
+        xlabel="steps",
+        ylabel="F",
+        yscale="log",
+        title=f"{table.title}: the energy of the trained networks",
+    )
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120)

@@ -47,11 +47,17 @@ def distribution(path: str, axis: Any) -> BaseDistribution:
     An axis is `{"choice": [...]}` of plain values, `{"uniform": [low, high]}` or `{"loguniform": [low, high]}`.
     """
     if not isinstance(axis, dict) or len(axis) != 1 or (kind := next(iter(axis))) not in _KINDS:
-        raise ValueError(f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}.")
+        raise ValueError(
+            f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}."
+        )
     values = axis[kind]
     if kind == "choice":
-        if not isinstance(values, list) or not all(isinstance(v, bool | int | float | str | None) for v in values):
-            raise ValueError(f"the choices of {path} must be a list of numbers, names or null; got {values!r}.")
+        if not isinstance(values, list) or not all(
+            isinstance(v, bool | int | float | str | None) for v in values
+        ):
+            raise ValueError(
+                f"the choices of {path} must be a list of numbers, names or null; got {values!r}."
+            )
         if not values:
             raise ValueError(f"the choices of {path} must be a value or more; got none.")
         return CategoricalDistribution(values)
@@ -59,10 +65,16 @@ def distribution(path: str, axis: Any) -> BaseDistribution:
         low, high = map(float, values)  # YAML reads 1e-4, without a point, as text
     except (TypeError, ValueError):
         low = high = math.nan
-    if not isinstance(values, list) or not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"{kind} of {path} must be [low, high], two numbers in order; got {values!r}.")
+    if not isinstance(values, list) or not (
+        math.isfinite(low) and math.isfinite(high) and low < high
+    ):
+        raise ValueError(
+            f"{kind} of {path} must be [low, high], two numbers in order; got {values!r}."
+        )
     if kind == "loguniform" and low <= 0:
-        raise ValueError(f"loguniform of {path} must be [low, high] with low above 0; got {values!r}.")
+        raise ValueError(
+            f"loguniform of {path} must be [low, high] with low above 0; got {values!r}."
+        )
     return FloatDistribution(low, high, log=kind == "loguniform")
 
 
@@ -73,21 +85,33 @@ class Search:
     draw the same values of shared axes. With nested tuning the validation nodes of the reported `split` decide.
     """
 
-    def __init__(self, table: Table, row: Row, storage: BaseStorage, split: int | None = None) -> None:
-        self.row, self.split = row, split
+    def __init__(
+        self, table: Table, row: Row, storage: BaseStorage, split: int | None = None
+    ) -> None:
+        self.row = row
+        self.split = split
         splits = [split] if split is not None else list(range(int(table.tuning)))
         declared = table.axes(row)
         axes = {path: distribution(path, axis) for path, axis in declared.items()}
-        name = digest({"search": [digest(table.config(row, {})), declared, splits, table.metric.name]})
+        name = digest(
+            {"search": [digest(table.config(row, {})), declared, splits, table.metric.name]}
+        )
         self.study = optuna.create_study(
-            storage=storage, study_name=f"{row.name} {name}", direction="maximize", load_if_exists=True
+            storage=storage,
+            study_name=f"{row.name} {name}",
+            direction="maximize",
+            load_if_exists=True,
         )
         count = table.trials if axes else 1
         for number in range(len(self.study.get_trials(deepcopy=False)), count):
             # Drawn in another study and added complete: a kill leaves no trial with half of its settings.
             drawn = optuna.create_study(sampler=RandomSampler(seed=number)).ask(axes).params
-            self.study.add_trial(create_trial(state=TrialState.RUNNING, params=drawn, distributions=axes))
-        self.settings: list[dict[str, Any]] = [trial.params for trial in self.study.get_trials(deepcopy=False)[:count]]
+            self.study.add_trial(
+                create_trial(state=TrialState.RUNNING, params=drawn, distributions=axes)
+            )
+        self.settings: list[dict[str, Any]] = [
+            trial.params for trial in self.study.get_trials(deepcopy=False)[:count]
+        ]
         self.splits = splits if count > 1 else []
 
     def tell(self, values: Mapping[int, float | None]) -> None:
@@ -103,7 +127,9 @@ class Search:
             return self.settings[0]
         known = {number: value for number, value in values.items() if value is not None}
         if not known:
-            raise ValueError(f"All trials of row {self.row.name!r} diverged; lower its learning rates.")
+            raise ValueError(
+                f"All trials of row {self.row.name!r} diverged; lower its learning rates."
+            )
         return self.settings[max(known, key=lambda number: (known[number], -number))]
 
 
@@ -117,7 +143,12 @@ def key(record: Record) -> tuple[str, str, int, int, bool]:
 
 
 def reproduce(
-    table: Table, out: Path, jobs: int = 1, only: Sequence[str] = (), save: Path | None = None, device: str = "cpu"
+    table: Table,
+    out: Path,
+    jobs: int = 1,
+    only: Sequence[str] = (),
+    save: Path | None = None,
+    device: str = "cpu",
 ) -> list[Record]:
     """Make the rows of a table (`only` these), or continue what was stopped; return its lines in `results.jsonl`.
 
@@ -133,13 +164,20 @@ def reproduce(
         with FileLock(out / "lock", timeout=0):
             return _Harness(table, out, save, device).make(rows, jobs)
     except Timeout as error:
-        raise ValueError(f"Another process is at work in {out}; wait for it, or give another --out.") from error
+        raise ValueError(
+            f"Another process is at work in {out}; wait for it, or give another --out."
+        ) from error
 
 
 class _Harness:
     def __init__(self, table: Table, out: Path, save: Path | None, device: str) -> None:
-        self.table, self.out, self.save, self.device = table, out, save, device
-        self.records = Records(out / "runs.jsonl", "row config split seed tuning validation seconds")
+        self.table = table
+        self.out = out
+        self.save = save
+        self.device = device
+        self.records = Records(
+            out / "runs.jsonl", "row config split seed tuning validation seconds"
+        )
         self.done = {key(record): record for record in self.records.lines}
         self.storage = open_storage(out / "search.log")
         self.found: dict[str, list[Search]] = {}
@@ -147,11 +185,15 @@ class _Harness:
     def searches(self, row: Row) -> list[Search]:
         if row.name not in self.found:
             splits = range(self.table.splits) if self.table.nested else [None]
-            self.found[row.name] = [Search(self.table, row, self.storage, split) for split in splits]
+            self.found[row.name] = [
+                Search(self.table, row, self.storage, split) for split in splits
+            ]
         return self.found[row.name]
 
     def make(self, rows: Sequence[Row], jobs: int) -> list[Record]:
-        trials = [trial for row in rows for search in self.searches(row) for trial in self.trials(search)]
+        trials = [
+            trial for row in rows for search in self.searches(row) for trial in self.trials(search)
+        ]
         # By trial and then by row: whenever it is stopped, all rows have had nearly the same budget.
         trials.sort(key=lambda trial: trial[0])
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
@@ -175,12 +217,22 @@ class _Harness:
         for split in range(self.table.splits):
             search = searches[split if self.table.nested else 0]
             settings = search.best(self.values(search))
-            yield from (self.planned(row, settings, split, seed, tuning=False) for seed in range(self.table.seeds))
+            yield from (
+                self.planned(row, settings, split, seed, tuning=False)
+                for seed in range(self.table.seeds)
+            )
 
-    def planned(self, row: Row, settings: dict[str, Any], split: int, seed: int, tuning: bool) -> Planned:
+    def planned(
+        self, row: Row, settings: dict[str, Any], split: int, seed: int, tuning: bool
+    ) -> Planned:
         config = self.table.config(row, settings)
         record = {"table": self.table.name, "row": row.name, "config": digest(config)}
-        return record | {"split": split, "seed": seed, "tuning": tuning, "settings": settings}, config
+        return record | {
+            "split": split,
+            "seed": seed,
+            "tuning": tuning,
+            "settings": settings,
+        }, config
 
     def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
         metric = self.table.metric.name
@@ -219,7 +271,9 @@ class _Harness:
         for number, values in found.items():
             known = [value for value in values if value is not None]
             if len(values) == len(search.splits):
-                means[number] = self.table.metric.sign * statistics.fmean(known) if known == values else None
+                means[number] = (
+                    self.table.metric.sign * statistics.fmean(known) if known == values else None
+                )
         return means
 
     def results(self, row: Row) -> list[Record]:
@@ -234,12 +288,26 @@ class _Harness:
             return []
         lines = [{"kind": "run", **run} for run in runs if run is not None]
         for search, values in searches:
-            trials = [{"settings": settings, "value": values.get(k)} for k, settings in enumerate(search.settings)]
-            seconds = sum(self.done[key(planned)]["seconds"] for _, (planned, _) in self.trials(search))
-            where = {"table": self.table.name, "row": row.name, "split": search.split, "tuning": search.splits}
-            lines.append({"kind": "search", **where, "trials": trials, "seconds": round(seconds, 1)})
+            trials = [
+                {"settings": settings, "value": values.get(k)}
+                for k, settings in enumerate(search.settings)
+            ]
+            seconds = sum(
+                self.done[key(planned)]["seconds"] for _, (planned, _) in self.trials(search)
+            )
+            where = {
+                "table": self.table.name,
+                "row": row.name,
+                "split": search.split,
+                "tuning": search.splits,
+            }
+            lines.append(
+                {"kind": "search", **where, "trials": trials, "seconds": round(seconds, 1)}
+            )
         return lines
 
 
-def _train(planned: Record, config: dict[str, Any], metric: str, save: Path | None, device: str) -> Record:
+def _train(
+    planned: Record, config: dict[str, Any], metric: str, save: Path | None, device: str
+) -> Record:
     return train(config, metric, planned["split"], planned["seed"], planned["tuning"], save, device)

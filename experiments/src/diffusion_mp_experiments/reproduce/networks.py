@@ -10,7 +10,12 @@ from torch.nn.functional import relu
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, ResGatedGraphConv
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity, UniformDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    IdentityDiffusivity,
+    UniformDiffusivity,
+)
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind, check_probability
 from diffusion_mp.graph import Graph
@@ -22,16 +27,25 @@ from diffusion_mp.models import DIFFormer, DiffusionGNN
 from diffusion_mp.models.base import Collect, LayerStack, Task
 from diffusion_mp.updates import ExplicitEuler, HeatKernel
 
-ABLATIONS: dict[str, type[Diffusivity]] = {"identity": IdentityDiffusivity, "uniform": UniformDiffusivity}
+ABLATIONS: dict[str, type[Diffusivity]] = {
+    "identity": IdentityDiffusivity,
+    "uniform": UniformDiffusivity,
+}
 
 
 class Readout(nn.Module):
     """A `DiffusionGNN` whose logits are spread to equilibrium by α (I − (1 − α) Â)⁻¹ (`APPNPConv`), α in (0, 1)."""
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
-        *, alpha: float = 0.1, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        alpha: float = 0.1,
+        **options: Any,
+    ) -> None:
         super().__init__()
         self.body = DiffusionGNN(in_channels, hidden_channels, out_channels, num_layers, **options)
         self.readout = APPNPConv(out_channels, K=None, alpha=alpha)
@@ -48,7 +62,13 @@ class HeatNetwork(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, *, t: float = 5.0, dropout: float = 0.5
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        t: float = 5.0,
+        dropout: float = 0.5,
     ) -> None:
         super().__init__()
         check_probability(dropout, "dropout")
@@ -57,10 +77,14 @@ class HeatNetwork(nn.Module):
         self.decoder = nn.Linear(hidden_channels, out_channels)
         adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")
         heat = HeatKernel(t, "residual")
-        self.heat = DiffusionConv(hidden_channels, hidden_channels, adjacency, heat, transform=False, bias=False)
+        self.heat = DiffusionConv(
+            hidden_channels, hidden_channels, adjacency, heat, transform=False, bias=False
+        )
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        x = self.heat(relu(self.encoder(dropout(x, self.dropout, self.training))), edge_index, edge_weight)
+        x = self.heat(
+            relu(self.encoder(dropout(x, self.dropout, self.training))), edge_index, edge_weight
+        )
         return self.decoder(dropout(x, self.dropout, self.training))
 
 
@@ -71,9 +95,15 @@ class DropoutSeenDIFFormer(DIFFormer):
     """
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
-        *, dropout: float = 0.0, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
         check_probability(dropout, "dropout")
         self.norms = nn.ModuleList(nn.Sequential(norm, nn.Dropout(dropout)) for norm in self.norms)
@@ -94,10 +124,19 @@ class ClassicGNN(LayerStack):
     """
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int = 2,
-        *, conv: ClassicConv = "gcn", edge_dim: int | None = None, heads: int = 1, layer_norm: bool = True,
-        dropout: float = 0.0, task: Task = "node",
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        conv: ClassicConv = "gcn",
+        edge_dim: int | None = None,
+        heads: int = 1,
+        layer_norm: bool = True,
+        dropout: float = 0.0,
+        task: Task = "node",
+    ) -> None:
         check_choice(conv, "conv", get_args(ClassicConv))
         width = hidden_channels
 
@@ -106,20 +145,32 @@ class ClassicGNN(LayerStack):
 
         makes: dict[str, Callable[[], nn.Module]] = {
             "gcn": lambda: GCNConv(width, width),
-            "sage": lambda: DiffusionConv(width, width, AdjacencyDiffusivity("row"), ExplicitEuler(1.0, "residual")),
-            "gine": lambda: GINConv(mlp()) if edge_dim is None else GINEConv(mlp(), edge_dim=edge_dim),
-            "gat": lambda: GATv2Conv(width, width // heads, heads, edge_dim=edge_dim, add_self_loops=False),
-            "gatedgcn": lambda: ResGatedGraphConv(width, width, edge_dim=edge_dim, root_weight=False),
+            "sage": lambda: DiffusionConv(
+                width, width, AdjacencyDiffusivity("row"), ExplicitEuler(1.0, "residual")
+            ),
+            "gine": lambda: (
+                GINConv(mlp()) if edge_dim is None else GINEConv(mlp(), edge_dim=edge_dim)
+            ),
+            "gat": lambda: GATv2Conv(
+                width, width // heads, heads, edge_dim=edge_dim, add_self_loops=False
+            ),
+            "gatedgcn": lambda: ResGatedGraphConv(
+                width, width, edge_dim=edge_dim, root_weight=False
+            ),
         }
         options: dict[str, Any] = {"layer_norm": layer_norm, "dropout": dropout, "task": task}
         super().__init__(in_channels, width, out_channels, num_layers, makes[conv], **options)
         if edge_dim is not None and conv in ("gcn", "sage"):
-            raise ValueError(f"edge_dim goes with the layers that read edge_attr; got conv={conv!r}.")
+            raise ValueError(
+                f"edge_dim goes with the layers that read edge_attr; got conv={conv!r}."
+            )
         self.roots = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
         self.reads = () if edge_dim is None else ("edge_attr",)
         self.weighted = conv == "gcn"
 
-    def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
+    def propagate(
+        self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None
+    ) -> Tensor:
         inputs = {"edge_weight": graph.edge_weight} if self.weighted else {}
         inputs |= {} if edge_attr is None else {"edge_attr": edge_attr}
         first, *norms = self.norms
@@ -147,7 +198,8 @@ class Diagonalized(Diffusivity):
     def __init__(self, diffusivity: Diffusivity) -> None:
         super().__init__()
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        self.diffusivity, self.needs_graph = diffusivity, diffusivity.needs_graph
+        self.diffusivity = diffusivity
+        self.needs_graph = diffusivity.needs_graph
         self._inputs: list[Tensor] = []
         self._coupling: Coupling | None = None
 
@@ -187,10 +239,17 @@ class _Diagonal(Coupling):
             )
         (entries,) = coupling.to_dense()
         rates, modes = _spectrum(entries)
-        self.entries, self.modes = entries.to(dtype), modes.to(dtype)
-        self.rates, self.sums = rates, entries.sum(1).to(dtype).unsqueeze(1)
+        self.entries = entries.to(dtype)
+        self.modes = modes.to(dtype)
+        self.rates = rates
+        self.sums = entries.sum(1).to(dtype).unsqueeze(1)
         super().__init__(
-            coupling.num_nodes, 1, self.entries, ptr=coupling.ptr, symmetric=True, nonnegative=coupling.nonnegative
+            coupling.num_nodes,
+            1,
+            self.entries,
+            ptr=coupling.ptr,
+            symmetric=True,
+            nonnegative=coupling.nonnegative,
         )
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -216,7 +275,12 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
     A `CertifiedConv` takes the identity only, without its pairs (`penalty="quadratic"` weighs all pairs alike). What is
     `Diagonalized` stays, since it is not learned. Return whether there was an attention.
     """
-    fixed = {part for module in model.modules() if isinstance(module, Diagonalized) for part in module.modules()}
+    fixed = {
+        part
+        for module in model.modules()
+        if isinstance(module, Diagonalized)
+        for part in module.modules()
+    }
     certified = (PairAttraction,) if ablation == "identity" else ()
     found = [
         (parent, name, child)

@@ -28,7 +28,9 @@ class Predictor(nn.Module):
         self.register_buffer("known", scores, persistent=False)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define scores(x, graph, y, num_classes).")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define scores(x, graph, y, num_classes)."
+        )
 
     def forward(self, *inputs: Any) -> Tensor:
         return self.known
@@ -52,15 +54,25 @@ class LogisticRegression(Predictor):
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from sklearn.linear_model import LogisticRegression as Regression
 
-        features, known = _array(x), (y >= 0).cpu().numpy()
-        fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(features[known], y.cpu().numpy()[known])
-        return _scores(fitted.classes_, fitted.predict_log_proba(features), num_classes).to(y.device)
+        features = _array(x)
+        known = (y >= 0).cpu().numpy()
+        fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(
+            features[known], y.cpu().numpy()[known]
+        )
+        return _scores(fitted.classes_, fitted.predict_log_proba(features), num_classes).to(
+            y.device
+        )
 
 
 class Labels(Predictor):
     """`LabelPropagation` from the training nodes, over the graph or over all pairs; an attention reads the features."""
 
-    def __init__(self, num_layers: int | None = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
+    def __init__(
+        self,
+        num_layers: int | None = 50,
+        alpha: float = 0.9,
+        diffusivity: Diffusivity | None = None,
+    ) -> None:
         super().__init__()
         self.propagation = LabelPropagation(num_layers, alpha, diffusivity)
 
@@ -75,18 +87,29 @@ class Diffusion(Predictor):
     """`DiffusionClassifier` on the features, which makes a graph of its own."""
 
     def __init__(
-        self, n_neighbors: int = 10, metric: Metric = "euclidean", sharpness: float = 8.0, mu: float = 10.0,
+        self,
+        n_neighbors: int = 10,
+        metric: Metric = "euclidean",
+        sharpness: float = 8.0,
+        mu: float = 10.0,
         dropout: float = 0.5,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        self.options = {"n_neighbors": n_neighbors, "metric": metric, "sharpness": sharpness, "mu": mu}
+        self.options = {
+            "n_neighbors": n_neighbors,
+            "metric": metric,
+            "sharpness": sharpness,
+            "mu": mu,
+        }
         self.options["dropout"] = dropout
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from diffusion_mp.estimators import DiffusionClassifier
 
         seed = int(torch.randint(2**31 - 1, ()))
-        fitted = DiffusionClassifier(**self.options, random_state=seed).fit(_array(x), y.cpu().numpy())
+        fitted = DiffusionClassifier(**self.options, random_state=seed).fit(
+            _array(x), y.cpu().numpy()
+        )
         found = np.log(fitted.label_distributions_.clip(1e-40))
         return _scores(fitted.classes_, found, num_classes).to(y.device)
 
@@ -118,7 +141,9 @@ class GraphConstant(nn.Module):
 
     def fit(self, data: BatchDataModule) -> None:
         labels = torch.cat([batch.y for batch in data.train_dataloader()])
-        self.register_buffer("share", one_hot(labels, data.num_classes).float().mean(0), persistent=False)
+        self.register_buffer(
+            "share", one_hot(labels, data.num_classes).float().mean(0), persistent=False
+        )
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         return self.share.expand(graph.num_graphs, -1)

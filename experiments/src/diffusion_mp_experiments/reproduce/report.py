@@ -28,24 +28,36 @@ class Line:
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     """What every row came to, compared with the baselines of the table, and with its GCN for the picture of all."""
     runs, searches = (
-        {row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)] for row in table.rows}
+        {
+            row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)]
+            for row in table.rows
+        }
         for kind in ("run", "search")
     )
     tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
-    compared, found = {*table.baselines, "gcn"} & tests.keys(), []
+    compared = {*table.baselines, "gcn"} & tests.keys()
+    found = []
     for row in table.rows:
-        mine, search, test = runs[row.name], searches[row.name], tests[row.name]
+        mine = runs[row.name]
+        search = searches[row.name]
+        test = tests[row.name]
         if not mine:
             continue
-        ahead = {name: _difference(table, test, tests[name]) for name in compared if name != row.name}
+        ahead = {
+            name: _difference(table, test, tests[name]) for name in compared if name != row.name
+        }
         line = Line(
-            row.name, row.title, estimate(list(test.values())),
+            row.name,
+            row.title,
+            estimate(list(test.values())),
             statistics.fmean(_by_split(table, mine, "validation").values()),
             {name: difference for name, difference in ahead.items() if difference},
-            _ablated(table, mine), _states(mine), len({record["split"] for record in mine}),
+            _ablated(table, mine),
+            _states(mine),
+            len({record["split"] for record in mine}),
             max((len(record["trials"]) for record in search), default=0),
             sum(record["seconds"] for record in [*mine, *search]),
-        )  # fmt: skip
+        )
         found.append(line)
     return found
 
@@ -57,10 +69,14 @@ def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, floa
     for run in runs:
         unit = run["seed"] if table.splits == 1 else run["split"]
         values.setdefault(unit, []).append(worst if run[name] is None else run[name])
-    return {unit: table.metric.scale * statistics.fmean(found) for unit, found in sorted(values.items())}
+    return {
+        unit: table.metric.scale * statistics.fmean(found) for unit, found in sorted(values.items())
+    }
 
 
-def _difference(table: Table, one: Mapping[int, float], other: Mapping[int, float]) -> Estimate | None:
+def _difference(
+    table: Table, one: Mapping[int, float], other: Mapping[int, float]
+) -> Estimate | None:
     """How far one is ahead on the splits (or seeds) that both have: mean and standard error."""
     pairs = [table.metric.sign * (one[unit] - other[unit]) for unit in one if unit in other]
     if not pairs:
@@ -72,8 +88,12 @@ def _difference(table: Table, one: Mapping[int, float], other: Mapping[int, floa
 def _ablated(table: Table, runs: Sequence[Record]) -> dict[str, float]:
     names = dict.fromkeys(name for run in runs for name in run["ablated"])
     values = {name: [run["ablated"].get(name) for run in runs] for name in names}
-    known = {name: [value for value in found if value is not None] for name, found in values.items()}
-    return {name: table.metric.scale * statistics.fmean(found) for name, found in known.items() if found}
+    known = {
+        name: [value for value in found if value is not None] for name, found in values.items()
+    }
+    return {
+        name: table.metric.scale * statistics.fmean(found) for name, found in known.items() if found
+    }
 
 
 def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
@@ -81,8 +101,13 @@ def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
     known = [run["states"] for run in runs if run.get("states")]
     names = dict.fromkeys(name for states in known for name in states)
     values = {name: [states[name] for states in known if name in states] for name in names}
-    alike = {name: found for name, found in values.items() if len({len(states) for states in found}) == 1}
-    return {name: [statistics.fmean(each) for each in zip(*found, strict=True)] for name, found in alike.items()}
+    alike = {
+        name: found for name, found in values.items() if len({len(states) for states in found}) == 1
+    }
+    return {
+        name: [statistics.fmean(each) for each in zip(*found, strict=True)]
+        for name, found in alike.items()
+    }
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -92,7 +117,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+    return "\n".join(
+        "| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]
+    )
 
 
 def markdown(table: Table, found: Sequence[Line]) -> str:
@@ -103,7 +130,9 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
     rows = []
     for line in found:
         differences = [_signed(line.differences.get(name), digits) for name in baselines]
-        ablated = [f"{line.ablated[name]:.{digits}f}" if name in line.ablated else "" for name in ablations]
+        ablated = [
+            f"{line.ablated[name]:.{digits}f}" if name in line.ablated else "" for name in ablations
+        ]
         others = [f"{line.validation:.{digits}f}", str(line.trials)]
         rows.append([line.title, _spread(line.score, digits), *differences, *ablated, *others])
     return _grid(["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows)
@@ -112,10 +141,13 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
 def points(table: Table, found: Sequence[Line]) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
     """The sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
     assert table.sweep is not None
-    by_name, curves = {line.row: line for line in found}, []
+    by_name = {line.row: line for line in found}
+    curves = []
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
-        curves.append((title, {place: by_name[name] for place, name in enumerate(names) if name in by_name}))
+        curves.append(
+            (title, {place: by_name[name] for place, name in enumerate(names) if name in by_name})
+        )
     return table.sweep, curves
 
 
@@ -125,13 +157,24 @@ def curves(table: Table, found: Sequence[Line]) -> str:
 
     def grid(cell: Callable[[Line], str]) -> str:
         places = range(len(sweep.values))
-        rows = [[curve, *(cell(at[k]) if k in at else "" for k in places)] for curve, at in lines_of if at]
+        rows = [
+            [curve, *(cell(at[k]) if k in at else "" for k in places)]
+            for curve, at in lines_of
+            if at
+        ]
         return _grid([sweep.title, *map(str, sweep.values)], rows)
 
-    parts = [f"{title[:1].upper() + title[1:]}:\n\n{grid(lambda line: _spread(line.score, table.metric.digits))}"]
+    parts = [
+        f"{title[:1].upper() + title[1:]}:\n\n{grid(lambda line: _spread(line.score, table.metric.digits))}"
+    ]
     for name in ("spread", "rank"):
         if any(line.states.get(name) for line in found):
-            last = grid(lambda line, name=name: f"{line.states[name][-1]:.3g}" if line.states.get(name) else "")  # type: ignore[misc]
+
+            def last_state(line: Line, name: str = name) -> str:
+                states = line.states.get(name)
+                return f"{states[-1]:.3g}" if states else ""
+
+            last = grid(last_state)
             parts.append(f"Last state of the trained model, {MEASURES[name]}:\n\n{last}")
     return "\n\n".join(parts)
 
@@ -141,54 +184,80 @@ def _spread(value: Estimate, digits: int) -> str:
 
 
 def _signed(value: Estimate | None, digits: int) -> str:
-    return "" if value is None else f"{'+' if value[0] >= 0 else '−'}{_spread((abs(value[0]), value[1]), digits)}"
+    if value is None:
+        return ""
+    return f"{'+' if value[0] >= 0 else '−'}{_spread((abs(value[0]), value[1]), digits)}"
 
 
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
-    splits, hours = max(line.splits for line in found), sum(line.seconds for line in found) / 3600
+    splits = max(line.splits for line in found)
+    hours = sum(line.seconds for line in found) / 3600
     if max(line.trials for line in found) == 1:
         tuned = "with fixed settings"
     elif table.nested:
         tuned = "each tuned on its own validation nodes"
     else:
         tuned = f"tuned on {_counted(table.tuning, 'other split')}"
-    seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
+    if table.seeds == 1:
+        seeds = ""
+    else:
+        seeds = f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
     how = f"{_counted(splits, 'split')}{seeds}, {tuned}. At most {table.epochs} epochs, stopped after {table.patience} "
     how += f"without a better validation score. Computing time: {hours:.1f} core hours."
     made = {line.row for line in found}
     if missing := [row.title for row in table.rows if row.name not in made]:
         how += f" Not computed yet: {'; '.join(missing)}."
     shown = markdown(table, found) if table.sweep is None else curves(table, found)
-    return "\n".join(part for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"] if part)
+    return "\n".join(
+        part for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"] if part
+    )
 
 
 def chosen(table: Table, records: Iterable[Record]) -> str:
     """What the search of every row has chosen, in Markdown; with nested tuning that is in `results/` only."""
     found = []
     for record in records:
-        if record["kind"] == "search" and record["split"] is None and record["trials"][0]["settings"]:
-            tried = [trial for trial in record["trials"] if trial["value"] is not None] or record["trials"]
+        if (
+            record["kind"] == "search"
+            and record["split"] is None
+            and record["trials"][0]["settings"]
+        ):
+            tried = [trial for trial in record["trials"] if trial["value"] is not None] or record[
+                "trials"
+            ]
             settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
-            values = (f"{path} {format(value, '.3g' if isinstance(value, float) else '')}" for path, value in settings)
+            values = (
+                f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
+                for path, value in settings
+            )
             found.append(f"- {table.row(record['row']).title}: {', '.join(values)}")
     return "\n".join(["Settings chosen by the searches:\n", *found]) if found else ""
 
 
 def card(table: Table, record: Record, flags: str) -> str:
     """What there is to know of the model of a run that is saved, in Markdown; with these flags it is made again."""
-    row, metric = table.row(record["row"]), table.metric
+    row = table.row(record["row"])
+    metric = table.metric
     data = table.config(row, record["settings"])["data"]
     options = {name: value for name, value in data["init_args"].items() if name != "root"}
     values = (record[name] for name in ("test", "validation"))
-    score, validation = ("none" if v is None else f"{metric.scale * v:.{metric.digits}f}" for v in values)
+    score, validation = (
+        "none" if v is None else f"{metric.scale * v:.{metric.digits}f}" for v in values
+    )
     facts = [
         ("data", f"`{data['class_path'].rpartition('.')[2]}`, {options}, hash {record['data']}"),
         ("settings", f"hash {record['config']}"),
         ("split, seed", f"{record['split']}, {record['seed']}"),
         (f"{metric.title}, test", score),
         (f"{metric.title}, validation", f"{validation}, in epoch {record['epoch']}"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
-        ("made by", f"`diffusion-mp reproduce {table.name} --only {row.curve or row.name} {flags}`"),
+        (
+            "versions",
+            ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        ),
+        (
+            "made by",
+            f"`diffusion-mp reproduce {table.name} --only {row.curve or row.name} {flags}`",
+        ),
     ]
     return f"# {table.title}: {row.title}\n\n{_grid(['', ''], facts)}\n"
 

@@ -76,7 +76,9 @@ class Row:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.predictor is None):
             raise ValueError(f"row {self.name!r} must have either a model or a predictor.")
-        _check_class_path(self.model if self.model is not None else self.predictor, "model or predictor")
+        _check_class_path(
+            self.model if self.model is not None else self.predictor, "model or predictor"
+        )
         check_choice(self.attention, "attention", [None, "identity", "uniform"])
 
 
@@ -94,7 +96,8 @@ class Sweep:
 
     def points(self, row: Row) -> Iterator[Row]:
         for value in self.values:
-            fixed, title = {**row.fixed, self.path: value}, f"{row.title}, {self.title} {value}"
+            fixed = {**row.fixed, self.path: value}
+            title = f"{row.title}, {self.title} {value}"
             yield replace(row, name=f"{row.name}@{value}", title=title, fixed=fixed, curve=row.name)
 
 
@@ -141,10 +144,14 @@ class Table:
             check_counts(tuning=self.tuning)
         _check_class_path(self.data, "data")
         check_fields(
-            self.quick, {name: kind for name, kind in get_type_hints(Table).items() if name in BUDGET}, "quick"
+            self.quick,
+            {name: kind for name, kind in get_type_hints(Table).items() if name in BUDGET},
+            "quick",
         )
         if unknown := sorted(set(self.baselines) - {row.name for row in self.rows}):
-            raise ValueError(f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not.")
+            raise ValueError(
+                f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not."
+            )
 
     @property
     def nested(self) -> bool:  # whether every reported split has settings of its own
@@ -154,7 +161,9 @@ class Table:
         """The rows of these names, or the points of these curves; all of them without names."""
         known = dict.fromkeys(row.curve or row.name for row in self.rows)
         if unknown := sorted(set(names) - known.keys()):
-            raise ValueError(f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(known)}.")
+            raise ValueError(
+                f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(known)}."
+            )
         return [row for row in self.rows if not names or (row.curve or row.name) in names]
 
     def row(self, name: str) -> Row:
@@ -162,18 +171,36 @@ class Table:
 
     def axes(self, row: Row) -> Config:
         """The axes that are searched for a row: those of the table that apply to it, and its own."""
-        shared = {path: axis for path, axis in self.search.items() if row.model is not None or path.startswith("data.")}
+        shared = {
+            path: axis
+            for path, axis in self.search.items()
+            if row.model is not None or path.startswith("data.")
+        }
         return {path: axis for path, axis in {**shared, **row.search}.items() if axis is not None}
 
     def config(self, row: Row, settings: Mapping[str, Any]) -> Config:
         """Return everything that decides a training but the split, with these settings at their paths."""
         kind = "model" if row.model is not None else "predictor"
-        parts = deepcopy({**row.optimizer, kind: row.model or row.predictor, "data": _with(self.data, **row.data)})
+        parts = deepcopy(
+            {
+                **row.optimizer,
+                kind: row.model or row.predictor,
+                "data": _with(self.data, **row.data),
+            }
+        )
         for path, value in {**row.fixed, **settings}.items():
             _put(parts, path.split("."), value, row.name)
-        schedule = {"epochs": self.epochs, "patience": self.patience} if row.model is not None else {}
+        if row.model is not None:
+            schedule = {"epochs": self.epochs, "patience": self.patience}
+        else:
+            schedule = {}
         ablation = {} if row.attention is None else {"attention": row.attention}
-        return {"data": parts.pop("data"), "module": {**self.module, **parts}, **schedule, **ablation}
+        return {
+            "data": parts.pop("data"),
+            "module": {**self.module, **parts},
+            **schedule,
+            **ablation,
+        }
 
 
 def _put(config: Config, path: list[str], value: Any, row: str) -> None:
@@ -183,10 +210,15 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
         if isinstance(config, dict) and "class_path" in config:
             config = config.setdefault("init_args", {})
         if not isinstance(config, dict):
-            raise ValueError(f"row {row!r} has no {'.'.join(path)}: {name} is {config!r}, which has no parts.")
+            raise ValueError(
+                f"row {row!r} has no {'.'.join(path)}: {name} is {config!r}, which has no parts."
+            )
     if last in config:
-        name, way_out = ".".join(path), "or do not give it"
-        raise ValueError(f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, {way_out}.")
+        name = ".".join(path)
+        way_out = "or do not give it"
+        raise ValueError(
+            f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, {way_out}."
+        )
     config[last] = value
 
 
@@ -214,8 +246,14 @@ def _no_table(name: str, folder: Path | None) -> str:
     for tables, where in ((folder, f"in {folder}"), (configs_folder(), "of this package")):
         if tables is not None:
             names = sorted(path.parent.name for path in tables.glob("*/table.yaml"))
-            parts.append(f"Tables {where} are {', '.join(names)}." if names else f"There are no tables {where}.")
-    parts.append("A table of your own is a folder with table.yaml; give the folder that holds it as --configs.")
+            parts.append(
+                f"Tables {where} are {', '.join(names)}."
+                if names
+                else f"There are no tables {where}."
+            )
+    parts.append(
+        "A table of your own is a folder with table.yaml; give the folder that holds it as --configs."
+    )
     return " ".join(parts)
 
 
@@ -238,8 +276,12 @@ def load_table(folder: Path, root: str | None = None) -> Table:
             f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
         )
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"{path}: rows must be a list with a row or more, each of them once; got {names}.")
-    rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, str(files[name])) for name in names)
+        raise ValueError(
+            f"{path}: rows must be a list with a row or more, each of them once; got {names}."
+        )
+    rows = tuple(
+        _made(Row, {"name": name, **_read_row(files, name)}, str(files[name])) for name in names
+    )
     content["metric"] = _made(Metric, content.get("metric", {}), f"{path}: metric")
     content["baselines"] = tuple(content.get("baselines", ()))
     if (sweep := content.get("sweep")) is not None:
@@ -266,7 +308,11 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
         raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
     search = content.get("search", {})
-    axes = {**search, **other.get("search", {}), **search}  # its own first, since axes are drawn in this order
+    axes = {
+        **search,
+        **other.get("search", {}),
+        **search,
+    }  # its own first, since axes are drawn in this order
     return {**other, **content, "search": axes}, {**files, **own}
 
 
@@ -349,7 +395,9 @@ def as_made(table: Table, records: Iterable[Record], path: Path) -> Table:
             try:
                 return replace(table, **values)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}: {error} Make the results again, or delete the file.") from error
+                raise ValueError(
+                    f"{path}: {error} Make the results again, or delete the file."
+                ) from error
     return table
 
 
@@ -365,7 +413,9 @@ class Records:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         with self.path.open("ab", buffering=0) as file:
             if file.write(line) < len(line):
-                message = f"{self.path} cannot be written: its disk is full. Make room, and start again"
+                message = (
+                    f"{self.path} cannot be written: its disk is full. Make room, and start again"
+                )
                 raise OSError(errno.ENOSPC, message)
             os.fsync(file)
         self.lines.append(record)
@@ -387,12 +437,18 @@ def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 are ValueErrors too
-            raise ValueError(f"{path}, line {number} is no JSON: {error}. Delete that line, or the file.") from error
+            raise ValueError(
+                f"{path}, line {number} is no JSON: {error}. Delete that line, or the file."
+            ) from error
         if not isinstance(record, dict) or not record.keys() >= set(needed.split()):
-            raise ValueError(f"{path}, line {number} holds no result with {needed or 'names'}. Delete it, or the file.")
+            raise ValueError(
+                f"{path}, line {number} holds no result with {needed or 'names'}. Delete it, or the file."
+            )
         records.append(record)
     return records
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    replace_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
+    replace_file(
+        path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+    )

@@ -47,9 +47,14 @@ _DIVERGED = (ArithmeticError, ConvergenceError, SingularSystemError, torch.linal
 
 
 def train(
-    config: dict[str, Any], metric: str, split: int, seed: int, tuning: bool, save: Path | None = None,
+    config: dict[str, Any],
+    metric: str,
+    split: int,
+    seed: int,
+    tuning: bool,
+    save: Path | None = None,
     device: str = "cpu",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train once and return the result.
 
     Args:
@@ -74,7 +79,8 @@ def train(
         device = "cpu" if "predictor" in config["module"] else device
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
         module = made_module(config, data).to(device)
-        logged, result = LastLogged(module), {}
+        logged = LastLogged(module)
+        result = {}
         network: Any = module.model
         if save is not None and not isinstance(network, Saved):
             raise ValueError(
@@ -92,7 +98,12 @@ def train(
         result["data"] = data_hash(data)
         if save is not None:
             network.save(save)
-    return {**result, "versions": versions(device), "seconds": round(time.perf_counter() - start, 3), "memory": _peak()}
+    return {
+        **result,
+        "versions": versions(device),
+        "seconds": round(time.perf_counter() - start, 3),
+        "memory": _peak(),
+    }
 
 
 def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
@@ -103,12 +114,16 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
         arguments = model.setdefault("init_args", {})
         widths = {"in_channels": data.num_features, "out_channels": data.num_classes}
         taken = _arguments(model["class_path"])
-        arguments.update({name: width for name, width in widths.items() if taken is None or name in taken})
+        arguments.update(
+            {name: width for name, width in widths.items() if taken is None or name in taken}
+        )
         if arguments.get("edge_dim") == "data":
             arguments["edge_dim"] = data.num_edge_features
     network = made(nn.Module, model)
     if "attention" in config and not without_attention(network, config["attention"]):
-        raise ValueError(f"{model['class_path']} has no attention over pairs that could be the {config['attention']}.")
+        raise ValueError(
+            f"{model['class_path']} has no attention over pairs that could be the {config['attention']}."
+        )
     if not hasattr(data, "trains"):
         raise ValueError(
             f"{type(data).__name__} must have the attribute trains, a LightningModule such as NodeClassifier."
@@ -116,7 +131,9 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
     try:
         return type(data).trains(network, **options)
     except TypeError as error:
-        raise ValueError(f"{type(data).trains.__name__} cannot be made with {options}: {error}") from error
+        raise ValueError(
+            f"{type(data).trains.__name__} cannot be made with {options}: {error}"
+        ) from error
 
 
 def _arguments(class_path: str) -> set[str] | None:
@@ -167,7 +184,9 @@ class LastLogged:
     def take(self, name: str) -> float:
         if name not in self.values:
             names = ", ".join(sorted(self.values))
-            raise ValueError(f"The module does not log {name}, but {names}; change the name of metric in table.yaml.")
+            raise ValueError(
+                f"The module does not log {name}, but {names}; change the name of metric in table.yaml."
+            )
         value = self.values[name]
         number = float(value.compute() if isinstance(value, Metric) else value)
         for each in self.values.values():
@@ -176,13 +195,20 @@ class LastLogged:
         return number
 
 
-def _fit(module: Any, data: DataModule, logged: LastLogged, epochs: int, patience: int) -> dict[str, Any]:
+def _fit(
+    module: Any, data: DataModule, logged: LastLogged, epochs: int, patience: int
+) -> dict[str, Any]:
     """Train until val_score has not risen for `patience` epochs, and load the weights of the first best epoch.
 
     This is a plain loop, since that of Lightning costs as much as a step on a small graph.
     """
-    optimizer, batches, validation = module.configure_optimizers(), data.train_dataloader(), data.val_dataloader()
-    score, best, done, ended = -math.inf, 0, 0, "epochs"
+    optimizer = module.configure_optimizers()
+    batches = data.train_dataloader()
+    validation = data.val_dataloader()
+    score = -math.inf
+    best = 0
+    done = 0
+    ended = "epochs"
     state: dict[str, Tensor] = {}
     try:
         while done < epochs and ended == "epochs":
@@ -192,9 +218,11 @@ def _fit(module: Any, data: DataModule, logged: LastLogged, epochs: int, patienc
                 module.training_step(batch.to(module.device), number).backward()
                 optimizer.step()
             _evaluate(module, validation, "val")
-            new, done = logged.take("val_score"), done + 1
+            new = logged.take("val_score")
+            done = done + 1
             if new > score:
-                score, best = new, done
+                score = new
+                best = done
                 state = {name: value.clone() for name, value in module.state_dict().items()}
             if not math.isfinite(new):
                 ended = "diverged"
@@ -209,7 +237,8 @@ def _fit(module: Any, data: DataModule, logged: LastLogged, epochs: int, patienc
 
 @torch.no_grad()
 def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
-    training, step = module.training, module.validation_step if stage == "val" else module.test_step
+    training = module.training
+    step = module.validation_step if stage == "val" else module.test_step
     module.eval()
     module.on_validation_epoch_start()
     for number, batch in enumerate(batches):
@@ -219,10 +248,14 @@ def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
     module.train(training)
 
 
-def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tuning: bool) -> dict[str, Any]:
+def _measured(
+    module: Any, data: DataModule, logged: LastLogged, metric: str, tuning: bool
+) -> dict[str, Any]:
     def value(stage: str) -> float | None:
         try:
-            _evaluate(module, data.val_dataloader() if stage == "val" else data.test_dataloader(), stage)
+            _evaluate(
+                module, data.val_dataloader() if stage == "val" else data.test_dataloader(), stage
+            )
         except _DIVERGED:
             return None
         number = logged.take(f"{stage}_{metric}")
@@ -234,13 +267,19 @@ def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tu
     trained: Any = module.model
     with measured(trained) as states:
         result["test"] = value("test")
-    result["states"] = {name: [round(each, 6) for each in found] for name, found in states.items() if found}
+    result["states"] = {
+        name: [round(each, 6) for each in found] for name, found in states.items() if found
+    }
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-        steps, trained.num_layers = trained.num_layers, trained.num_layers or STEPS  # of a network at rest, the first
+        # of a network at rest, the first
+        steps = trained.num_layers
+        trained.num_layers = trained.num_layers or STEPS
         result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
         trained.num_layers = steps
     result["ablated"] = {}
-    for ablation in () if hasattr(trained, "fit") else ABLATIONS:  # the scores of a predictor are fixed
+    for ablation in (
+        () if hasattr(trained, "fit") else ABLATIONS
+    ):  # the scores of a predictor are fixed
         module.model = model = deepcopy(trained)
         if without_attention(model, ablation):
             result["ablated"][ablation] = value("test")
@@ -260,7 +299,10 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     def look(name: str, x: Any, graph: Any, out: Any) -> None:
         if isinstance(graph, Graph) and graph.segments is None and x.layout is torch.strided:
             out = out[0] if isinstance(out, tuple) else out
-            seen[-1:] = [(x, graph), (out, graph)]  # the input of a layer replaces the output of the one before
+            seen[-1:] = [
+                (x, graph),
+                (out, graph),
+            ]  # the input of a layer replaces the output of the one before
 
     def end(*_: Any) -> None:
         for state, graph in [] if found["energy"] else seen:
@@ -281,7 +323,9 @@ def state_measures(x: Tensor, graph: Graph) -> dict[str, float]:
     """`MEASURES` of one state [N, …] on a graph; Â is the symmetric normalised adjacency with self-loops."""
     z = x.detach().flatten(1).double()
     square = float(z.square().sum())
-    adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")(z, graph)
+    adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")(
+        z, graph
+    )
     energy = square - float((z * adjacency.matmul(z.unsqueeze(1)).squeeze(1)).sum())
     share = torch.linalg.eigvalsh(z.T @ z).clamp(min=0)
     share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)

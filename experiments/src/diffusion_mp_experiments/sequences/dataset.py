@@ -94,19 +94,31 @@ class IMDb(SequenceDataset):
     vocabulary = 257
     classes = 2
 
-    def __init__(self, path: str | Path, split: Literal["train", "test"] = "train", *, max_length: int = 4000) -> None:
+    def __init__(
+        self, path: str | Path, split: Literal["train", "test"] = "train", *, max_length: int = 4000
+    ) -> None:
         check_choice(split, "split", ("train", "test"))
         check_counts(max_length=max_length)
-        self.split, self.max_length = split, max_length
-        path, reviews = as_path(path, "path"), []
+        self.split = split
+        self.max_length = max_length
+        path = as_path(path, "path")
+        reviews = []
         review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
-        with reading(path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."):
+        with reading(
+            path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."
+        ):
             for name, size, content in _files(path, split):
                 if found := review.fullmatch(name):
                     if size > _LONGEST:
                         must = f"a review must have at most {_LONGEST} bytes; this one has {size}"
                         raise ValueError(f"{path}, {name[:200]}: {must}.")
-                    reviews.append((_CLASSES.index(found[1]), found[2], content.read(min(max_length, _LONGEST))))
+                    reviews.append(
+                        (
+                            _CLASSES.index(found[1]),
+                            found[2],
+                            content.read(min(max_length, _LONGEST)),
+                        )
+                    )
         self._reviews = [(text, label) for label, _, text in sorted(reviews)]
         if not self._reviews:
             raise FileNotFoundError(

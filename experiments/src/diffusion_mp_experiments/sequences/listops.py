@@ -9,12 +9,19 @@ from typing import Literal
 import torch
 
 from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind
-from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
+from diffusion_mp_experiments.sequences.dataset import (
+    Item,
+    SequenceDataset,
+    check_index,
+    item_random,
+)
 
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "MIN": min,
     "MAX": max,
-    "MED": lambda values: int(median(values)),  # of an even number, the mean of the middle two, rounded down
+    "MED": lambda values: int(
+        median(values)
+    ),  # of an even number, the mean of the middle two, rounded down
     "SM": lambda values: sum(values) % 10,
     "FIRST": lambda values: values[0],
     "LAST": lambda values: values[-1],
@@ -23,7 +30,9 @@ OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
 TOKENS: tuple[str, ...] = ("<pad>", *map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
 _NUMBER = {token: number for number, token in enumerate(TOKENS)}
 _SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
-_OPERATION = 0.25  # VALUE_P of the published generators, which is the share of operations, not of values
+_OPERATION = (
+    0.25  # VALUE_P of the published generators, which is the share of operations, not of values
+)
 _SHORTEST = 4
 _ATTEMPTS = 100_000
 
@@ -57,24 +66,41 @@ class ListOps(SequenceDataset):
     classes = 10
 
     def __init__(
-        self, split: Literal["train", "val", "test"] = "train",
-        *, num: int | None = None, seed: int = 0, min_length: int = 501, max_length: int = 1999, max_depth: int = 10,
-        max_args: int = 10, operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
-    ) -> None:  # fmt: skip
+        self,
+        split: Literal["train", "val", "test"] = "train",
+        *,
+        num: int | None = None,
+        seed: int = 0,
+        min_length: int = 501,
+        max_length: int = 1999,
+        max_depth: int = 10,
+        max_args: int = 10,
+        operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
+    ) -> None:
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
         check_counts(num=num, min_length=min_length, max_length=max_length)
         check_counts(2, max_depth=max_depth, max_args=max_args)
         if not _SHORTEST <= min_length <= max_length:
             least = f"{_SHORTEST}, that of [MAX 1 2 ]"
-            raise ValueError(f"lengths must be in order and at least {least}; got {min_length, max_length}.")
+            raise ValueError(
+                f"lengths must be in order and at least {least}; got {min_length, max_length}."
+            )
         check_kind(operators, "operators", (list, tuple), "a list of names")
         if not operators:
-            raise ValueError(f"operators must name at least one of {', '.join(OPERATORS)}; got none.")
+            raise ValueError(
+                f"operators must name at least one of {', '.join(OPERATORS)}; got none."
+            )
         for operator in operators:
             check_choice(operator, "operators", OPERATORS)
-        self.split, self.seed, self.operators, self._num = split, as_whole(seed, "seed"), tuple(operators), num
-        self.min_length, self.max_length, self.max_depth, self.max_args = min_length, max_length, max_depth, max_args
+        self.split = split
+        self.seed = as_whole(seed, "seed")
+        self.operators = tuple(operators)
+        self._num = num
+        self.min_length = min_length
+        self.max_length = max_length
+        self.max_depth = max_depth
+        self.max_args = max_args
 
     def __len__(self) -> int:
         return self._num
@@ -96,7 +122,9 @@ class ListOps(SequenceDataset):
     def _shape(self, random: Random) -> list[int] | None:
         """Draw the numbers of arguments of a tree's nodes, 0 for a digit, in order; None if the length is unfit."""
         shape: list[int] = []
-        depths, length = [1], 0  # of the nodes that are still to come
+        # of the nodes that are still to come
+        depths = [1]
+        length = 0
         while depths:
             depth = depths.pop()
             operation = depth < self.max_depth and random.random() < _OPERATION
@@ -110,7 +138,9 @@ class ListOps(SequenceDataset):
 
     def _fill(self, shape: list[int], random: Random) -> tuple[list[str], int]:
         words: list[str] = []
-        open_: list[tuple[str, int, list[int]]] = [("FIRST", 2, [])]  # operator, number of arguments, those known
+        open_: list[tuple[str, int, list[int]]] = [
+            ("FIRST", 2, [])
+        ]  # operator, number of arguments, those known
         for arguments in shape:
             if arguments:
                 operator = self.operators[int(random.random() * len(self.operators))]

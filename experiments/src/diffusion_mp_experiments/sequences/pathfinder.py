@@ -11,23 +11,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusion_mp.errors import as_whole, check_choice, check_counts
-from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
+from diffusion_mp_experiments.sequences.dataset import (
+    Item,
+    SequenceDataset,
+    check_index,
+    item_random,
+)
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
-_HALF_WIDTH, _DISC, _CONTRAST = 0.25, 1.5, 0.75
-_TRIES, _SHORT_TRIES, _SCENES = 20, 60, 1_000
-Point = tuple[float, float]  # (row, column); pixel (i, j) is the unit square from the point (i, j) to (i + 1, j + 1)
+_HALF_WIDTH = 0.25
+_DISC = 1.5
+_CONTRAST = 0.75
+_TRIES = 20
+_SHORT_TRIES = 60
+_SCENES = 1_000
+Point = tuple[
+    float, float
+]  # (row, column); pixel (i, j) is the unit square from the point (i, j) to (i + 1, j + 1)
 
 _BESIDE = 7.0  # pixels between the beginnings of two paths, if one is to begin beside the other
 _NEAR = 13  # pixels at a squared distance below this from a path are not free
 _REACH = 3  # the largest whole number whose square is below it
 _PADDING = 2  # pixels at the border that stay empty
-_STEP, _DASH, _PERIOD = 0.5, 4, 7  # pixels; steps of a dash (2 pixels); steps of a dash and its gap (1.5 pixels)
+# pixels; steps of a dash (2 pixels); steps of a dash and its gap (1.5 pixels)
+_STEP = 0.5
+_DASH = 4
+_PERIOD = 7
 _TURN = 60  # degrees to either side, from one dash to the next
 _HEADINGS = 12  # tried before a path is given up
 # Rounded, so that the last bit of a machine's cosine does not show.
 _UNIT = [
-    (round(math.sin(a) * 2**20) / 2**20, round(math.cos(a) * 2**20) / 2**20) for a in map(math.radians, range(360))
+    (round(math.sin(a) * 2**20) / 2**20, round(math.cos(a) * 2**20) / 2**20)
+    for a in map(math.radians, range(360))
 ]
 
 
@@ -76,18 +91,29 @@ class Pathfinder(SequenceDataset):
     classes = 2
 
     def __init__(
-        self, split: Literal["train", "val", "test"] = "train",
-        *, num: int | None = None, seed: int = 0, size: int = 32, dashes: int = 14, distractors: int = 5,
+        self,
+        split: Literal["train", "val", "test"] = "train",
+        *,
+        num: int | None = None,
+        seed: int = 0,
+        size: int = 32,
+        dashes: int = 14,
+        distractors: int = 5,
         distractor_dashes: int = 4,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
         check_counts(num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes)
         check_counts(0, distractors=as_whole(distractors, "distractors"))
         if size < 24:
             raise ValueError(f"size must be at least 24 pixels for two paths; got {size}.")
-        self.split, self.seed, self.size, self._num = split, as_whole(seed, "seed"), size, num
-        self.dashes, self.distractors, self.distractor_dashes = dashes, distractors, distractor_dashes
+        self.split = split
+        self.seed = as_whole(seed, "seed")
+        self.size = size
+        self._num = num
+        self.dashes = dashes
+        self.distractors = distractors
+        self.distractor_dashes = distractor_dashes
 
     def __len__(self) -> int:
         return self._num
@@ -102,7 +128,8 @@ class Pathfinder(SequenceDataset):
         index = check_index(index, 0, self._num)
         random = item_random("pathfinder", self.seed, self.split, index)
         paths = self._paths(random)
-        label, first = index % 2, int(random.random() * 2)
+        label = index % 2
+        first = int(random.random() * 2)
         ends = paths[first].points[0], paths[first if label else 1 - first].points[-1]
 
         solid = torch.zeros(self.size, self.size, dtype=torch.bool)
@@ -117,22 +144,33 @@ class Pathfinder(SequenceDataset):
             one = room.path(random, self.dashes, _TRIES)
             other = one and room.path(random, self.dashes, _TRIES, beside=one.points[0])
             if one and other:
-                short = (room.path(random, self.distractor_dashes, _SHORT_TRIES) for _ in range(self.distractors))
+                short = (
+                    room.path(random, self.distractor_dashes, _SHORT_TRIES)
+                    for _ in range(self.distractors)
+                )
                 return [one, other, *(path for path in short if path)]
-        raise RuntimeError(f"Two paths of {self.dashes} dashes do not fit into {self.size} pixels; take fewer.")
+        raise RuntimeError(
+            f"Two paths of {self.dashes} dashes do not fit into {self.size} pixels; take fewer."
+        )
 
 
 def _draw(size: int, paths: list[DashedPath], ends: tuple[Point, ...]) -> NDArray[np.uint8]:
     """Grey values 0–255: every pixel is as bright as the nearest dash or disc makes it, edges one pixel soft."""
     dashes = np.array([dash for path in paths for dash in path.dashes])  # [P, 2, 2]: from, to
-    start, along = dashes[:, 0, :, None], (dashes[:, 1] - dashes[:, 0])[..., None]
+    start = dashes[:, 0, :, None]
+    along = (dashes[:, 1] - dashes[:, 0])[..., None]
     rows, columns = np.divmod(np.arange(size * size), size)
-    row, column = rows + 0.5 - start[:, 0], columns + 0.5 - start[:, 1]  # [P, size²], from the beginning of a dash
+    # [P, size²], from the beginning of a dash
+    row = rows + 0.5 - start[:, 0]
+    column = columns + 0.5 - start[:, 1]
     share = (row * along[:, 0] + column * along[:, 1]) / (along[:, 0] ** 2 + along[:, 1] ** 2)
     share = share.clip(0, 1)
     square = ((row - share * along[:, 0]) ** 2 + (column - share * along[:, 1]) ** 2).min(axis=0)
     lines = _CONTRAST * (_HALF_WIDTH + 0.5 - np.sqrt(square)).clip(0, 1)
-    discs = [_DISC + 0.5 - np.sqrt((rows + 0.5 - end[0]) ** 2 + (columns + 0.5 - end[1]) ** 2) for end in ends]
+    discs = [
+        _DISC + 0.5 - np.sqrt((rows + 0.5 - end[0]) ** 2 + (columns + 0.5 - end[1]) ** 2)
+        for end in ends
+    ]
     grey = np.maximum(lines, np.max(discs, axis=0).clip(0, 1))
     return np.floor(255 * grey + 0.5).astype(np.uint8).reshape(size, size)
 
@@ -145,15 +183,20 @@ class _Room:
     """
 
     def __init__(self, size: int) -> None:
-        edge, inside = _REACH + _PADDING, size - 2 * _PADDING
-        self._size, self._width = size, inside + 2 * edge
+        edge = _REACH + _PADDING
+        inside = size - 2 * _PADDING
+        self._size = size
+        self._width = inside + 2 * edge
         self._origin = _REACH * (self._width + 1)
-        wall, line = b"\1" * edge, b"\1" * self._width
+        wall = b"\1" * edge
+        line = b"\1" * self._width
         self._taken = bytearray(line * edge + (wall + bytes(inside) + wall) * inside + line * edge)
         reach = range(-_REACH, _REACH + 1)
         self._near = [i * self._width + j for i in reach for j in reach if i * i + j * j < _NEAR]
 
-    def path(self, random: Random, dashes: int, tries: int, beside: Point | None = None) -> DashedPath | None:
+    def path(
+        self, random: Random, dashes: int, tries: int, beside: Point | None = None
+    ) -> DashedPath | None:
         """Grow a path through free pixels and take them; None, without a change, if all tries fail.
 
         It begins anywhere, or 7 pixels from `beside` in any direction. Every dash turns by a uniform angle of at most
@@ -164,14 +207,18 @@ class _Room:
             if beside is not None:
                 down, right = _UNIT[int(random.random() * 360)]
                 beginning = beside[0] + _BESIDE * down, beside[1] + _BESIDE * right
-            if all(0 <= place < self._size for place in beginning) and not self._taken[self._cell(*beginning)]:
+            if (
+                all(0 <= place < self._size for place in beginning)
+                and not self._taken[self._cell(*beginning)]
+            ):
                 path = self._grow(random, beginning, dashes)
                 if path is not None:
                     return path
         return None
 
     def _grow(self, random: Random, point: Point, dashes: int) -> DashedPath | None:
-        taken, lines = bytearray(self._taken), list[list[Point]]()
+        taken = bytearray(self._taken)
+        lines = list[list[Point]]()
         heading = int(random.random() * 360)
         for number in range(dashes):
             steps = _PERIOD if number < dashes - 1 else _DASH  # no gap after the last
@@ -183,13 +230,16 @@ class _Room:
             else:
                 return None
             lines.append(line)
-            heading, point = angle, line[-1]
+            heading = angle
+            point = line[-1]
             if number >= 2:
                 self._take(taken, lines[number - 2])
         for line in lines[-2:]:
             self._take(taken, line)
         self._taken = taken
-        return DashedPath([(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line])
+        return DashedPath(
+            [(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line]
+        )
 
     def _free_line(self, taken: bytearray, point: Point, angle: int, steps: int) -> list[Point]:
         (row, column), (down, right), line = point, _UNIT[angle], list[Point]()
@@ -197,7 +247,8 @@ class _Room:
             if taken[self._cell(row, column)]:
                 return []
             line.append((row, column))
-            row, column = row + _STEP * down, column + _STEP * right
+            row = row + _STEP * down
+            column = column + _STEP * right
         return line
 
     def _take(self, taken: bytearray, line: list[Point]) -> None:

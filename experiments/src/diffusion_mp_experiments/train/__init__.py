@@ -3,9 +3,18 @@
 from importlib import import_module
 from typing import Any
 
-from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint, replace_file, save_checkpoint
+from diffusion_mp_experiments.train.checkpoints import (
+    check_writable,
+    load_checkpoint,
+    replace_file,
+    save_checkpoint,
+)
 from diffusion_mp_experiments.train.cli import exit_code
-from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
+from diffusion_mp_experiments.train.losses import (
+    mean_squared_error,
+    multi_label_loss,
+    node_cross_entropy,
+)
 
 # Lightning takes seconds to import; it is loaded with the first of these.
 _LAZY = {
@@ -21,7 +30,13 @@ _LAZY = {
     for name in names.split()
 }
 
-__all__ = ["check_writable", "exit_code", "load_checkpoint", "mean_squared_error", "multi_label_loss"]
+__all__ = [
+    "check_writable",
+    "exit_code",
+    "load_checkpoint",
+    "mean_squared_error",
+    "multi_label_loss",
+]
 __all__ += ["node_cross_entropy", "replace_file", "save_checkpoint", *_LAZY]
 
 

@@ -44,7 +44,10 @@ class BatchDataModule(SplitDataModule):
 
     def together(self, part: Sequence[Data]) -> list[Data]:
         size = self.batch_size or len(part)
-        return [ToDiffusionGraph()(list(part[start : start + size])) for start in range(0, len(part), size)]
+        return [
+            ToDiffusionGraph()(list(part[start : start + size]))
+            for start in range(0, len(part), size)
+        ]
 
 
 class TUDataModule(BatchDataModule):
@@ -60,13 +63,20 @@ class TUDataModule(BatchDataModule):
     """
 
     def __init__(
-        self, root: str = "data/TUDataset", name: str = "MUTAG", train: float = 0.8, val: float = 0.1,
+        self,
+        root: str = "data/TUDataset",
+        name: str = "MUTAG",
+        train: float = 0.8,
+        val: float = 0.1,
         batch_size: int | None = 64,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(batch_size, **options)
         check_kind(name, "name", str, "the name of a data set, like MUTAG")
-        self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
+        self.root = as_path(root, "root")
+        self.name = name
+        self.train = train
+        self.val = val
 
     def parts(self) -> Parts:
         graphs = _tu(self.root, self.name)
@@ -86,16 +96,23 @@ class SynMolDataModule(BatchDataModule):
     """
 
     def __init__(
-        self, root: str = "data/SynMol", val: float = 0.1, batch_size: int | None = 256, **options: Any
+        self,
+        root: str = "data/SynMol",
+        val: float = 0.1,
+        batch_size: int | None = 256,
+        **options: Any,
     ) -> None:
         super().__init__(batch_size, **options)
-        self.root, self.val = as_path(root, "root"), val
+        self.root = as_path(root, "root")
+        self.val = val
 
     def parts(self) -> Parts:
         graphs = _synmol(self.root, "train")
-        y, known = torch.cat([graph.y for graph in graphs]), 1 - self.val
+        y = torch.cat([graph.y for graph in graphs])
+        known = 1 - self.val
         if self.tuning:
-            y, known = visible_labels(y, True), 1 - 2 * self.val
+            y = visible_labels(y, True)
+            known = 1 - 2 * self.val
         train, val, test = _selected(graphs, random_split(y, known, self.val, self.generator))
         return train, val, test if self.tuning else _synmol(self.root, "test")
 
@@ -124,24 +141,38 @@ class SnapshotDataModule(BatchDataModule):
     trains = Forecaster
 
     def __init__(
-        self, root: str = "data/spatial_temporal", name: TemporalName = "chickenpox", lags: int | None = None,
-        base: ForecastName = "zero", train: float = 0.2, val: float = 0.2, windows: int = 4,
+        self,
+        root: str = "data/spatial_temporal",
+        name: TemporalName = "chickenpox",
+        lags: int | None = None,
+        base: ForecastName = "zero",
+        train: float = 0.2,
+        val: float = 0.2,
+        windows: int = 4,
         batch_size: int | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(batch_size, **options)
         check_choice(name, "name", get_args(TemporalName))
         check_choice(base, "base", get_args(ForecastName))
         check_number(train, "train")
         check_number(val, "val")
         if not (train > 0 and val > 0 and train + val < 1):
-            raise ValueError(f"train and val must be above 0 and their sum below 1; got {train} and {val}.")
+            raise ValueError(
+                f"train and val must be above 0 and their sum below 1; got {train} and {val}."
+            )
         check_counts(windows=windows)
         if self.tuning and not 0 <= (split := self.split) < windows:
-            raise ValueError(f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {split}.")
-        self.root, self.name, self.base = as_path(root, "root"), name, base
+            raise ValueError(
+                f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {split}."
+            )
+        self.root = as_path(root, "root")
+        self.name = name
+        self.base = base
         self.lags = None if lags is None else as_whole(lags, "lags")
-        self.train, self.val, self.windows = train, val, windows
+        self.train = train
+        self.val = val
+        self.windows = windows
 
     @property
     def num_classes(self) -> int:
@@ -162,14 +193,18 @@ class SnapshotDataModule(BatchDataModule):
                 f"train={self.train}, val={self.val} and windows={self.windows}."
             )
         forecast = fit_forecast(self.base, snapshots[:first])
-        train, val, test = ([snapshot.clone() for snapshot in snapshots[start:end]] for start, end in ends)
+        train, val, test = (
+            [snapshot.clone() for snapshot in snapshots[start:end]] for start, end in ends
+        )
         for snapshot in [*train, *val, *test]:
             snapshot.base = forecast(snapshot.x)
         return train, val, test
 
 
 # A process trains many models on one data set: it is read once.
-_tu, _synmol, _snapshots = lru_cache(2)(load_tu), lru_cache(2)(load_synmol), lru_cache(2)(load_snapshots)
+_tu = lru_cache(2)(load_tu)
+_synmol = lru_cache(2)(load_synmol)
+_snapshots = lru_cache(2)(load_snapshots)
 
 
 def _selected(graphs: Sequence[Data], split: Split) -> Parts:

@@ -26,14 +26,18 @@ def replace_file(path: str | Path, data: bytes) -> None:
     path = as_path(path, "path")
     check_kind(data, "data", bytes, "bytes")
     if path.is_dir():
-        raise IsADirectoryError(f"{path} cannot be written: it is a folder. Give the path of a file.")
+        raise IsADirectoryError(
+            f"{path} cannot be written: it is a folder. Give the path of a file."
+        )
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes never write to one
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(data)
         part.replace(path)
     except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror}. What stood there is as it was.") from error
+        raise OSError(
+            f"{path} cannot be written: {error.strerror}. What stood there is as it was."
+        ) from error
     finally:
         with suppress(OSError):
             part.unlink()
@@ -64,7 +68,9 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not the path of a file"
         way_out = "give a path such as runs/fit/version_0/checkpoints/last.ckpt"
-        raise FileNotFoundError(f"A checkpoint was expected, and {str(path)!r} is {kind}; {way_out}.")
+        raise FileNotFoundError(
+            f"A checkpoint was expected, and {str(path)!r} is {kind}; {way_out}."
+        )
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # damaged bytes make zip, pickle and torch raise nearly anything
@@ -88,4 +94,6 @@ def check_writable(folder: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise OSError(f"Nothing can be written to {folder}: {error.strerror}. Give another folder.") from error
+        raise OSError(
+            f"Nothing can be written to {folder}: {error.strerror}. Give another folder."
+        ) from error

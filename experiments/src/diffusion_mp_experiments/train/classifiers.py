@@ -15,13 +15,27 @@ from torch_geometric.data import Data
 from torchmetrics import Metric
 
 from diffusion_mp.diffusivities import auxiliary_loss
-from diffusion_mp.errors import check_choice, check_counts, check_kind, check_number, check_positive, describe
-from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_kind,
+    check_number,
+    check_positive,
+    describe,
+)
+from diffusion_mp_experiments.train.losses import (
+    mean_squared_error,
+    multi_label_loss,
+    node_cross_entropy,
+)
 from diffusion_mp_experiments.train.metrics import TaskMetric
 from diffusion_mp_experiments.train.resume import FiniteLoss, Resumable
 
 OptimizerName = Literal["adam", "adamw"]
-_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 
 class Supervised(pl.LightningModule):
@@ -34,16 +48,26 @@ class Supervised(pl.LightningModule):
     """
 
     def __init__(
-        self, model: nn.Module, lr: float = 0.001, weight_decay: float = 0.0, optimizer: OptimizerName = "adam",
+        self,
+        model: nn.Module,
+        lr: float = 0.001,
+        weight_decay: float = 0.0,
+        optimizer: OptimizerName = "adam",
         metric: str = "acc",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_kind(model, "model", nn.Module, "a module")
         check_positive(lr, "lr", allow_zero=True)
         check_positive(weight_decay, "weight_decay", allow_zero=True)
         check_choice(optimizer, "optimizer", _OPTIMIZERS)
-        self.model, self.lr, self.weight_decay, self.optimizer, self.metric = model, lr, weight_decay, optimizer, metric
-        self.train_metric, self.val_metric, self.test_metric = (TaskMetric(metric) for _ in range(3))
+        self.model = model
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.optimizer = optimizer
+        self.metric = metric
+        self.train_metric, self.val_metric, self.test_metric = (
+            TaskMetric(metric) for _ in range(3)
+        )
         self._val_losses: list[tuple[Tensor, int]] = []
         # Without the module a checkpoint holds plain types only and loads with weights_only=True.
         self.save_hyperparameters(ignore=["model"])
@@ -61,7 +85,12 @@ class Supervised(pl.LightningModule):
         outputs = self(batch)
         if not isinstance(outputs, Tensor):
             raise ValueError(f"The model must return a tensor of outputs; got {describe(outputs)}.")
-        check_kind(batch.y, "data.y", Tensor, "a tensor of labels, a row for every node, or for every graph of a batch")
+        check_kind(
+            batch.y,
+            "data.y",
+            Tensor,
+            "a tensor of labels, a row for every node, or for every graph of a batch",
+        )
         return outputs, batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -89,10 +118,13 @@ class Supervised(pl.LightningModule):
         self._val_losses.append(self._evaluate(batch, "val"))
 
     def on_validation_epoch_end(self) -> None:
-        score, count = self.val_metric.compute(), sum(count for _, count in self._val_losses)
+        score = self.val_metric.compute()
+        count = sum(count for _, count in self._val_losses)
         loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.
-        score = (score if self.val_metric.higher_is_better else -score) - loss / (1 + loss) / (2 * count)
+        score = (score if self.val_metric.higher_is_better else -score) - loss / (1 + loss) / (
+            2 * count
+        )
         self.log("val_score", score)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
@@ -107,7 +139,8 @@ class Supervised(pl.LightningModule):
 
     def _evaluate(self, batch: Any, stage: str) -> tuple[Tensor, int]:
         outputs, targets = self.compared(self.in_dtype(batch), stage)
-        loss, metric = self.loss(outputs, targets), getattr(self, f"{stage}_metric")
+        loss = self.loss(outputs, targets)
+        metric = getattr(self, f"{stage}_metric")
         metric.update(outputs, targets)
         self._log(f"{stage}_loss", loss, len(targets))
         self._log(f"{stage}_{self.metric}", metric, len(targets), prog_bar=True)
@@ -135,7 +168,9 @@ class NodeClassifier(Supervised):
         >>> module = NodeClassifier(DIFFormer(4, 16, 3), lr=0.01)
     """
 
-    def __init__(self, model: nn.Module, lr: float = 0.01, weight_decay: float = 5e-4, **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, lr: float = 0.01, weight_decay: float = 5e-4, **options: Any
+    ) -> None:
         super().__init__(model, lr, weight_decay, **options)
 
     def forward(self, data: Data) -> Tensor:
@@ -154,9 +189,13 @@ class NodeClassifier(Supervised):
         logits, labels = super().compared(batch, stage)
         if logits.shape[:1] != (batch.num_nodes,):
             must = "it must return one row of logits per node"
-            raise ValueError(f"The model returned {list(logits.shape)} for {batch.num_nodes} nodes; {must}.")
+            raise ValueError(
+                f"The model returned {list(logits.shape)} for {batch.num_nodes} nodes; {must}."
+            )
         if len(labels) != len(logits):
-            raise ValueError(f"data.y must have a row for each of {len(logits)} nodes; got {describe(labels)}.")
+            raise ValueError(
+                f"data.y must have a row for each of {len(logits)} nodes; got {describe(labels)}."
+            )
         return logits[mask], labels[mask]
 
     def predict_step(self, batch: Data, batch_idx: int) -> Tensor:
@@ -188,7 +227,9 @@ class Forecaster(Supervised):
         >>> module = Forecaster(DiffusionGNN(4, 16, 1), lr=0.01)
     """
 
-    def __init__(self, model: nn.Module, lr: float = 0.01, metric: str = "mse", **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, lr: float = 0.01, metric: str = "mse", **options: Any
+    ) -> None:
         super().__init__(model, lr, metric=metric, **options)
         self.gain = nn.Parameter(torch.zeros(()))
 
@@ -246,14 +287,19 @@ def _is_floating(value: object) -> bool:
 
 def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
     """Return `edge_attr`, whose rows are in the order of `edge_index` and so of `graph`, for a model that reads it."""
-    reads = "edge_attr" in getattr(model, "reads", ()) and getattr(model, "edge_encoder", model) is not None
+    reads = (
+        "edge_attr" in getattr(model, "reads", ())
+        and getattr(model, "edge_encoder", model) is not None
+    )
     return {"edge_attr": data.edge_attr} if reads and data.edge_attr is not None else {}
 
 
 def _check_batch(batch: object, *parts: str) -> None:
     check_kind(batch, "batch", Data, f"a torch_geometric Data or Batch with {' and '.join(parts)}")
     if missing := [part for part in parts if part not in cast("Data", batch)]:
-        raise ValueError(f"batch has no {' and no '.join(missing)}; ToDiffusionGraph gives it a graph, last of all.")
+        raise ValueError(
+            f"batch has no {' and no '.join(missing)}; ToDiffusionGraph gives it a graph, last of all."
+        )
 
 
 class SequenceClassifier(Supervised):
@@ -272,11 +318,18 @@ class SequenceClassifier(Supervised):
     """
 
     def __init__(
-        self, model: nn.Module, classes: int, lr: float = 1e-3, weight_decay: float = 1e-5, warmup: float = 0.1
+        self,
+        model: nn.Module,
+        classes: int,
+        lr: float = 1e-3,
+        weight_decay: float = 1e-5,
+        warmup: float = 0.1,
     ) -> None:
         check_counts(classes=classes)
         super().__init__(model, lr, weight_decay, "adamw")
-        check_number(warmup, "warmup", lambda share: 0 <= share < 1, "lie in [0, 1), a share of the steps")
+        check_number(
+            warmup, "warmup", lambda share: 0 <= share < 1, "lie in [0, 1), a share of the steps"
+        )
         self.warmup = warmup
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -290,9 +343,14 @@ class SequenceClassifier(Supervised):
         """Log no val_score: after the last step the learning rate is zero."""
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=(0.9, 0.98), weight_decay=self.weight_decay)
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=self.lr, betas=(0.9, 0.98), weight_decay=self.weight_decay
+        )
         steps = max(1, int(self.trainer.estimated_stepping_batches))
         rising = max(1, round(self.warmup * steps))
-        warmup, falling = LinearLR(optimizer, 1 / rising, total_iters=rising), max(1, steps - rising)
-        schedule = SequentialLR(optimizer, [warmup, CosineAnnealingLR(optimizer, falling)], milestones=[rising])
+        warmup = LinearLR(optimizer, 1 / rising, total_iters=rising)
+        falling = max(1, steps - rising)
+        schedule = SequentialLR(
+            optimizer, [warmup, CosineAnnealingLR(optimizer, falling)], milestones=[rising]
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

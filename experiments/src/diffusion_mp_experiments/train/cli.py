@@ -90,12 +90,15 @@ def exit_code(command: Callable[[], int], if_stopped: str) -> int:
         with _signals_raise(), show_progress():
             return command()
     except Stopped as stopped:
-        code, message = int(str(stopped.code)), f"\nStopped by {stopped.signal}."
+        code = int(str(stopped.code))
+        message = f"\nStopped by {stopped.signal}."
         notes = getattr(stopped, "__notes__", [if_stopped])
     except (OSError, ValueError, FloatingPointError, TypeError) as error:
         if isinstance(error, TypeError) and not _is_refusal(error):
             raise
-        code, message, notes = 2, str(error), getattr(error, "__notes__", [])
+        code = 2
+        message = str(error)
+        notes = getattr(error, "__notes__", [])
     print("\n".join([message, *notes]), file=sys.stderr)
     return code
 
@@ -107,7 +110,9 @@ def _is_refusal(error: TypeError) -> bool:
     """
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     ours = str(frame.f_globals.get("__name__")).startswith("diffusion_mp")
-    return ours and linecache.getline(frame.f_code.co_filename, line).strip().startswith("raise TypeError")
+    return ours and linecache.getline(frame.f_code.co_filename, line).strip().startswith(
+        "raise TypeError"
+    )
 
 
 @contextmanager

@@ -12,7 +12,13 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
-from diffusion_mp.data import KNNGraph, RandomPartitionLoader, Split, random_split, random_split_per_class
+from diffusion_mp.data import (
+    KNNGraph,
+    RandomPartitionLoader,
+    Split,
+    random_split,
+    random_split_per_class,
+)
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_seed
 from diffusion_mp_experiments import graphs
@@ -41,13 +47,16 @@ class SplitDataModule(pl.LightningDataModule):
         super().__init__()
         check_seed(split, "split")
         check_flags(tuning=tuning)
-        self.split, self.tuning = split, tuning
+        self.split = split
+        self.tuning = tuning
         self._parts: Parts | None = None
         self._batches: dict[int, list[Data]] = {}
 
     def parts(self) -> Parts:
         """The graphs that train, validate and test; called once, when first needed."""
-        raise NotImplementedError(f"{type(self).__name__} must define parts() and return three lists of Data.")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define parts() and return three lists of Data."
+        )
 
     def together(self, part: Sequence[Data]) -> list[Data]:
         return list(part)
@@ -75,7 +84,9 @@ class SplitDataModule(pl.LightningDataModule):
     def part(self, number: int) -> Sequence[Data]:
         """The graphs that train (0), validate (1) or test (2)."""
         if self._parts is None:
-            with torch.inference_mode(False):  # tensors made while validating could not be trained on
+            with torch.inference_mode(
+                False
+            ):  # tensors made while validating could not be trained on
                 self._parts = self.parts()
         return self._parts[number]
 
@@ -109,7 +120,9 @@ class FullGraphDataModule(SplitDataModule):
 
     def load(self) -> Data:
         """The graph with its masks; called once, when first needed."""
-        raise NotImplementedError(f"{type(self).__name__} must define load() and return a Data with the three masks.")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define load() and return a Data with the three masks."
+        )
 
     def parts(self) -> Parts:
         data = [self.load()]
@@ -136,14 +149,20 @@ class DigitsDataModule(FullGraphDataModule):
         >>> data = DigitsDataModule(per_class=5, seed=0)
     """
 
-    def __init__(self, per_class: int = 5, num_val: int = 500, num_neighbors: int = 5, seed: int = 0) -> None:
+    def __init__(
+        self, per_class: int = 5, num_val: int = 500, num_neighbors: int = 5, seed: int = 0
+    ) -> None:
         check_seed(seed)
         super().__init__(seed)
-        self.per_class, self.num_val, self.num_neighbors = per_class, num_val, num_neighbors
+        self.per_class = per_class
+        self.num_val = num_val
+        self.num_neighbors = num_neighbors
 
     def load(self) -> Data:
         data = graphs.load_digits(self.num_neighbors)
-        return random_split_per_class(data.y, self.per_class, self.num_val, None, self.generator).apply_to(data)
+        return random_split_per_class(
+            data.y, self.per_class, self.num_val, None, self.generator
+        ).apply_to(data)
 
 
 class PlanetoidDataModule(FullGraphDataModule):
@@ -165,11 +184,20 @@ class PlanetoidDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self, root: str = "data/Planetoid", name: Literal["Cora", "CiteSeer", "PubMed"] = "Cora",
-        split: Literal["random", "public"] | int = "random", seed: int = 0, tuning: bool = False, sparse: bool = False,
-        per_class: int = 20, num_val: int = 500, num_test: int | None = 1000, download: bool = False,
-    ) -> None:  # fmt: skip
-        self.numbered, self.public = isinstance(split, int) and not isinstance(split, bool), split == "public"
+        self,
+        root: str = "data/Planetoid",
+        name: Literal["Cora", "CiteSeer", "PubMed"] = "Cora",
+        split: Literal["random", "public"] | int = "random",
+        seed: int = 0,
+        tuning: bool = False,
+        sparse: bool = False,
+        per_class: int = 20,
+        num_val: int = 500,
+        num_test: int | None = 1000,
+        download: bool = False,
+    ) -> None:
+        self.numbered = isinstance(split, int) and not isinstance(split, bool)
+        self.public = split == "public"
         if not self.numbered and split not in ("random", "public"):
             raise ValueError(f'split must be a number, "random" or "public", got {split!r}.')
         drawn = split if isinstance(split, int) else seed
@@ -177,9 +205,16 @@ class PlanetoidDataModule(FullGraphDataModule):
         super().__init__(drawn, tuning)
         check_flags(sparse=sparse)
         if tuning and not self.numbered:
-            raise ValueError(f"tuning needs a number as split, for only such splits keep labels apart; got {split!r}.")
-        self.root, self.network, self.sparse, self.download = as_path(root, "root"), name, sparse, download
-        self.per_class, self.num_val, self.num_test = per_class, num_val, num_test
+            raise ValueError(
+                f"tuning needs a number as split, for only such splits keep labels apart; got {split!r}."
+            )
+        self.root = as_path(root, "root")
+        self.network = name
+        self.sparse = sparse
+        self.download = download
+        self.per_class = per_class
+        self.num_val = num_val
+        self.num_test = num_test
 
     def load(self) -> Data:
         data = graphs.load_planetoid(self.root, self.network, download=self.download)
@@ -188,7 +223,9 @@ class PlanetoidDataModule(FullGraphDataModule):
         else:
             labels = visible_labels(data.y, self.tuning) if self.numbered else data.y
             num_test = None if self.tuning else self.num_test
-            split = random_split_per_class(labels, self.per_class, self.num_val, num_test, self.generator)
+            split = random_split_per_class(
+                labels, self.per_class, self.num_val, num_test, self.generator
+            )
         data = split.apply_to(data)
         if self.sparse:
             data.x = data.x.to_sparse_csr()
@@ -207,13 +244,18 @@ class HeterophilousDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self, root: str = "data/heterophilous_npz", name: str = "chameleon_filtered", normalize_features: bool = False,
+        self,
+        root: str = "data/heterophilous_npz",
+        name: str = "chameleon_filtered",
+        normalize_features: bool = False,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**options)
         check_kind(name, "name", str, "the name of a file, like chameleon_filtered")
         check_flags(normalize_features=normalize_features)
-        self.root, self.name, self.normalize_features = as_path(root, "root"), name, normalize_features
+        self.root = as_path(root, "root")
+        self.name = name
+        self.normalize_features = normalize_features
 
     def load(self) -> Data:
         data = _heterophilous(self.root, self.name)
@@ -234,16 +276,25 @@ class FacebookDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self, root: str = "data/LINKXDataset", name: str = "johnshopkins55", train: float = 0.5, val: float = 0.25,
+        self,
+        root: str = "data/LINKXDataset",
+        name: str = "johnshopkins55",
+        train: float = 0.5,
+        val: float = 0.25,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**options)
         check_kind(name, "name", str, "the name of a university, like johnshopkins55")
-        self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
+        self.root = as_path(root, "root")
+        self.name = name
+        self.train = train
+        self.val = val
 
     def load(self) -> Data:
         data = _facebook(self.root, self.name)
-        return random_split(visible_labels(data.y, self.tuning), self.train, self.val, self.generator).apply_to(data)
+        return random_split(
+            visible_labels(data.y, self.tuning), self.train, self.val, self.generator
+        ).apply_to(data)
 
 
 class OgbDataModule(FullGraphDataModule):
@@ -257,16 +308,24 @@ class OgbDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self, root: str = "data", name: OgbName = "ogbn-arxiv", cache: str | None = None, **options: Any
+        self,
+        root: str = "data",
+        name: OgbName = "ogbn-arxiv",
+        cache: str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         check_choice(name, "name", get_args(OgbName))
-        self.root, self.cache = as_path(root, "root"), None if cache is None else as_path(cache, "cache")
+        self.root = as_path(root, "root")
+        self.cache = None if cache is None else as_path(cache, "cache")
         self.name: OgbName = name
 
     def load(self) -> Data:
         data = graphs.load_ogb(self.root, self.name, cache=self.cache, progress=False)
-        data = graphs.SumEdgeFeatures()(data) if self.name == "ogbn-proteins" else ToUndirected()(data)
+        if self.name == "ogbn-proteins":
+            data = graphs.SumEdgeFeatures()(data)
+        else:
+            data = ToUndirected()(data)
         data.edge_attr = None  # to free its memory
         if self.tuning:
             data.test_mask = data.val_mask
@@ -288,17 +347,28 @@ class KNNDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self, name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST", root: str = "data/MNIST", k: int = 10,
-        metric: Metric = "euclidean", per_class: int = 10, num_val: int = 1000, num_parts: int = 1,
-        weighted: bool = False, sharpness: float = 8.0,
+        self,
+        name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST",
+        root: str = "data/MNIST",
+        k: int = 10,
+        metric: Metric = "euclidean",
+        per_class: int = 10,
+        num_val: int = 1000,
+        num_parts: int = 1,
+        weighted: bool = False,
+        sharpness: float = 8.0,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**options)
         check_counts(num_parts=num_parts)
         check_choice(name, "name", _FEATURES)
         graph = KNNGraph(k, metric, weighted, sharpness)
-        self.name, self.root, self.joined_by = name, as_path(root, "root"), (graph.k, graph.metric, weighted, sharpness)
-        self.per_class, self.num_val, self.num_parts = per_class, num_val, num_parts
+        self.name = name
+        self.root = as_path(root, "root")
+        self.joined_by = (graph.k, graph.metric, weighted, sharpness)
+        self.per_class = per_class
+        self.num_val = num_val
+        self.num_parts = num_parts
 
     def train_dataloader(self) -> Iterable[Data]:
         if self.num_parts == 1:
@@ -308,11 +378,14 @@ class KNNDataModule(FullGraphDataModule):
     def load(self) -> Data:
         data = _joined(self.name, self.root, *self.joined_by)
         labels = visible_labels(data.y, self.tuning)
-        return random_split_per_class(labels, self.per_class, self.num_val, None, self.generator).apply_to(data)
+        return random_split_per_class(
+            labels, self.per_class, self.num_val, None, self.generator
+        ).apply_to(data)
 
 
 # A process trains many models on one graph: it is read and joined once.
-_heterophilous, _facebook = lru_cache(2)(graphs.load_heterophilous), lru_cache(2)(graphs.load_facebook)
+_heterophilous = lru_cache(2)(graphs.load_heterophilous)
+_facebook = lru_cache(2)(graphs.load_facebook)
 _FEATURES: dict[str, Callable[[Path], Data]] = {
     "MNIST": lru_cache(1)(graphs.load_mnist),
     "20Newsgroups": lru_cache(1)(graphs.load_newsgroups),
@@ -321,5 +394,7 @@ _FEATURES: dict[str, Callable[[Path], Data]] = {
 
 
 @lru_cache(4)
-def _joined(name: str, root: Path, k: int, metric: Metric, weighted: bool, sharpness: float) -> Data:
+def _joined(
+    name: str, root: Path, k: int, metric: Metric, weighted: bool, sharpness: float
+) -> Data:
     return KNNGraph(k, metric, weighted, sharpness)(_FEATURES[name](root))

@@ -34,8 +34,18 @@ __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_light
 
 _UNWRITTEN = "Unable to serialize instance "
 _CONFIG_OPTIONS = ("--config", "-c")
-_SETTINGS = ("lr", "weight_decay", "optimizer")  # what a checkpoint may decide; never which class is made
-_PARTS = {"state_dict": dict, "hyper_parameters": dict, "epoch": int, "loops": dict, "pytorch-lightning_version": str}
+_SETTINGS = (
+    "lr",
+    "weight_decay",
+    "optimizer",
+)  # what a checkpoint may decide; never which class is made
+_PARTS = {
+    "state_dict": dict,
+    "hyper_parameters": dict,
+    "epoch": int,
+    "loops": dict,
+    "pytorch-lightning_version": str,
+}
 
 
 def run_lightning(args: list[str]) -> None:
@@ -43,20 +53,31 @@ def run_lightning(args: list[str]) -> None:
 
     Its warnings are shown, except its deprecations, that data have no workers, and that a resumed run has checkpoints.
     """
-    names = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")  # their announcements have the level INFO
+    names = (
+        "pytorch_lightning",
+        "lightning.pytorch",
+        "lightning_fabric",
+    )  # their announcements have the level INFO
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     with warnings.catch_warnings():
         for logger in levels:
             logger.setLevel(logging.WARNING)
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b")
+        warnings.filterwarnings(
+            "ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b"
+        )
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
         try:
             DiffusionCLI(args)
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
-        except (ValueError, RuntimeError) as error:  # jsonargparse puts its own words before the error of the data
-            if str(error).startswith("Call to compute_fn") and isinstance(error.__cause__, (OSError, ValueError)):
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:  # jsonargparse puts its own words before the error of the data
+            if str(error).startswith("Call to compute_fn") and isinstance(
+                error.__cause__, (OSError, ValueError)
+            ):
                 raise error.__cause__ from None
             if str(error).startswith("Early stopping conditioned on metric"):
                 raise ValueError(str(error)) from error
@@ -78,13 +99,19 @@ class _Parser(LightningArgumentParser):
         if _UNWRITTEN not in text:
             return text
         header = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("#"))
-        return header + yaml.safe_dump(_readable(yaml.safe_load(text)), sort_keys=False, allow_unicode=True)
+        return header + yaml.safe_dump(
+            _readable(yaml.safe_load(text)), sort_keys=False, allow_unicode=True
+        )
 
 
 def _readable(value: Any) -> Any:
     """Restore text, and leave out defaults that have no text."""
     if isinstance(value, dict):
-        return {name: _readable(each) for name, each in value.items() if not str(each).startswith(f"{_UNWRITTEN}<")}
+        return {
+            name: _readable(each)
+            for name, each in value.items()
+            if not str(each).startswith(f"{_UNWRITTEN}<")
+        }
     if isinstance(value, list):
         return [_readable(each) for each in value]
     return value.removeprefix(_UNWRITTEN) if isinstance(value, str) else value
@@ -99,7 +126,9 @@ class DiffusionCLI(LightningCLI):
     def __init__(self, args: list[str]) -> None:
         args = _with_files(args)
         self._args = args
-        set_parsing_settings(config_read_mode_fsspec_enabled=False)  # Lightning lets any option be read from anywhere
+        set_parsing_settings(
+            config_read_mode_fsspec_enabled=False
+        )  # Lightning lets any option be read from anywhere
         super().__init__(
             NodeClassifier,
             pl.LightningDataModule,
@@ -107,15 +136,22 @@ class DiffusionCLI(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"max_epochs": 500, "log_every_n_steps": 1, "enable_model_summary": False},
+            trainer_defaults={
+                "max_epochs": 500,
+                "log_every_n_steps": 1,
+                "enable_model_summary": False,
+            },
             parser_class=_Parser,
-            parser_kwargs={"prog": "diffusion-mp"} | {k: {"prog": f"diffusion-mp {k}"} for k in self.subcommands()},
+            parser_kwargs={"prog": "diffusion-mp"}
+            | {k: {"prog": f"diffusion-mp {k}"} for k in self.subcommands()},
             args=args,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
-        parser.add_argument("--name", type=str, default="fit", help="folder of this kind of run below --out")
+        parser.add_argument(
+            "--name", type=str, default="fit", help="folder of this kind of run below --out"
+        )
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         # The last epoch has a callback of its own: save_last would only copy the best one (Lightning 2.6).
         parser.add_lightning_class_args(ModelCheckpoint, "last")
@@ -136,7 +172,9 @@ class DiffusionCLI(LightningCLI):
         )
         for name, target in (("num_features", "in_channels"), ("num_classes", "out_channels")):
             width = partial(_width, name=name)
-            parser.link_arguments("data", f"model.model.init_args.{target}", width, apply_on="instantiate")
+            parser.link_arguments(
+                "data", f"model.model.init_args.{target}", width, apply_on="instantiate"
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, a second time with the settings of a checkpoint's run in the place of the defaults."""
@@ -145,20 +183,34 @@ class DiffusionCLI(LightningCLI):
         command = self.config.subcommand
         config = self.config[command]
         if config.weights_only is False:
-            raise ValueError("weights_only cannot be false: checkpoints are read as tensors and plain types, always.")
+            raise ValueError(
+                "weights_only cannot be false: checkpoints are read as tensors and plain types, always."
+            )
         if (path := config.ckpt_path) is None:
             if command == "predict":
-                raise ValueError("predict needs --ckpt_path, a checkpoint of `diffusion-mp fit`; got none.")
+                raise ValueError(
+                    "predict needs --ckpt_path, a checkpoint of `diffusion-mp fit`; got none."
+                )
             return
         self._checkpoint = checkpoint = load_checkpoint(path)
-        if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(k), t) for k, t in _PARTS.items()):
-            raise ValueError(f"{path} holds no checkpoint of `diffusion-mp fit`, which has {', '.join(_PARTS)}.")
+        if not isinstance(checkpoint, dict) or not all(
+            isinstance(checkpoint.get(k), t) for k, t in _PARTS.items()
+        ):
+            raise ValueError(
+                f"{path} holds no checkpoint of `diffusion-mp fit`, which has {', '.join(_PARTS)}."
+            )
         if command == "fit" and "optimizer_states" not in checkpoint:
-            raise ValueError(f"{path} holds weights alone; a run goes on from what holds its optimiser too.")
+            raise ValueError(
+                f"{path} holds weights alone; a run goes on from what holds its optimiser too."
+            )
         before = checkpoint["hyper_parameters"]
         settings = {name: before[name] for name in _SETTINGS if name in before}
-        parser.parse_object({command: {"model": settings}}, self.config)  # defaults are not checked, so this does it
-        self._parser(command).set_defaults({f"model.{name}": value for name, value in settings.items()})
+        parser.parse_object(
+            {command: {"model": settings}}, self.config
+        )  # defaults are not checked, so this does it
+        self._parser(command).set_defaults(
+            {f"model.{name}": value for name, value in settings.items()}
+        )
         self.config = parser.parse_args(args)
         # As an absolute path, Lightning does not take it for a keyword.
         self.config[command].ckpt_path = str(as_path(path, "--ckpt_path").resolve())
@@ -170,10 +222,14 @@ class DiffusionCLI(LightningCLI):
         """Let a resumed run keep its checkpoints in one folder, so that the best is that of all its parts."""
         config = self.config[self.subcommand]
         config.out = str(as_path(config.out, "--out"))
-        if "init_args" not in config.model.model:  # a class without arguments; the widths of the data are linked to it
+        if (
+            "init_args" not in config.model.model
+        ):  # a class without arguments; the widths of the data are linked to it
             config.model.model.init_args = Namespace()
         check_writable(Path(config.out, config.name))
-        if name := config.checkpoint.filename:  # Lightning would write 0.0000 for a metric that is not logged
+        if (
+            name := config.checkpoint.filename
+        ):  # Lightning would write 0.0000 for a metric that is not logged
             config.checkpoint.filename = name.replace("{val_acc", f"{{val_{config.model.metric}")
         if self.subcommand == "fit" and config.ckpt_path:
             for callback in (config.checkpoint, config.last):
@@ -182,14 +238,21 @@ class DiffusionCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         """Refuse a checkpoint of another model before anything is trained."""
-        found, expected = self._checkpoint.pop("state_dict", None), self.model.state_dict()
+        found = self._checkpoint.pop("state_dict", None)
+        expected = self.model.state_dict()
         self._checkpoint.clear()
         if found is None:
             return
         wrong = sorted(found.keys() ^ expected.keys())
-        wrong += [name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape]
+        wrong += [
+            name
+            for name in found.keys() & expected.keys()
+            if found[name].shape != expected[name].shape
+        ]
         if wrong:
-            names = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} others" if len(wrong) > 3 else "")
+            names = ", ".join(wrong[:3]) + (
+                f" and {len(wrong) - 3} others" if len(wrong) > 3 else ""
+            )
             raise ValueError(
                 f"{self.config[self.subcommand].ckpt_path} is of another model: {names} differ. Give the "
                 "configuration of its run, which is config.yaml in the folder version_k."
@@ -201,17 +264,24 @@ class DiffusionCLI(LightningCLI):
         if options.get("logger") in (None, True):
             kwargs["logger"] = self._loggers()
         elif options.get("logger") is False and options.get("default_root_dir") is None:
-            kwargs["default_root_dir"] = self._loggers()[0].log_dir  # Lightning would write to the working directory
+            kwargs["default_root_dir"] = self._loggers()[
+                0
+            ].log_dir  # Lightning would write to the working directory
         if options.get("enable_progress_bar") is not False:
             kwargs["callbacks"] = [*_listed(options.get("callbacks")), EpochProgress()]
         try:
             return super().instantiate_trainer(**kwargs)
-        except ModuleNotFoundError as error:  # of a logger or a precision whose package is not installed
-            raise ValueError(f"The trainer needs a package that is not installed: {error}") from error
+        except (
+            ModuleNotFoundError
+        ) as error:  # of a logger or a precision whose package is not installed
+            raise ValueError(
+                f"The trainer needs a package that is not installed: {error}"
+            ) from error
 
     def _loggers(self) -> list[Logger]:
         """Both write to the first free folder version_k, which several processes may look for at once."""
-        out, name = self._get(self.config_init, "out"), self._get(self.config_init, "name")
+        out = self._get(self.config_init, "out")
+        name = self._get(self.config_init, "name")
         taken = [int(p.name[8:]) for p in Path(out, name).glob("version_*") if p.name[8:].isdigit()]
         for version in count(max(taken, default=-1) + 1):
             with suppress(FileExistsError):
@@ -228,7 +298,12 @@ class DiffusionCLI(LightningCLI):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["row", *(["prediction"] if width == 1 else [f"prediction_{k}" for k in range(width)])])
+            writer.writerow(
+                [
+                    "row",
+                    *(["prediction"] if width == 1 else [f"prediction_{k}" for k in range(width)]),
+                ]
+            )
             writer.writerows([number, *row] for number, row in enumerate(rows))
         print(f"Predictions: {path}")
 
@@ -242,7 +317,9 @@ class DiffusionCLI(LightningCLI):
         except BaseException as error:
             last = self._get(self.config_init, "last").best_model_path
             if Path(last).is_file():
-                error.add_note(f"Go on from the last complete epoch with\n  {_resuming(self._args, last)}")
+                error.add_note(
+                    f"Go on from the last complete epoch with\n  {_resuming(self._args, last)}"
+                )
             raise
 
 
@@ -253,12 +330,15 @@ class EpochProgress(ProgressBar):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        total, hidden = trainer.max_epochs if trainer.max_epochs != -1 else None, not trainer.is_global_zero
+        total = trainer.max_epochs if trainer.max_epochs != -1 else None
+        hidden = not trainer.is_global_zero
         self._bar = tqdm(desc="epoch", total=total, initial=trainer.current_epoch, disable=hidden)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)
-        self._bar.set_postfix({name: value for name, value in metrics.items() if isinstance(value, float)}, False)
+        self._bar.set_postfix(
+            {name: value for name, value in metrics.items() if isinstance(value, float)}, False
+        )
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)
 
     def on_train_end(self, *_: Any) -> None:
@@ -326,8 +406,14 @@ def _tensors(predictions: Any) -> Iterator[Tensor]:
         for part in predictions:
             yield from _tensors(part)
     else:
-        raise ValueError(f"predict_step must return a tensor with a row per prediction; got {describe(predictions)}.")
+        raise ValueError(
+            f"predict_step must return a tensor with a row per prediction; got {describe(predictions)}."
+        )
 
 
 def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if value is None:
+        return []
+    return [value]

@@ -3,7 +3,14 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffusion_mp.errors import INTEGERS, check_device, check_has_values, check_kind, check_tensor, describe
+from diffusion_mp.errors import (
+    INTEGERS,
+    check_device,
+    check_has_values,
+    check_kind,
+    check_tensor,
+    describe,
+)
 
 
 def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -32,10 +39,13 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         why = "have one column, so every node is class 0 and the loss is always 0"
         raise ValueError(f"logits {list(logits.shape)} {why}; {way_out}.")
     if target.numel() == 0:
-        raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
+        raise ValueError(
+            "There is no node to average the loss over: the mask that selected them is empty."
+        )
     check_has_values(target, "target")
     target = target.long()
-    low, high = int(target.min()), int(target.max())
+    low = int(target.min())
+    high = int(target.max())
     if low < 0 or high >= logits.size(1):
         raise ValueError(
             f"target must lie in 0..{logits.size(1) - 1} for {logits.size(1)} logits, got {low}..{high}; "
@@ -60,7 +70,9 @@ def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
             "every node would be compared with every other; use prediction.squeeze(-1) or target.unsqueeze(-1)."
         )
     if target.numel() == 0:
-        raise ValueError("There is no node to average the loss over: prediction and target are empty.")
+        raise ValueError(
+            "There is no node to average the loss over: prediction and target are empty."
+        )
     return F.mse_loss(prediction, target)
 
 
@@ -78,11 +90,16 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     check_device(target, "target", logits.device, "logits")
     if logits.dim() != 2 or logits.shape != target.shape or not target.numel():
         found = f"{list(logits.shape)} and {list(target.shape)}"
-        way_out = " Class numbers must be [N]: use target.squeeze(1)." if target.shape[1:] == (1,) else ""
+        if target.shape[1:] == (1,):
+            way_out = " Class numbers must be [N]: use target.squeeze(1)."
+        else:
+            way_out = ""
         raise ValueError(
             f"Expected logits and target [N, T] of one shape, with an entry or more; got {found}.{way_out}"
         )
     check_has_values(target, "target")
     if not ((target == 0) | (target == 1)).all():
-        raise ValueError("target must hold 0 and 1 only, whether a task's answer is yes; leave out what is not known.")
+        raise ValueError(
+            "target must hold 0 and 1 only, whether a task's answer is yes; leave out what is not known."
+        )
     return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))

@@ -16,11 +16,15 @@ import torch
 R = TypeVar("R")
 
 
-def each(work: Callable[..., R], runs: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[tuple[tuple[Any, ...], R]]:
+def each(
+    work: Callable[..., R], runs: Sequence[tuple[Any, ...]], jobs: int
+) -> Iterator[tuple[tuple[Any, ...], R]]:
     """Yield every run with the result of `work(*run)`, as they end; several jobs run in `processes`."""
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # small matrices gain little from a second, and lose much on a busy machine
+        torch.set_num_threads(
+            1
+        )  # small matrices gain little from a second, and lose much on a busy machine
         try:
             yield from ((run, work(*run)) for run in runs)
         finally:
@@ -56,6 +60,13 @@ def _initialise() -> None:
 
 def versions(device: str = "cpu") -> dict[str, str]:
     """The versions of Python, this library and those that decide a number, and the name of the GPU where one does."""
-    names = ("diffusion-mp", "torch", "torch-geometric", "pytorch-lightning", "scikit-learn", "numpy")
+    names = (
+        "diffusion-mp",
+        "torch",
+        "torch-geometric",
+        "pytorch-lightning",
+        "scikit-learn",
+        "numpy",
+    )
     gpu = {"GPU": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
     return {"python": platform.python_version(), **{name: version(name) for name in names}, **gpu}

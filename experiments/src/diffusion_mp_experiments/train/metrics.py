@@ -46,10 +46,17 @@ class TaskMetric(Metric):
         return self.metric not in ("mse", "mae")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        if targets.dim() == 2 and targets.size(1) == 1 and outputs.dim() == 2 and outputs.size(1) > 1:
+        if (
+            targets.dim() == 2
+            and targets.size(1) == 1
+            and outputs.dim() == 2
+            and outputs.size(1) > 1
+        ):
             targets = targets.squeeze(1)  # classes in a column, as node sets of OGB have them
         if self.metric in ("acc", "macro_f1", "mrr") and targets.dim() != 1:
-            raise ValueError(f"metric {self.metric!r} takes targets [N]; got {list(targets.shape)}; 'ap' takes tasks.")
+            raise ValueError(
+                f"metric {self.metric!r} takes targets [N]; got {list(targets.shape)}; 'ap' takes tasks."
+            )
         self.outputs.append(outputs.detach())
         self.targets.append(targets)
 
@@ -65,7 +72,9 @@ def _per_column(measure: Callable[..., Tensor], logits: Tensor, labels: Tensor) 
     share = logits.double().sigmoid() if several else logits.double().softmax(1)
     both = (truth.amin(0) == 0) & (truth.amax(0) == 1)
     if not both.any():
-        raise ValueError("Every class or task has only positive or only negative examples; no curve can be drawn.")
+        raise ValueError(
+            "Every class or task has only positive or only negative examples; no curve can be drawn."
+        )
     return torch.stack([measure(share[:, c], truth[:, c]) for c in both.nonzero().flatten()]).mean()
 
 
@@ -76,8 +85,12 @@ def _mrr(scores: Tensor, right: Tensor) -> Tensor:
 
 
 _SCORES: dict[str, Callable[..., Tensor]] = {
-    "acc": lambda logits, y: classification.multiclass_accuracy(logits, y, logits.size(1), average="micro"),
-    "macro_f1": lambda logits, y: classification.multiclass_f1_score(logits, y, logits.size(1), average="macro"),
+    "acc": lambda logits, y: classification.multiclass_accuracy(
+        logits, y, logits.size(1), average="micro"
+    ),
+    "macro_f1": lambda logits, y: classification.multiclass_f1_score(
+        logits, y, logits.size(1), average="macro"
+    ),
     "roc_auc": partial(_per_column, classification.binary_auroc),
     "ap": partial(_per_column, classification.binary_average_precision),
     "mrr": _mrr,

@@ -27,10 +27,14 @@ class CheckpointFiles(TorchCheckpointIO):
         >>> trainer = pl.Trainer(plugins=[CheckpointFiles()], logger=False)
     """
 
-    def save_checkpoint(self, checkpoint: State, path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: State, path: str | Path, storage_options: Any = None
+    ) -> None:
         save_checkpoint(checkpoint, path)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> State:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> State:
         return load_checkpoint(path, map_location or "cpu")
 
 
@@ -57,10 +61,15 @@ class Resumable(Callback):
         """Add the random states; Lightning calls this after everything else is in the checkpoint."""
         checkpoint["random_state"] = random_state()
 
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: State) -> None:
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: State
+    ) -> None:
         """Change the checkpoint before callbacks, optimisers and loops are restored and a loader draws numbers."""
-        states, callbacks = checkpoint.get("callbacks", {}), trainer.callbacks  # type: ignore[attr-defined]
-        if trainer.state.fn != TrainerFn.FITTING:  # nothing will be saved, and the best checkpoint stays known
+        states = checkpoint.get("callbacks", {})
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        if (
+            trainer.state.fn != TrainerFn.FITTING
+        ):  # nothing will be saved, and the best checkpoint stays known
             for callback in callbacks:
                 if isinstance(callback, ModelCheckpoint):
                     states.pop(callback.state_key, None)
@@ -78,7 +87,9 @@ class Resumable(Callback):
             self._random_state = checkpoint["random_state"]
             set_random_state(self._random_state)
         elif trainer.is_global_zero:
-            rank_zero_info("This checkpoint holds no random states: dropout goes on in another way.")
+            rank_zero_info(
+                "This checkpoint holds no random states: dropout goes on in another way."
+            )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop at once where early stopping had ended the run."""
@@ -112,7 +123,9 @@ class FiniteLoss(Callback):
                 said = f"{name} is {float(value)} in epoch {trainer.current_epoch}: the training has diverged"
                 raise FloatingPointError(f"{said}. Lower the learning rate.")
 
-    on_validation_end = on_train_epoch_end  # checkpoints are written there when validation is rarer than epochs
+    on_validation_end = (
+        on_train_epoch_end  # checkpoints are written there when validation is rarer than epochs
+    )
 
 
 def random_state() -> State:
@@ -138,7 +151,9 @@ def set_random_state(state: State) -> None:
 
 def _keep_settings(given: State, checkpoint: State) -> None:
     """Write settings that differ from the checkpoint's into the state of its optimiser, or refuse them."""
-    groups = [group for optimizer in checkpoint["optimizer_states"] for group in optimizer["param_groups"]]
+    groups = [
+        group for optimizer in checkpoint["optimizer_states"] for group in optimizer["param_groups"]
+    ]
     before = checkpoint.get("hyper_parameters", {})
     for name in sorted(name for name in given if name in before and given[name] != before[name]):
         scheduled = name == "lr" and checkpoint["lr_schedulers"]
@@ -167,7 +182,13 @@ def _find_moved(state: State, callback: ModelCheckpoint) -> None:
         return
     scores = {here(path): score for path, score in state["best_k_models"].items()}
     scores = {path: score for path, score in scores.items() if os.path.isfile(path)}
-    lowest, highest = (reached(scores, key=scores.__getitem__, default="") for reached in (min, max))
+    lowest, highest = (
+        reached(scores, key=scores.__getitem__, default="") for reached in (min, max)
+    )
     best, worst = (highest, lowest) if callback.mode == "max" else (lowest, highest)
-    state |= {"best_k_models": scores, "best_model_path": best, "best_model_score": scores.get(best)}
+    state |= {
+        "best_k_models": scores,
+        "best_model_path": best,
+        "best_model_score": scores.get(best),
+    }
     state |= {"kth_best_model_path": worst, "kth_value": scores.get(worst, callback.kth_value)}

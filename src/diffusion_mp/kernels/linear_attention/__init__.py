@@ -9,7 +9,15 @@ from torch import Tensor
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, few_numbers, heads_first, operation
+from diffusion_mp.kernels.operation import (
+    Backend,
+    Narrow,
+    Wide,
+    empty_like,
+    few_numbers,
+    heads_first,
+    operation,
+)
 from diffusion_mp.kernels.precision import accumulating, unit_vectors, without_autocast
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
@@ -43,9 +51,13 @@ trilinear.derivatives(
 
 
 def linear_product(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-    *, backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, in O(N F D) (Wu, Wipf & Yan 2025, Eq. 19).
 
     Accumulates in at least float32; the result has the dtype of ``v``. Differentiable any number of times.
@@ -89,7 +101,12 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     triton=on_gpu("backward"),
 )
 def _attention_backward(
-    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if k is None or v is None:
         return empty_like(q), q.new_empty(0), q.new_empty(0)
@@ -97,11 +114,21 @@ def _attention_backward(
 
 
 def _gradients(
-    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms, backend: Backend
+    grad_values: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: LinearRows,
+    terms: Terms,
+    backend: Backend,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Of one tensor in all roles, the first gradient is the sum of all."""
     if q is k is v and q.is_cpu and not terms.own and backend in ("auto", "cpu"):
-        return _attention_backward(grad_values, q, None, None, out, terms, backend=backend)[0], None, None
+        return (
+            _attention_backward(grad_values, q, None, None, out, terms, backend=backend)[0],
+            None,
+            None,
+        )
     return _attention_backward(grad_values, q, k, v, out, terms, backend=backend)
 
 
@@ -109,9 +136,16 @@ linear_rows.derivatives({"q k v": _gradients})
 
 
 def linear_attention(
-    q: Float[Tensor, " N #H F"], k: Float[Tensor, " N #H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-    *, constant: float = 0.0, own: float = 0.0, unit: bool = False, backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    q: Float[Tensor, " N #H F"],
+    k: Float[Tensor, " N #H F"],
+    v: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    *,
+    constant: float = 0.0,
+    own: float = 0.0,
+    unit: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
     r"""out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), s_ij = c + q_i·k_j, over the n nodes j of i's graph.
 
     DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors
@@ -130,11 +164,14 @@ def linear_attention(
         torch.Size([6, 2, 4])
     """
     if q.size(1) != v.size(1):
-        q, k = q.expand(-1, v.size(1), -1), k.expand(-1, v.size(1), -1)
+        q = q.expand(-1, v.size(1), -1)
+        k = k.expand(-1, v.size(1), -1)
     return linear_rows(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 
-def linear_pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms) -> Float[Tensor, "H G E"]:
+def linear_pool(
+    k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms
+) -> Float[Tensor, "H G E"]:
     """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1], for :func:`linear_read`.
 
     The sums of parts of a graph add up to its own; ``terms.ptr`` is ignored. In at least float32, in plain torch.
@@ -166,7 +203,11 @@ def linear_read(
         True
     """
     (q, sums, values), dtype = accumulating(q, sums, v)
-    outer, left, right = blocked.Sums.split(sums.squeeze(0))  # of one head as `heads_first` returns queries
+    outer, left, right = blocked.Sums.split(
+        sums.squeeze(0)
+    )  # of one head as `heads_first` returns queries
     with without_autocast(v):
         queries, values = heads_first(unit_vectors(q) if terms.unit else q, values)
-        return reference.read(queries, values, outer, left.squeeze(-1), right, sums[0, -1, -1], terms).to(dtype)
+        return reference.read(
+            queries, values, outer, left.squeeze(-1), right, sums[0, -1, -1], terms
+        ).to(dtype)

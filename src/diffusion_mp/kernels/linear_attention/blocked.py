@@ -48,12 +48,17 @@ class Vectors(NamedTuple):
 
     entries: Tensor  # [b, n, F]
     scale: Tensor  # 1/‖x‖, [b, n, 1]; one, [1, 1, 1], where vectors are unchanged
-    power: Tensor | None = None  # what the entries were multiplied by before, [b, n, 1]; None is one
+    power: Tensor | None = (
+        None  # what the entries were multiplied by before, [b, n, 1]; None is one
+    )
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
-    if unit and x.size(-1) == 1:  # exact, so that scores which cancel sum to zero; x · 1/|x| would be rounded
-        x, unit = x / x.abs().masked_fill(x == 0, torch.inf), False
+    if (
+        unit and x.size(-1) == 1
+    ):  # exact, so that scores which cancel sum to zero; x · 1/|x| would be rounded
+        x = x / x.abs().masked_fill(x == 0, torch.inf)
+        unit = False
     if not unit:
         return Vectors(x, x.new_ones(1, 1, 1))
     x, norm, power = scaled_norms(x)
@@ -67,7 +72,8 @@ def _store_tangential(out: Tensor, gradient: Tensor, inner: Tensor | None, x: Ve
         return
     along = inner.mul_(x.scale).mul_(x.scale)
     if x.power is not None:
-        gradient, along = gradient * x.power, along * x.power
+        gradient = gradient * x.power
+        along = along * x.power
     torch.addcmul(gradient, along, x.entries, value=-1, out=out)
 
 
@@ -91,15 +97,20 @@ class Sums(NamedTuple):
     def state(self, nodes: int) -> Tensor:
         """Return [[K, κ], [σ, n]]."""
         last = self.right.new_full((*self.right.shape[:-1], 1), nodes)
-        return torch.cat([torch.cat([self.outer, self.left], -1), torch.cat([self.right, last], -1)], -2)
+        return torch.cat(
+            [torch.cat([self.outer, self.left], -1), torch.cat([self.right, last], -1)], -2
+        )
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values = v.new_empty(v.shape)
     den = v.new_empty(*v.shape[:2], 1, dtype=torch.promote_types(v.dtype, torch.float32))
-    kept, inputs = None, [v] if q is k is v else [q, k, v]
-    for mask, (out, out_den), views in stacks(terms.ptr, _rows_at_once(k, v), (values, den), inputs):
+    kept = None
+    inputs = [v] if q is k is v else [q, k, v]
+    for mask, (out, out_den), views in stacks(
+        terms.ptr, _rows_at_once(k, v), (values, den), inputs
+    ):
         qs, ks, vs = views if len(views) == 3 else 3 * views
         graphs = _Graphs(ks, vs, terms, mask)
         if _few(ks.size(1), ks, vs):
@@ -118,14 +129,19 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
-    roles, rows = [q] if k is None or v is None else [q, k, v], [grad]
-    alone, key, value = len(roles) == 1, roles[len(roles) // 2], roles[-1]
+    roles = [q] if k is None or v is None else [q, k, v]
+    rows = [grad]
+    alone = len(roles) == 1
+    key = roles[len(roles) // 2]
+    value = roles[-1]
     # The gradients of several roles are added up with at least the precision of float32.
     wide = torch.promote_types(q.dtype, torch.float32)
     gradients: list[Tensor] = [q.new_empty(q.shape, dtype=wide)] if alone else [*empty_like(*roles)]
     if not _few(largest(terms.ptr, key.size(0)), key, value):  # pairs recompute these
         rows += [out.values, out.den.unsqueeze(2)]
-    for mask, into, views in stacks(terms.ptr, _rows_at_once(key, value), gradients, [*roles, *rows]):
+    for mask, into, views in stacks(
+        terms.ptr, _rows_at_once(key, value), gradients, [*roles, *rows]
+    ):
         grads, *found = views[len(roles) :]
         qs, ks, vs = 3 * views[:1] if alone else views[:3]
         graphs = _Graphs(ks, vs, terms, mask)
@@ -133,7 +149,11 @@ def backward(
             graphs.by_pairs_backward(into, grads, qs, ks, vs)
             continue
         # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
-        sums, (values, den) = Sums.split(out.pooled) if terms.ptr is None else graphs.pool(ks, vs), found
+        if terms.ptr is None:
+            sums = Sums.split(out.pooled)
+        else:
+            sums = graphs.pool(ks, vs)
+        (values, den) = found
         by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, not alone)
         if alone:
             graphs.add_senders(into[0], by_sums, vs)
@@ -158,13 +178,17 @@ class _Graphs:
 
     def __init__(self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
         graphs, nodes, features = k.shape
-        self.terms, self.mask = terms, mask
+        self.terms = terms
+        self.mask = mask
         self.nodes: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         self.wide = torch.promote_types(v.dtype, torch.float32)
         # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
         width = max(1, graphs * max(features, v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, nodes * width // 8)) // width)
-        self.blocks = [slice(first, first + height) for first in range(0, nodes, height)] if nodes > height else [ALL]
+        if nodes > height:
+            self.blocks = [slice(first, first + height) for first in range(0, nodes, height)]
+        else:
+            self.blocks = [ALL]
         self.buffer = Buffers(v, self.wide) if nodes > height else None
         # By the identity of tensors: those of one that has several roles are computed once.
         self._known: dict[tuple[int, int | None], Vectors] = {}
@@ -175,10 +199,15 @@ class _Graphs:
         den.copy_(row)
         out.copy_(self._product(scores.mul_(reciprocal(row)), self._load(v), out))
 
-    def by_pairs_backward(self, into: list[Tensor], grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def by_pairs_backward(
+        self, into: list[Tensor], grad: Tensor, q: Tensor, k: Tensor, v: Tensor
+    ) -> None:
         """Write the gradients of q, k and v, or of one tensor in all roles."""
-        grad, (inner, attention, row) = self._load(grad), self._scores(q, k)
-        queries, keys, inverse = self._vectors(q), self._vectors(k), self._of_nodes(reciprocal(row))
+        grad = self._load(grad)
+        (inner, attention, row) = self._scores(q, k)
+        queries = self._vectors(q)
+        keys = self._vectors(k)
+        inverse = self._of_nodes(reciprocal(row))
         attention.mul_(inverse)
         into[-1].copy_(self._product(attention.mT, grad, into[-1]))
         by_scores = grad.bmm(self._load(v).mT)
@@ -190,35 +219,48 @@ class _Graphs:
         for place, (p, p_turned, x, y) in enumerate(roles):
             gradient = p.bmm(y.entries)
             out = gradient if len(into) == 1 else into[place]
-            _store_tangential(out, gradient, p_turned.sum(2, keepdim=True) if self.terms.unit else None, x)
+            _store_tangential(
+                out, gradient, p_turned.sum(2, keepdim=True) if self.terms.unit else None, x
+            )
         if len(into) == 1:
             into[0].add_(gradient)
 
     def _scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return QKᵀ, S and d."""
-        queries, keys = self._vectors(q), self._vectors(k)
+        queries = self._vectors(q)
+        keys = self._vectors(k)
         inner = queries.entries.bmm(keys.entries.mT)
         scores = self._times_senders(inner * queries.scale, keys.scale)
-        scores.add_(self.terms.constant if self.mask is None else self.terms.constant * self.mask.mT)
+        scores.add_(
+            self.terms.constant if self.mask is None else self.terms.constant * self.mask.mT
+        )
         if self.terms.own:
             scores.diagonal(dim1=1, dim2=2).unsqueeze(2).add_(self.terms.own * self.nodes)
         return inner, scores, scores.sum(2, keepdim=True)
 
     def _times_senders(self, x: Tensor, scale: Tensor) -> Tensor:
         """Multiply columns in place by the scale of senders, zero for padding."""
-        return x.mul_(self._of_nodes(scale).mT) if self.terms.unit or self.mask is not None else x
+        if self.terms.unit or self.mask is not None:
+            return x.mul_(self._of_nodes(scale).mT)
+        return x
 
     def pool(self, k: Tensor, v: Tensor) -> Sums:
         sums = []
         for rows in self.blocks:
-            unit, values = self._unit(k, rows), self._load(v, rows)
-            right = values.sum(1, keepdim=True) if self.mask is None else _contract(cut(self.mask, rows), values)
+            unit = self._unit(k, rows)
+            values = self._load(v, rows)
+            if self.mask is None:
+                right = values.sum(1, keepdim=True)
+            else:
+                right = _contract(cut(self.mask, rows), values)
             sums.append(Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: Sums) -> None:
-        own, constant = self.terms.own * self.nodes, self.terms.constant
-        least, bias = constant * self.nodes + own, sums.right if constant == 1 else constant * sums.right
+        own = self.terms.own * self.nodes
+        constant = self.terms.constant
+        least = constant * self.nodes + own
+        bias = sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
             unit = self._unit(q, rows)
             row = torch.bmm(unit, sums.left, out=cut(den, rows)).add_(least)
@@ -228,13 +270,25 @@ class _Graphs:
             torch.mul(total, reciprocal(row), out=cut(out, rows))
 
     def read_backward(
-        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Sums, through_norm: bool
+        self,
+        dq: Tensor,
+        grad: Tensor,
+        q: Tensor,
+        v: Tensor,
+        out: Tensor,
+        den: Tensor,
+        sums: Sums,
+        through_norm: bool,
     ) -> Sums:
         """Write ∂q, or ∂q̃ / ‖q‖; return G, γ and b."""
-        constant, own = self.terms.constant, self.terms.own * self.nodes
-        by_sums, turned, left = [], sums.outer.mT, sums.left.mT
+        constant = self.terms.constant
+        own = self.terms.own * self.nodes
+        by_sums = []
+        turned = sums.outer.mT
+        left = sums.left.mT
         for rows in self.blocks:
-            queries, gradient = self._vectors(q, rows), self._load(grad, rows)
+            queries = self._vectors(q, rows)
+            gradient = self._load(grad, rows)
             inverse = self._of_nodes(reciprocal(cut(den, rows)), rows)
             right = _contract(inverse, gradient)
             right = right if constant == 1 else right.mul_(constant)
@@ -242,26 +296,43 @@ class _Graphs:
             cosine = None
             if self.terms.unit and through_norm:
                 cosine = torch.bmm(gradient, sums.right.mT).mul_(-constant)
-                cosine = cosine.sub_(self._inner(gradient, self._load(v, rows)) * own) if self.terms.own else cosine
+                if self.terms.own:
+                    cosine = cosine.sub_(self._inner(gradient, self._load(v, rows)) * own)
+                else:
+                    cosine = cosine
                 cosine = cosine.mul_(inverse).sub_(inner * (constant * self.nodes + own))
-            inverse, inner = inverse * queries.scale, inner * queries.scale
+            inverse = inverse * queries.scale
+            inner = inner * queries.scale
             grads = torch.mul(gradient, inverse, out=self._scratch("grads", grad, rows))
-            by_sums.append(Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
+            by_sums.append(
+                Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right)
+            )
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
             if through_norm:
                 _store_tangential(cut(dq, rows), by_queries, cosine, queries)
         return _added(by_sums)
 
     def pool_backward(
-        self, dk: Tensor, dv: Tensor, by_sums: Sums, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor]
+        self,
+        dk: Tensor,
+        dv: Tensor,
+        by_sums: Sums,
+        k: Tensor,
+        v: Tensor,
+        own: tuple[Tensor, Tensor],
     ) -> None:
         """Write ∂k and ∂v from G, γ and b; ``own`` are grad and denominators, for the gradient of own values."""
         outer, left, right = by_sums
         for rows in self.blocks:
             keys = self._vectors(k, rows)
-            values = torch.mul(self._load(v, rows), keys.scale, out=self._scratch("values", v, rows))
+            values = torch.mul(
+                self._load(v, rows), keys.scale, out=self._scratch("values", v, rows)
+            )
             by_keys = self._product(values, outer.mT, dk, rows).addcmul_(keys.scale, left.mT)
-            cosine = self._inner(by_keys, keys.entries) if self.terms.unit else None
+            if self.terms.unit:
+                cosine = self._inner(by_keys, keys.entries)
+            else:
+                cosine = None
             _store_tangential(cut(dk, rows), by_keys, cosine, keys)
             total = self._product(keys.entries, outer, dv, rows)
             torch.addcmul(right, total, keys.scale, out=cut(dv, rows))
@@ -272,9 +343,11 @@ class _Graphs:
     def add_senders(self, dx: Tensor, by_sums: Sums, x: Tensor) -> None:
         """Complete the gradient of one tensor in all roles, of which dx is that of receivers, ∂q̃ / ‖q‖."""
         outer, left, right = by_sums
-        both, left = outer + outer.mT, left.mT
+        both = outer + outer.mT
+        left = left.mT
         for rows in self.blocks:
-            unit, (_, scale, power) = self._unit(x, rows), self._vectors(x, rows)
+            unit = self._unit(x, rows)
+            (_, scale, power) = self._vectors(x, rows)
             total = cut(dx, rows).addcmul_(scale, left)
             total = total if power is None else total.mul_(power)
             along = self._inner(total, unit) if self.terms.unit else None
@@ -314,15 +387,24 @@ class _Graphs:
 
     def _scratch(self, name: str, x: Tensor, rows: slice) -> Tensor | None:
         """Return memory for a block of x, used again by the next block."""
-        return None if self.buffer is None else self.buffer(name, *cut(x, rows).shape)
+        if self.buffer is None:
+            return None
+        return self.buffer(name, *cut(x, rows).shape)
 
-    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: slice = ALL, bias: Tensor | None = None) -> Tensor:
+    def _product(
+        self, x: Tensor, y: Tensor, out: Tensor, rows: slice = ALL, bias: Tensor | None = None
+    ) -> Tensor:
         """Return x y + bias, in ``out`` itself if that has its dtype: then ``out.copy_`` of it does nothing."""
         into = cut(out, rows) if out.dtype == x.dtype else self._scratch("product", out, rows)
-        return torch.bmm(x, y, out=into) if bias is None else torch.baddbmm(bias, x, y, out=into)
+        if bias is None:
+            return torch.bmm(x, y, out=into)
+        return torch.baddbmm(bias, x, y, out=into)
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
-        into = None if self.buffer is None else self.buffer("inner", *x.shape)
+        if self.buffer is None:
+            into = None
+        else:
+            into = self.buffer("inner", *x.shape)
         return torch.mul(x, y, out=into).sum(2, keepdim=True)
 
 
@@ -341,7 +423,8 @@ def _contract(x: Tensor, y: Tensor) -> Tensor:
 def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
     """Return q(kᵀv), or (qkᵀ)v for small graphs: whichever is cheaper, 2nFD or n²(F + D)."""
     out = empty_like(v)
-    features, channels = q.size(2), v.size(2)
+    features = q.size(2)
+    channels = v.size(2)
     for mask, (result,), (qs, ks, vs) in stacks(ptr, _rows_at_once(k, v), [out], [q, k, v]):
         senders = ks if mask is None else ks * mask  # padding sends nothing
         if qs.size(1) * (features + channels) < 2 * features * channels:

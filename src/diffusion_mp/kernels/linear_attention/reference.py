@@ -33,11 +33,16 @@ class LinearRows(NamedTuple):
 
     values: Tensor  # [N, H, D]
     den: Tensor  # denominators [N, H]
-    pooled: Tensor  # as of :func:`linear_pool`, or zeros where they are not needed; of a batch no entry
+    pooled: (
+        Tensor  # as of :func:`linear_pool`, or zeros where they are not needed; of a batch no entry
+    )
 
 
 def linear_product(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    ptr: Tensor | None,
 ) -> Float[Tensor, "N H D"]:
     """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, through the sums over the nodes of every graph."""
     if ptr is None:
@@ -69,13 +74,20 @@ def attention(
 
 
 def attention_backward(
-    grad_values: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
     if k is None or v is None:
         (of_all,) = pulled_back(lambda x: attention(x, x, x, terms).values, (q,), grad_values)
         return of_all, q.new_empty(0), q.new_empty(0)
-    dq, dk, dv = pulled_back(lambda q, k, v: attention(q, k, v, terms).values, (q, k, v), grad_values)
+    dq, dk, dv = pulled_back(
+        lambda q, k, v: attention(q, k, v, terms).values, (q, k, v), grad_values
+    )
     return dq, dk, dv
 
 
@@ -91,15 +103,29 @@ def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def read(
-    q: Tensor, v: Tensor, outer: Tensor, left: Tensor, right: Tensor, size: int | Tensor, terms: Terms,
+    q: Tensor,
+    v: Tensor,
+    outer: Tensor,
+    left: Tensor,
+    right: Tensor,
+    size: int | Tensor,
+    terms: Terms,
     positive: bool = False,
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+) -> Float[Tensor, "N H D"]:
     """Return the rows [N, H, D] from such sums over ``size`` nodes; ``positive`` says that no row sums to zero."""
-    constant, own, one = terms.constant * size, terms.own * size, q.dim() == 2
+    constant = terms.constant * size
+    own = terms.own * size
+    one = q.dim() == 2
     right = right if terms.constant == 1 else terms.constant * right
     total = (torch.addmm if one else torch.baddbmm)(right, q, outer)
     total = total + own * v if terms.own else total
-    row = torch.mv(q, left) if one else torch.bmm(q, left.unsqueeze(2)).squeeze(2)
+    if one:
+        row = torch.mv(q, left)
+    else:
+        row = torch.bmm(q, left.unsqueeze(2)).squeeze(2)
     row = (row + (constant + own)).unsqueeze(-1)
-    out = total / row if positive or lies_in(row, LEAST, math.inf) else quotient(total, row)
+    if positive or lies_in(row, LEAST, math.inf):
+        out = total / row
+    else:
+        out = quotient(total, row)
     return (out.unsqueeze(1) if one else out.transpose(0, 1)).contiguous()

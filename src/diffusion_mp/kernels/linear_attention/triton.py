@@ -52,16 +52,31 @@ def _through_unit(gradient, x, size, norm):
 def _own(table, nodes, rows, H, PARTS: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr):
     """A program's part of D, its head and run, the bounds and the graph of that, and its features and channels."""
     program = tl.program_id(0).to(tl.int64)
-    part, head, tile = program % PARTS, program // PARTS % H, program // (PARTS * H)
+    part = program % PARTS
+    head = program // PARTS % H
+    tile = program // (PARTS * H)
     first, last, _, _, graph = run(table, tile, nodes, rows)
-    return part, head, tile, first, last, graph, tl.arange(0, BLOCK_F), part * BLOCK_D + tl.arange(0, BLOCK_D)
+    return (
+        part,
+        head,
+        tile,
+        first,
+        last,
+        graph,
+        tl.arange(0, BLOCK_F),
+        part * BLOCK_D + tl.arange(0, BLOCK_D),
+    )
 
 
 @triton.jit
 @no_type_check
 def _block(state, f, d, F, D):
     """M of rows f and columns d."""
-    return tl.load(state + f[:, None] * (D + 1) + d[None, :], mask=(f[:, None] < F) & (d[None, :] < D), other=0.0)
+    return tl.load(
+        state + f[:, None] * (D + 1) + d[None, :],
+        mask=(f[:, None] < F) & (d[None, :] < D),
+        other=0.0,
+    )
 
 
 @triton.jit
@@ -79,7 +94,9 @@ def _load_state(states, graph, head, H, f, d, F, D):
 def _store_state(states, tile, head, H, outer, left, right, size, part, f, d, F, D):
     """M, m, r and n of the rows of a run, for a part of D; m and n are stored with the first part."""
     at = states + (tile * H + head) * (F + 1) * (D + 1)
-    tl.store(at + f[:, None] * (D + 1) + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D))
+    tl.store(
+        at + f[:, None] * (D + 1) + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D)
+    )
     tl.store(at + F * (D + 1) + d, right, mask=d < D)
     if part == 0:
         tl.store(at + f * (D + 1) + D, left, mask=f < F)
@@ -97,14 +114,33 @@ def _inverse(den, row, inside, head, H):
 @triton.jit
 @no_type_check
 def _pool(
-    k, v, states, table, nodes, rows, k_n, k_h, v_n, v_h, H, F, D,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    states,
+    table,
+    nodes,
+    rows,
+    k_n,
+    k_h,
+    v_n,
+    v_h,
+    H,
+    F,
+    D,
+    UNIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """The state of one run of senders, for one head and BLOCK_D channels of v."""
-    part, head, tile, first, last, _graph, f, d = _own(table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D)
+    part, head, tile, first, last, _graph, f, d = _own(
+        table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D
+    )
     outer = tl.zeros([BLOCK_F, BLOCK_D], tl.float32)
-    left, right = tl.zeros([BLOCK_F], tl.float32), tl.zeros([BLOCK_D], tl.float32)
+    left = tl.zeros([BLOCK_F], tl.float32)
+    right = tl.zeros([BLOCK_D], tl.float32)
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
@@ -119,12 +155,35 @@ def _pool(
 @triton.jit
 @no_type_check
 def _read(
-    q, v, state, table, nodes, rows, out, den, q_n, q_h, v_n, v_h, H, F, D, constant, own,
-    OWN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    q,
+    v,
+    state,
+    table,
+    nodes,
+    rows,
+    out,
+    den,
+    q_n,
+    q_h,
+    v_n,
+    v_h,
+    H,
+    F,
+    D,
+    constant,
+    own,
+    OWN: tl.constexpr,
+    UNIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """(Mᵀq̃ + c r + own n v)/d for a run of receivers, and d = m·q̃ + (c + own) n."""
-    part, head, _tile, first, last, graph, f, d = _own(table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D)
+    part, head, _tile, first, last, graph, f, d = _own(
+        table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D
+    )
     _state, outer, left, right, number = _load_state(state, graph, head, H, f, d, F, D)
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
@@ -134,7 +193,9 @@ def _read(
         if OWN:
             result += own * number * load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
         total = tl.sum(qs * left[None, :], axis=1) + (constant + own) * number
-        result = tl.where(total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None])
+        result = tl.where(
+            total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None]
+        )
         store(out, row, inside, head, H, d, D, result)
         if part == 0:
             tl.store(den + row * H + head, total, mask=inside)
@@ -143,21 +204,45 @@ def _read(
 @triton.jit
 @no_type_check
 def _receivers(
-    q, grad, out, den, state, states, table, nodes, rows, dq, q_n, q_h, grad_n, grad_h, H, F, D,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    q,
+    grad,
+    out,
+    den,
+    state,
+    states,
+    table,
+    nodes,
+    rows,
+    dq,
+    q_n,
+    q_h,
+    grad_n,
+    grad_h,
+    H,
+    F,
+    D,
+    UNIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """dq̃ = M g + w m for a run of receivers, through the norm of q; and the state of q̃, g and w for a part of D."""
-    part, head, tile, first, last, graph, f, d = _own(table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D)
+    part, head, tile, first, last, graph, f, d = _own(
+        table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D
+    )
     state, block, m, _r, _number = _load_state(state, graph, head, H, f, d, F, D)
     outer = tl.zeros([BLOCK_F, BLOCK_D], tl.float32)
-    left, right = tl.zeros([BLOCK_F], tl.float32), tl.zeros([BLOCK_D], tl.float32)
+    left = tl.zeros([BLOCK_F], tl.float32)
+    right = tl.zeros([BLOCK_D], tl.float32)
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
         inverse = _inverse(den, row, inside, head, H)
         qs, size, norm = _vectors(q, row, inside, head, q_n, q_h, f, F, UNIT)
-        weight, dqs = tl.zeros([BLOCK_N], tl.float32), tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
+        weight = tl.zeros([BLOCK_N], tl.float32)
+        dqs = tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
         for other in tl.static_range(PARTS):
             e = other * BLOCK_D + tl.arange(0, BLOCK_D)
             gs = inverse * load(grad, row, inside, head, grad_n, grad_h, e, D, tl.float32)
@@ -182,12 +267,39 @@ def _receivers(
 @triton.jit
 @no_type_check
 def _senders(
-    k, v, grad, den, state, table, nodes, rows, dk, dv, k_n, k_h, v_n, v_h, grad_n, grad_h, H, F, D, constant, own,
-    OWN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    grad,
+    den,
+    state,
+    table,
+    nodes,
+    rows,
+    dk,
+    dv,
+    k_n,
+    k_h,
+    v_n,
+    v_h,
+    grad_n,
+    grad_h,
+    H,
+    F,
+    D,
+    constant,
+    own,
+    OWN: tl.constexpr,
+    UNIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """dk̃ = M v + m for a run of senders, through the norm of k; and dv = Mᵀk̃ + c r + own n g for a part of D."""
-    part, head, _tile, first, last, graph, f, d = _own(table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D)
+    part, head, _tile, first, last, graph, f, d = _own(
+        table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D
+    )
     state, outer, left, right, number = _load_state(state, graph, head, H, f, d, F, D)
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
@@ -201,7 +313,8 @@ def _senders(
         if part == 0:
             dks = tl.zeros([BLOCK_N, BLOCK_F], tl.float32) + left[None, :]
             for other in tl.static_range(PARTS):
-                e, block = other * BLOCK_D + tl.arange(0, BLOCK_D), outer
+                e = other * BLOCK_D + tl.arange(0, BLOCK_D)
+                block = outer
                 if PARTS > 1:
                     block = _block(state, f, e, F, D)
                 vs = load(v, row, inside, head, v_n, v_h, e, D, tl.float32)
@@ -220,7 +333,8 @@ class _Launch:
         least = max(128, 2 * padded(features), 2 * padded(channels))
         rows = max(least, triton.next_power_of_2(triton.cdiv(nodes * heads, PROGRAMS)))
         self.runs = tiles(terms.ptr, nodes, rows, k.device)
-        self.rows, self.sizes = (*self.runs.bounds, rows), (heads, features, channels)
+        self.rows = (*self.runs.bounds, rows)
+        self.sizes = (heads, features, channels)
         wide = padded(features)
         block = min(64 if wide <= 64 else 32, padded(channels))
         parts = max(1, triton.cdiv(channels, block))  # denominators also where there is no channel
@@ -245,22 +359,33 @@ class _Launch:
     def states(self, like: Tensor) -> Tensor:
         """Return memory for the states of all runs."""
         heads, features, channels = self.sizes
-        return like.new_empty(self.runs.number, heads, features + 1, channels + 1, dtype=torch.float32)
+        return like.new_empty(
+            self.runs.number, heads, features + 1, channels + 1, dtype=torch.float32
+        )
 
     def by_graph(self, states: Tensor) -> Tensor:
         """Return the sums over the runs of every graph."""
         offset = self.runs.offset
         if offset is None:
-            return states if len(states) == 1 else states.sum(0, keepdim=True)
+            if len(states) == 1:
+                return states
+            return states.sum(0, keepdim=True)
         if len(states) == len(offset) - 1:
             return states
-        return torch.segment_reduce(states.flatten(1), "sum", offsets=offset).unflatten(1, states.shape[1:])
+        return torch.segment_reduce(states.flatten(1), "sum", offsets=offset).unflatten(
+            1, states.shape[1:]
+        )
 
 
 def _ample(device: torch.device) -> bool:
     """Return whether programs may take more shared memory than on GPUs for desktops, which have 99 KiB."""
-    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return getattr(properties, "shared_memory_per_block_optin", 0) > 2**17  # which older versions of torch lack
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+    else:
+        properties = None
+    return (
+        getattr(properties, "shared_memory_per_block_optin", 0) > 2**17
+    )  # which older versions of torch lack
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
@@ -273,18 +398,26 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         state = launch.pool(k, v)
         to = (*launch.rows, out, den, *strides(q, v), *launch.sizes, terms.constant, terms.own)
         _read[launch.grid](q, v, state, *to, OWN=terms.own != 0, **launch.options)
-    return LinearRows(out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]))
+    return LinearRows(
+        out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:])
+    )
 
 
-def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms) -> tuple[Tensor, ...]:
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
-    values, den = out.values.contiguous(), out.den.contiguous()
+    values = out.values.contiguous()
+    den = out.den.contiguous()
     dq, dk, dv = empty_like(q, k, v)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
-        state, states = out.pooled if terms.ptr is None else launch.pool(k, v), launch.states(q)
+        state = out.pooled if terms.ptr is None else launch.pool(k, v)
+        states = launch.states(q)
         to = (states, *launch.rows, dq, *strides(q, grad), *launch.sizes)
         _receivers[launch.grid](q, grad, values, den, state, *to, **launch.options)
         to = (*launch.rows, dk, dv, *strides(k, v, grad), *launch.sizes, terms.constant, terms.own)
-        _senders[launch.grid](k, v, grad, den, launch.by_graph(states), *to, OWN=terms.own != 0, **launch.options)
+        _senders[launch.grid](
+            k, v, grad, den, launch.by_graph(states), *to, OWN=terms.own != 0, **launch.options
+        )
     return dq, dk, dv

@@ -8,14 +8,25 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.kernels.log_linear_attention import blocked, reference
-from diffusion_mp.kernels.log_linear_attention.reference import LogLinearRows, Pooled, Receivers, Senders
+from diffusion_mp.kernels.log_linear_attention.reference import (
+    LogLinearRows,
+    Pooled,
+    Receivers,
+    Senders,
+)
 from diffusion_mp.kernels.operation import Backend, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
 
 __all__ = [
-    "Pooled", "Receivers", "Senders", "log_linear_entries", "log_linear_logsumexp", "log_linear_pool",
-    "log_linear_product", "log_linear_read",
-]  # fmt: skip
+    "Pooled",
+    "Receivers",
+    "Senders",
+    "log_linear_entries",
+    "log_linear_logsumexp",
+    "log_linear_pool",
+    "log_linear_product",
+    "log_linear_read",
+]
 
 FAMILY = "log_linear_attention"
 CHUNK = 1 << 20  # entries of log features that are gathered at once, 4 MiB in float32
@@ -58,7 +69,9 @@ def log_linear_pool(senders: Senders) -> Pooled:
     formula=reference.pool_backward,
     cpu=blocked.pool_backward,
 )
-def _pool_backward(grad_sums: Tensor, senders: Senders, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _pool_backward(
+    grad_sums: Tensor, senders: Senders, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(*senders)
 
 
@@ -84,7 +97,9 @@ def log_linear_read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
     formula=reference.read_backward,
     cpu=blocked.read_backward,
 )
-def _read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
+def _read_backward(
+    grad: LogLinearRows, receivers: Receivers, pooled: Pooled
+) -> tuple[Tensor, Tensor, Tensor]:
     return (*blocked.empty_gradients(receivers, pooled.sums.size(1)), empty_like(pooled.sums))
 
 
@@ -94,10 +109,15 @@ log_linear_read.derivatives({"receivers pooled.sums": _read_backward})
 
 
 def log_linear_product(
-    log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"],
-    row_shift: Float[Tensor, "N H K"] | None, col_shift: Float[Tensor, "N H K"], ptr: Tensor | None = None,
-    *, backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    row_shift: Float[Tensor, "N H K"] | None,
+    col_shift: Float[Tensor, "N H K"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
 
     Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
@@ -117,14 +137,20 @@ def log_linear_product(
         >>> torch.allclose(found, torch.einsum("ihf,jhf,jhd->ihd", q, k, v), atol=1e-5)
         True
     """
-    rows = _attention(Receivers(log_q, row_shift), Senders(log_k, col_shift, v), ptr, backend=backend)
+    rows = _attention(
+        Receivers(log_q, row_shift), Senders(log_k, col_shift, v), ptr, backend=backend
+    )
     return rows.values.to(v.dtype)
 
 
 def log_linear_logsumexp(
-    log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"], col_shift: Float[Tensor, "N H K"],
-    ptr: Tensor | None = None, *, backend: Backend = "auto",
-) -> Float[Tensor, "N H K"]:  # fmt: skip
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
+    col_shift: Float[Tensor, "N H K"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H K"]:
     """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
 
     The log-normaliser of a row of :func:`log_linear_product`, in at least float32, in O(N K F) time.
@@ -134,7 +160,9 @@ def log_linear_logsumexp(
         >>> torch.allclose(found, torch.einsum("ihf,jhf->ih", q, k).log().unsqueeze(2), atol=1e-5)
         True
     """
-    return _attention(Receivers(log_q, None), Senders(log_k, col_shift, log_q[:, :, :0]), ptr, backend=backend).log_sum
+    return _attention(
+        Receivers(log_q, None), Senders(log_k, col_shift, log_q[:, :, :0]), ptr, backend=backend
+    ).log_sum
 
 
 def log_linear_entries(

@@ -26,7 +26,12 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph.ops import Size
-from diffusion_mp.kernels.log_linear_attention.reference import LogLinearRows, Pooled, Receivers, Senders
+from diffusion_mp.kernels.log_linear_attention.reference import (
+    LogLinearRows,
+    Pooled,
+    Receivers,
+    Senders,
+)
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import ON_GPU, even, stacks
 
@@ -126,7 +131,8 @@ def attention_backward(
     by_receivers = empty_gradients(receivers, senders.col_shift.size(2))
     by_senders = Senders(*empty_like(*senders))
     given = receivers.row_shift is not None
-    results, grads = [*by_senders, *by_receivers[: 1 + given]], list(grad[: 2 - given])
+    results = [*by_senders, *by_receivers[: 1 + given]]
+    grads = list(grad[: 2 - given])
     for to, of, rows, by_rows in _graphs(ptr, receivers, senders, results, grads):
         by_out = LogLinearRows(by_rows[0], by_rows[-1])
         for bound in _bounds(of):
@@ -139,12 +145,20 @@ def pool(senders: Senders) -> Pooled:
     log_k, col_shift, v = senders
     shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
     if not log_k.size(0):
-        return Pooled(v.new_zeros(*shape, v.size(2) + 1), v.new_full((*shape, 1), -torch.inf, dtype=torch.float64))
+        return Pooled(
+            v.new_zeros(*shape, v.size(2) + 1),
+            v.new_full((*shape, 1), -torch.inf, dtype=torch.float64),
+        )
     of = _by_head(senders)
     bounds = _bounds(of)
     shifts = [bound.features.double() + bound.samples.double().transpose(1, 2) for bound in bounds]
-    shifts = [shift if bound.rest is None else shift + bound.rest for shift, bound in zip(shifts, bounds, strict=True)]
-    return Pooled(_joined([_pool(of, bound) for bound in bounds]), torch.cat(shifts, 1).unsqueeze(3))
+    shifts = [
+        shift if bound.rest is None else shift + bound.rest
+        for shift, bound in zip(shifts, bounds, strict=True)
+    ]
+    return Pooled(
+        _joined([_pool(of, bound) for bound in bounds]), torch.cat(shifts, 1).unsqueeze(3)
+    )
 
 
 def pool_backward(grad: Tensor, senders: Senders, shift: Tensor) -> tuple[Tensor, ...]:
@@ -166,10 +180,13 @@ def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
 
 def read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, ...]:
     gradients = empty_gradients(receivers, pooled.sums.size(1))
-    of, by_rows = _by_head(receivers), _by_head(grad)
+    of = _by_head(receivers)
+    by_rows = _by_head(grad)
     rows = gradients[0].transpose(0, 1), gradients[1].transpose(0, 1)
     bounds = _merged_bounds(pooled)
-    by_sums = [_read_backward(rows, by_rows, of, _split(pooled.sums, bound), bound) for bound in bounds]
+    by_sums = [
+        _read_backward(rows, by_rows, of, _split(pooled.sums, bound), bound) for bound in bounds
+    ]
     return *gradients, _joined(by_sums)
 
 
@@ -177,7 +194,10 @@ def empty_results(receivers: Receivers, samples: Size, channels: Size) -> LogLin
     """Return uninitialised results, without a row of L where shifts are given."""
     nodes, heads, _ = receivers.log_q.shape
     new = receivers.log_q.new_empty
-    return LogLinearRows(new(nodes, heads, channels), new(nodes if receivers.row_shift is None else 0, heads, samples))
+    return LogLinearRows(
+        new(nodes, heads, channels),
+        new(nodes if receivers.row_shift is None else 0, heads, samples),
+    )
 
 
 def empty_gradients(receivers: Receivers, samples: Size) -> tuple[Tensor, Tensor]:
@@ -195,19 +215,34 @@ def _by_head(tensors: T) -> T:
 
 
 def _graphs(
-    ptr: Tensor | None, receivers: Receivers, senders: Senders, results: list[Tensor], grads: list[Tensor] | None = None
+    ptr: Tensor | None,
+    receivers: Receivers,
+    senders: Senders,
+    results: list[Tensor],
+    grads: list[Tensor] | None = None,
 ) -> Iterator[tuple[Receivers, Senders, list[Tensor], list[Tensor]]]:
     """Yield receivers, senders, results and gradients of stacked graphs, all [B, n, F]; padding sends nothing."""
-    grads, given = grads or [], [] if receivers.row_shift is None else [receivers.row_shift]
+    grads = grads or []
+    given = [] if receivers.row_shift is None else [receivers.row_shift]
     _, heads, features = senders.log_k.shape
-    height = (BLOCK if senders.v.is_cpu else ON_GPU * BLOCK) // (heads * senders.col_shift.size(2) * features)
-    for mask, rows, views in stacks(ptr, height, results, [*senders, receivers.log_q, *grads, *given]):
+    height = (BLOCK if senders.v.is_cpu else ON_GPU * BLOCK) // (
+        heads * senders.col_shift.size(2) * features
+    )
+    for mask, rows, views in stacks(
+        ptr, height, results, [*senders, receivers.log_q, *grads, *given]
+    ):
         log_k, col_shift, v, log_q, *more = views
-        by_rows, shifts = more[: len(grads)], more[len(grads) :]
+        by_rows = more[: len(grads)]
+        shifts = more[len(grads) :]
         if mask is not None:
             col_shift = col_shift.masked_fill(mask == 0, -torch.inf)
             by_rows = [grad * mask for grad in by_rows]
-        yield Receivers(log_q, shifts[0] if shifts else None), Senders(log_k, col_shift, v), rows, by_rows
+        yield (
+            Receivers(log_q, shifts[0] if shifts else None),
+            Senders(log_k, col_shift, v),
+            rows,
+            by_rows,
+        )
 
 
 def _blocks(log_features: Tensor, bound: Bound) -> list[slice]:
@@ -229,7 +264,9 @@ def _bounds(senders: Senders) -> list[Bound]:
     count = samples.size(2)
     if not (features - attained > SLACK).any():  # false for a NaN of another graph
         return [Bound(slice(0, count), features, samples, count)]
-    found, keys, shifts = [], log_k - features, col_shift - samples
+    found = []
+    keys = log_k - features
+    shifts = col_shift - samples
     for s in range(count):
         chosen = slice(s, s + 1)
         most = (keys + shifts[:, :, chosen]).amax(1, keepdim=True)
@@ -239,10 +276,15 @@ def _bounds(senders: Senders) -> list[Bound]:
 
 def _merged_bounds(pooled: Pooled) -> list[Bound]:
     """Return the bounds of sums that may be merged; the differences M_sr − max_r M_sr are small."""
-    found, shifts = [], pooled.shift.transpose(2, 3).unbind(1)
+    found = []
+    shifts = pooled.shift.transpose(2, 3).unbind(1)
     for s, shift in enumerate(shifts):
         most = shift.amax(2, keepdim=True)
-        found.append(Bound(slice(s, s + 1), (shift - most).to(pooled.sums), most.to(pooled.sums), len(shifts)))
+        found.append(
+            Bound(
+                slice(s, s + 1), (shift - most).to(pooled.sums), most.to(pooled.sums), len(shifts)
+            )
+        )
     return found
 
 
@@ -263,9 +305,14 @@ def _sums(x: Factor, y: Tensor, weights: Tensor, nodes: int) -> Sums:
 
     On a GPU long sums go matrix by matrix, since cuBLAS does not divide those of a batch among its processors.
     """
-    samples, features, channels = x.samples.size(2), x.features.size(2), y.size(2)
+    samples = x.samples.size(2)
+    features = x.features.size(2)
+    channels = y.size(2)
     product = torch.bmm if y.is_cpu or y.size(1) < 1024 * y.size(0) else _one_by_one
-    few = x.features.size(1) == nodes and nodes * (samples + features + channels) <= 2 * samples * features * channels
+    few = (
+        x.features.size(1) == nodes
+        and nodes * (samples + features + channels) <= 2 * samples * features * channels
+    )
     values = Paired(x, y) if few else Summed(product(x.product.transpose(1, 2), y))
     return Sums(values, product(weights.transpose(1, 2), x.features))
 
@@ -290,7 +337,8 @@ def _write(out: Tensor, rows: slice, value: Tensor, bound: Bound) -> None:
 def _pool(senders: Senders, bound: Bound) -> Sums:
     parts = []
     for b in _blocks(senders.log_k, bound):
-        factor, v = _sending(senders, b, bound), senders.v[:, b]
+        factor = _sending(senders, b, bound)
+        v = senders.v[:, b]
         parts.append(_sums(factor, v, factor.samples, senders.v.size(1)))
     return reduce(_add, parts)
 
@@ -304,7 +352,11 @@ def _read(out: LogLinearRows, receivers: Receivers, sums: Sums, bound: Bound) ->
 
 
 def _read_backward(
-    by_receivers: tuple[Tensor, Tensor], grad: LogLinearRows, receivers: Receivers, sums: Sums, bound: Bound
+    by_receivers: tuple[Tensor, Tensor],
+    grad: LogLinearRows,
+    receivers: Receivers,
+    sums: Sums,
+    bound: Bound,
 ) -> Sums:
     """Write the gradients of the receivers, and return those of the sums: W and Σ_i A_isr t_is."""
     by_log_q, by_row_shift = by_receivers
@@ -317,7 +369,11 @@ def _read_backward(
             by_row_shift[:, b, bound.chosen] = by_samples
             through = torch.zeros_like(by_samples)
         else:
-            through = (grad.log_sum[:, b, bound.chosen] - by_samples).mul_(bound.total).mul_(factor.samples)  # x t
+            through = (
+                (grad.log_sum[:, b, bound.chosen] - by_samples)
+                .mul_(bound.total)
+                .mul_(factor.samples)
+            )  # x t
             by_features.addcmul_(torch.bmm(through, sums.counts), factor.features)
         parts.append(_sums(factor, g, through, receivers.log_q.size(1)))
         _write(by_log_q, b, by_features, bound)
@@ -329,7 +385,9 @@ def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: 
         factor = _sending(senders, b, bound)
         _write(by_senders.v, b, by_sums.values.rows(factor), bound)
         by_samples, by_features = by_sums.values.exponents(factor, senders.v[:, b])
-        by_samples.addcmul_(torch.bmm(factor.features, by_sums.counts.transpose(1, 2)), factor.samples)
+        by_samples.addcmul_(
+            torch.bmm(factor.features, by_sums.counts.transpose(1, 2)), factor.samples
+        )
         by_features.addcmul_(torch.bmm(factor.samples, by_sums.counts), factor.features)
         by_senders.col_shift[:, b, bound.chosen] = by_samples
         _write(by_senders.log_k, b, by_features, bound)
@@ -345,7 +403,9 @@ def _sending(senders: Senders, rows: slice, bound: Bound) -> Factor:
     return Factor(shift.add_(top).clamp_max_(0.0).exp_(), keys.sub_(top).exp_())
 
 
-def _receiving(receivers: Receivers, sums: Sums, rows: slice, bound: Bound) -> tuple[Factor, Tensor | None]:
+def _receiving(
+    receivers: Receivers, sums: Sums, rows: slice, bound: Bound
+) -> tuple[Factor, Tensor | None]:
     """Return A of a block, as x and f ≤ 1, and L [B, n, K] where no shifts are given."""
     queries = receivers.log_q[:, rows] + bound.features
     if bound.rest is not None:

@@ -69,14 +69,19 @@ class LogLinearRows(NamedTuple):
 def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> LogLinearRows:
     parts = []
     for rows in slices(ptr, senders.v.size(0)):
-        of = Receivers(receivers.log_q[rows], None if receivers.row_shift is None else receivers.row_shift[rows])
+        of = Receivers(
+            receivers.log_q[rows],
+            None if receivers.row_shift is None else receivers.row_shift[rows],
+        )
         parts.append(read(of, pool(Senders(*(t[rows] for t in senders)))))
     return LogLinearRows(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def pool(senders: Senders) -> Pooled:
     exponents = senders.log_k.unsqueeze(2) + senders.col_shift.unsqueeze(3)
-    shift = pad(exponents.detach(), (0, 0, 0, 0, 0, 0, 0, 1), value=-torch.inf).amax(0)  # padded, for no sender
+    shift = pad(exponents.detach(), (0, 0, 0, 0, 0, 0, 0, 1), value=-torch.inf).amax(
+        0
+    )  # padded, for no sender
     shift = shift.double().unsqueeze(3)
     return Pooled(sums(senders, shift), shift)
 
@@ -93,7 +98,8 @@ def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
     exponents = log_q.unsqueeze(2) + pooled.shift.squeeze(3).to(log_q.dtype)
     top = exponents.detach().amax(3, keepdim=True)
     total = torch.einsum("ihsr,hsrd->ihsd", (exponents - top).exp(), pooled.sums)
-    values, count = total[..., :-1], total[..., -1:]
+    values = total[..., :-1]
+    count = total[..., -1:]
     log_sum = (count.log() + top).squeeze(3)
     if row_shift is None:
         return LogLinearRows((values / count).mean(2), log_sum)
@@ -111,12 +117,18 @@ def attention_backward(
     return _pulled(rows, receivers, tuple(senders), grad)
 
 
-def pool_backward(grad_sums: Tensor, senders: Senders, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    by_log_k, by_col_shift, by_v = pulled_back(lambda *of: sums(Senders(*of), shift), senders, grad_sums)
+def pool_backward(
+    grad_sums: Tensor, senders: Senders, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    by_log_k, by_col_shift, by_v = pulled_back(
+        lambda *of: sums(Senders(*of), shift), senders, grad_sums
+    )
     return by_log_k, by_col_shift, by_v
 
 
-def read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
+def read_backward(
+    grad: LogLinearRows, receivers: Receivers, pooled: Pooled
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of log_q, a (no row where it is not given) and the sums."""
 
     def rows(receivers: Receivers, sums: Tensor) -> LogLinearRows:
@@ -126,7 +138,10 @@ def read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> 
 
 
 def _pulled(
-    rows: Callable[..., LogLinearRows], receivers: Receivers, others: tuple[Tensor, ...], grad: LogLinearRows
+    rows: Callable[..., LogLinearRows],
+    receivers: Receivers,
+    others: tuple[Tensor, ...],
+    grad: LogLinearRows,
 ) -> Any:
     """Return the gradients of the receivers and of the others."""
     log_q, row_shift = receivers
@@ -134,7 +149,9 @@ def _pulled(
         inputs = (log_q, row_shift, *others)
         return pulled_back(lambda q, a, *of: tuple(rows(Receivers(q, a), *of)), inputs, tuple(grad))
     inputs = (log_q, *others)
-    by_log_q, *by_others = pulled_back(lambda q, *of: tuple(rows(Receivers(q, None), *of)), inputs, tuple(grad))
+    by_log_q, *by_others = pulled_back(
+        lambda q, *of: tuple(rows(Receivers(q, None), *of)), inputs, tuple(grad)
+    )
     return (by_log_q, log_q.new_empty(0, *grad.log_sum.shape[1:]), *by_others)
 
 

@@ -41,7 +41,9 @@ def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tenso
 
 @declare("neumann_inner", formula=sums.inner, cpu=sums.gathered_inner, triton=on_gpu("inner"))
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
-    return v.new_empty(len(stencil.strides), v.size(1), dtype=torch.promote_types(v.dtype, torch.float32))
+    return v.new_empty(
+        len(stencil.strides), v.size(1), dtype=torch.promote_types(v.dtype, torch.float32)
+    )
 
 
 def _by_v(grad: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool, backend: str) -> Tensor:
@@ -63,9 +65,15 @@ _inner.derivatives(
 
 
 def neumann_product(
-    v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K H"], strides: Sequence[int], boundary: str = "symmetric",
-    ptr: Tensor | None = None, *, transpose: bool = False, backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    v: Float[Tensor, "N H D"],
+    alpha: Float[Tensor, "K H"],
+    strides: Sequence[int],
+    boundary: str = "symmetric",
+    ptr: Tensor | None = None,
+    *,
+    transpose: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_k α_k (v_left + v_right), the neighbours of i at stride h_k in its sequence, in O(K N D).
 
     Accumulates in at least float32; the result has the dtype of ``v``. Differentiable any number of times.

@@ -37,7 +37,9 @@ class Stencil(NamedTuple):
     ptr: Tensor | None
 
 
-def positions(ptr: Tensor | None, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor | int]:
+def positions(
+    ptr: Tensor | None, num_nodes: int, device: torch.device
+) -> tuple[Tensor, Tensor | int]:
     """Return the place of every row in its sequence, 0 … n − 1, and n: one number, or [N] for a ragged batch."""
     row = torch.arange(num_nodes, device=device)
     if ptr is None:
@@ -68,24 +70,35 @@ def neighbours(
     """
     place, length = positions(ptr, num_nodes, device)
     stride = column(strides, place)
-    left, right = place - stride, place + stride
+    left = place - stride
+    right = place + stride
     if boundary == "symmetric":
-        left, right = left % (2 * length), right % (2 * length)
-        left, right = torch.minimum(left, 2 * length - 1 - left), torch.minimum(right, 2 * length - 1 - right)
+        left = left % (2 * length)
+        right = right % (2 * length)
+        left = torch.minimum(left, 2 * length - 1 - left)
+        right = torch.minimum(right, 2 * length - 1 - right)
     elif boundary == "replicate":
-        left, right = left.clamp(min=0), torch.where(right < length, right, length - 1)
+        left = left.clamp(min=0)
+        right = torch.where(right < length, right, length - 1)
     elif boundary == "periodic":
-        left, right = left % length, right % length
+        left = left % length
+        right = right % length
     else:
         check_choice(boundary, "boundary", get_args(Boundary))
         left = torch.where(left < 0, place, left)
-        right = torch.where(right < length, right, place) if boundary == "drop" else place.expand_as(right)
+        if boundary == "drop":
+            right = torch.where(right < length, right, place)
+        else:
+            right = place.expand_as(right)
     start = torch.arange(num_nodes, device=device) - place
     return start + left, start + right
 
 
 def product(
-    v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K H"], stencil: Stencil, transpose: bool = False
+    v: Float[Tensor, "N H D"],
+    alpha: Float[Tensor, "K H"],
+    stencil: Stencil,
+    transpose: bool = False,
 ) -> Float[Tensor, "N H D"]:
     """Return Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
     if by_shifts(v, stencil, transpose):
@@ -94,7 +107,9 @@ def product(
     if not transpose:
         return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
     moved = torch.einsum("kh,nhd->knhd", alpha, v).flatten(0, 1)
-    return torch.zeros_like(v).index_add(0, left.flatten(), moved).index_add(0, right.flatten(), moved)
+    return (
+        torch.zeros_like(v).index_add(0, left.flatten(), moved).index_add(0, right.flatten(), moved)
+    )
 
 
 def by_shifts(v: Tensor, stencil: Stencil, transpose: bool) -> bool:
@@ -105,10 +120,12 @@ def by_shifts(v: Tensor, stencil: Stencil, transpose: bool) -> bool:
 
 
 def _shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil) -> Tensor:
-    n, boundary = v.size(0), stencil.boundary
+    n = v.size(0)
+    boundary = stencil.boundary
     parts = []
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
-        first, last = v[:stride], v[n - stride :]
+        first = v[:stride]
+        last = v[n - stride :]
         before, after = {
             "symmetric": (first.flip(0), last.flip(0)),
             "replicate": (v[:1].expand_as(first), v[n - 1 :].expand_as(last)),
@@ -119,7 +136,9 @@ def _shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
+def inner(
+    g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil
+) -> Float[Tensor, "K H"]:
     """Return the inner products of g with v_left + v_right at every stride."""
     left, right = neighbours(v.size(0), *stencil, v.device)
     return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])
@@ -136,14 +155,19 @@ def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
     out: Tensor | None = None
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2).unbind(), strict=True):
         moved = _sums(v, stride, stencil, transpose)
-        out = moved.mul_(weight) if out is None else out.addcmul_(moved, weight)
+        if out is None:
+            out = moved.mul_(weight)
+        else:
+            out = out.addcmul_(moved, weight)
     out = torch.zeros_like(v) if out is None else out
     return out if out.dtype is dtype else out.to(dtype)
 
 
 def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
     (g, v), _ = accumulating(g, v)
-    return torch.stack([_sums(v, stride, stencil, False).mul_(g).sum((0, 2)) for stride in stencil.strides])
+    return torch.stack(
+        [_sums(v, stride, stencil, False).mul_(g).sum((0, 2)) for stride in stencil.strides]
+    )
 
 
 def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
@@ -154,9 +178,16 @@ def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
     return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(v)
 
 
-def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device) -> Bags:
+def _bags(
+    num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device
+) -> Bags:
     _, boundary, ptr = stencil
-    what = stride, boundary, transpose and boundary in ("replicate", "causal"), device  # the others are symmetric
+    what = (
+        stride,
+        boundary,
+        transpose and boundary in ("replicate", "causal"),
+        device,
+    )  # the others are symmetric
     if ptr is None:
         return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
     known = batch_cache(ptr)
@@ -166,7 +197,12 @@ def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device
 
 
 def _find(
-    num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device, ptr: Tensor | None = None
+    num_nodes: int,
+    stride: int,
+    boundary: str,
+    turned: bool,
+    device: torch.device,
+    ptr: Tensor | None = None,
 ) -> Bags:
     """Return the neighbours of every row or, if ``turned``, the rows it is a neighbour of."""
     left, right = neighbours(num_nodes, (stride,), boundary, ptr, device)
@@ -194,7 +230,9 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
     size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(mode == 0, math.sqrt(4 * n))
-    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)  # shifts cosines by ½, and norms them
+    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(
+        1
+    )  # shifts cosines by ½, and norms them
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
     return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn).real
@@ -213,7 +251,9 @@ def _transform_graphs(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | No
     if not v.numel():
         return torch.zeros_like(v)
     parts = [gather(v, rows) for rows in slices(ptr, v.size(0)) if rows.stop > rows.start]
-    return torch.cat([_transformed(part, periodic, inverse).transpose(1, 2).squeeze(0) for part in parts])
+    return torch.cat(
+        [_transformed(part, periodic, inverse).transpose(1, 2).squeeze(0) for part in parts]
+    )
 
 
 @operation("neumann_transform", formula=_transform_graphs, cpu=_transform_rows)
@@ -222,13 +262,20 @@ def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> 
 
 
 # It is orthogonal.
-_transform.derivatives({"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)})
+_transform.derivatives(
+    {"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)}
+)
 
 
 def neumann_function(
-    function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K heads"],
-    strides: Sequence[int], ptr: Tensor | None = None, *, periodic: bool = False,
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    function: Callable[[Tensor], Tensor],
+    v: Float[Tensor, "N H D"],
+    alpha: Float[Tensor, "K heads"],
+    strides: Sequence[int],
+    ptr: Tensor | None = None,
+    *,
+    periodic: bool = False,
+) -> Float[Tensor, "N H D"]:
     r"""f(−Σ_k α_k Δ_{h_k}) v for the symmetric extension, or for periodic sequences, in O(N D log n).
 
     The m-th eigenvalue of a sequence of length n is λ_m = Σ_k α_k 4 sin²(πmh_k/2n), m = 0 … n − 1, in the DCT-II basis;
@@ -249,6 +296,9 @@ def neumann_function(
     period = length if periodic else 2 * length
     phase = (place * column(strides, place) % period).to(v.dtype) / period
     modes = 4 * (math.pi * phase).sin().square().unsqueeze(2)
-    eigenvalues = sum((mode * weight for mode, weight in zip(modes, alpha, strict=True)), torch.zeros_like(alpha[0]))
+    eigenvalues = sum(
+        (mode * weight for mode, weight in zip(modes, alpha, strict=True)),
+        torch.zeros_like(alpha[0]),
+    )
     factors = function(eigenvalues).unsqueeze(2)
     return _transform(factors * _transform(v, periodic, False, ptr), periodic, True, ptr).to(dtype)

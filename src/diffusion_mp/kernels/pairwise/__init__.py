@@ -13,7 +13,14 @@ from diffusion_mp.kernels.pairwise import fused, scores, tiled
 from diffusion_mp.kernels.pairwise.scores import SCORES, PairwiseRows, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating
 
-__all__ = ["SCORES", "log_score", "pairwise_attention", "pairwise_logsumexp", "pairwise_product", "pairwise_rows"]
+__all__ = [
+    "SCORES",
+    "log_score",
+    "pairwise_attention",
+    "pairwise_logsumexp",
+    "pairwise_product",
+    "pairwise_rows",
+]
 
 FAMILY = "pairwise"
 declare = partial(operation, family=FAMILY)
@@ -29,17 +36,37 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
     dtype="v",
 )
 def _attention(
-    q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
+    q: Narrow,
+    k: Narrow,
+    v: Narrow,
+    ptr: Tensor | None,
+    score: str,
+    loops: bool,
+    mutual: bool,
+    log_sums: bool,
 ) -> PairwiseRows:
-    return PairwiseRows(empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)))
+    return PairwiseRows(
+        empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    )
 
 
-@declare("pairwise_product", formula=scores.pairwise_product, cpu=tiled.product, triton=on_gpu("product"), dtype="v")
+@declare(
+    "pairwise_product",
+    formula=scores.pairwise_product,
+    cpu=tiled.product,
+    triton=on_gpu("product"),
+    dtype="v",
+)
 def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     return empty_like(v)
 
 
-@declare("pairwise_backward", formula=scores.pairwise_backward, cpu=tiled.backward, triton=on_gpu("backward"))
+@declare(
+    "pairwise_backward",
+    formula=scores.pairwise_backward,
+    cpu=tiled.backward,
+    triton=on_gpu("backward"),
+)
 def _backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,14 +74,33 @@ def _backward(
 
 
 def _of_attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, out: Tensor,
-    lse: Tensor, backend: str, grad_out: Tensor | None = None, grad_lse: Tensor | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    score: str,
+    loops: bool,
+    mutual: bool,
+    out: Tensor,
+    lse: Tensor,
+    backend: str,
+    grad_out: Tensor | None = None,
+    grad_lse: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     # With p_ij = f_ij exp(−lse_i), the derivative of lse by log f, Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
     grad = torch.zeros_like(out) if grad_out is None else grad_out
-    delta = _inner(grad, out) if grad_lse is None else _inner(grad, out) - grad_lse
-    lse = lse if loops else lse.masked_fill(lse == -torch.inf, 0.0)  # a row without a pair has zero gradient
-    return _backward(grad, delta, q, k, v, Weighting(-lse, None, ptr, score, loops, mutual), backend=backend)
+    if grad_lse is None:
+        delta = _inner(grad, out)
+    else:
+        delta = _inner(grad, out) - grad_lse
+    # a row without a pair has zero gradient
+    if loops:
+        lse = lse
+    else:
+        lse = lse.masked_fill(lse == -torch.inf, 0.0)
+    return _backward(
+        grad, delta, q, k, v, Weighting(-lse, None, ptr, score, loops, mutual), backend=backend
+    )
 
 
 def _of_product(
@@ -64,7 +110,12 @@ def _of_product(
     delta = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     dq, dk, dv = _backward(grad, delta, q, k, v, weighting, backend=backend)
     pairs = zip(weighting[:2], ((grad, out), (v, dv)), strict=True)
-    return dq, dk, dv, *(None if shift is None else _inner(*pair).to(shift) for shift, pair in pairs)
+    return (
+        dq,
+        dk,
+        dv,
+        *(None if shift is None else _inner(*pair).to(shift) for shift, pair in pairs),
+    )
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -76,7 +127,9 @@ _attention.derivatives({"q k v": _of_attention})
 _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
 
 
-def _as_computed(of_q: Tensor, of_k: Tensor, of_v: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _as_computed(
+    of_q: Tensor, of_k: Tensor, of_v: Tensor, *inputs: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     return of_q.clone(), of_k.clone(), of_v.clone()
 
 
@@ -89,9 +142,15 @@ def _gradients(
 
 
 def pairwise_attention(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-    *, score: str = "exp", mutual: bool = False, backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    *,
+    score: str = "exp",
+    mutual: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j) over the nodes j of i's graph (Wu, Wipf & Yan 2025, Eq. 17).
 
     No score overflows, and no row vanishes. Differentiable any number of times; derivatives beyond the first hold all
@@ -119,9 +178,16 @@ def pairwise_attention(
 
 
 def pairwise_rows(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
-    *, score: str = "exp", loops: bool = True, mutual: bool = False, backend: Backend = "auto",
-) -> PairwiseRows:  # fmt: skip
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    *,
+    score: str = "exp",
+    loops: bool = True,
+    mutual: bool = False,
+    backend: Backend = "auto",
+) -> PairwiseRows:
     """Return the result of :func:`pairwise_attention` and the ``lse`` of :func:`pairwise_logsumexp` in one pass.
 
     Examples:
@@ -134,9 +200,14 @@ def pairwise_rows(
 
 
 def pairwise_logsumexp(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], ptr: Tensor | None = None,
-    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
-) -> Float[Tensor, "N H"]:  # fmt: skip
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    ptr: Tensor | None = None,
+    *,
+    score: str = "exp",
+    loops: bool = True,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H"]:
     """log Σ_j f(q_i·k_j), the log-normaliser of a row of :func:`pairwise_attention`, in at least float32.
 
     With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph.
@@ -145,15 +216,24 @@ def pairwise_logsumexp(
         >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
         True
     """
-    return pairwise_rows(q, k, q.new_empty(*q.shape[:2], 0), ptr, score=score, loops=loops, backend=backend).lse
+    return pairwise_rows(
+        q, k, q.new_empty(*q.shape[:2], 0), ptr, score=score, loops=loops, backend=backend
+    ).lse
 
 
 def pairwise_product(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"],
-    row_shift: Float[Tensor, "N H"] | None = None, col_shift: Float[Tensor, "N H"] | None = None,
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    row_shift: Float[Tensor, "N H"] | None = None,
+    col_shift: Float[Tensor, "N H"] | None = None,
     ptr: Tensor | None = None,
-    *, score: str = "exp", loops: bool = True, mutual: bool = False, backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    *,
+    score: str = "exp",
+    loops: bool = True,
+    mutual: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
 
     With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`. The shifts
@@ -165,4 +245,10 @@ def pairwise_product(
         torch.Size([6, 2, 4])
     """
     check_choice(score, "score", SCORES)
-    return _product(q, k, v, Weighting(row_shift, col_shift, ptr, score, loops, mutual or q is k), backend=backend)
+    return _product(
+        q,
+        k,
+        v,
+        Weighting(row_shift, col_shift, ptr, score, loops, mutual or q is k),
+        backend=backend,
+    )

@@ -21,9 +21,19 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
     """Whether a fused kernel supports these arguments and is the fastest; torch then differentiates it."""
     if score != "exp" or ptr is not None or not values_only(captured=True):
         return False
-    alike = PLAIN.issuperset(map(type, (q, k, v))) and q.shape == k.shape and q.device == k.device == v.device
+    alike = (
+        PLAIN.issuperset(map(type, (q, k, v)))
+        and q.shape == k.shape
+        and q.device == k.device == v.device
+    )
     (nodes, heads, features), (rows, columns, channels) = q.shape, v.shape
-    if not alike or nodes != rows or heads != columns or q.numel() == 0 or abs(features - channels) > PADDING:
+    if (
+        not alike
+        or nodes != rows
+        or heads != columns
+        or q.numel() == 0
+        or abs(features - channels) > PADDING
+    ):
         return False
     half = q.dtype == k.dtype == v.dtype and q.dtype in (torch.bfloat16, torch.float16)
     return q.is_cpu or (q.is_cuda and half and max(features, channels) <= WIDEST)
@@ -36,7 +46,8 @@ def attention(
 
     Where gradients may be differentiated again, ``gradients`` returns those of torch's kernel with a derivative.
     """
-    channels, dtype = v.size(2), v.dtype
+    channels = v.size(2)
+    dtype = v.dtype
     width = max(q.size(2), channels)
     if q.is_cpu:
         (q, k, v), _ = accumulating(q, k, v)
@@ -46,12 +57,16 @@ def attention(
     with without_autocast(q):
         out = scaled_dot_product_attention(query, key, value, scale=1.0)
 
-    def derived(by_inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+    def derived(
+        by_inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...] | None:
         (grad,) = grads
         if grad is None or not torch.is_grad_enabled():
             return None
         pairs = list(zip(by_inputs, inputs, strict=True))
-        computed = [torch.zeros_like(x) if by_input is None else by_input.detach() for by_input, x in pairs]
+        computed = [
+            torch.zeros_like(x) if by_input is None else by_input.detach() for by_input, x in pairs
+        ]
         again = gradients(*map(_rows, (*computed, grad, *inputs)))
         pairs = list(zip(by_inputs, again, strict=True))
         return tuple(None if by_input is None else _by_head(x, width) for by_input, x in pairs)

@@ -25,11 +25,15 @@ class Kernel(NamedTuple):
     log: Callable[[Tensor], Tensor]
     weight: Callable[..., Tensor]  # f(s) of ``scale`` s, with ``out``
     scale: float
-    times_slope: Callable[[Tensor, Tensor], None] | None  # multiply g in place by (log f)′(s); None where that is one
+    times_slope: (
+        Callable[[Tensor, Tensor], None] | None
+    )  # multiply g in place by (log f)′(s); None where that is one
 
 
 KERNELS = {
-    "exp": Kernel(lambda s: s, torch.exp2, math.log2(math.e), None),  # exp itself takes three times as long
+    "exp": Kernel(
+        lambda s: s, torch.exp2, math.log2(math.e), None
+    ),  # exp itself takes three times as long
     "sigmoid": Kernel(logsigmoid, torch.sigmoid, 1.0, _times_sigmoid_slope),
 }
 
@@ -73,11 +77,20 @@ def log_score(s: Tensor, score: str) -> Tensor:
 def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
     """Return log f(q_i·k_j), [H, n, n], for one graph; −∞ for i = j without ``loops``."""
     s = log_score(torch.einsum("ihf,jhf->hij", q, k), score)
-    return s if loops else s.masked_fill(torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf)
+    if loops:
+        return s
+    return s.masked_fill(torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf)
 
 
 def pairwise_attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    score: str,
+    loops: bool,
+    mutual: bool,
+    log_sums: bool,
 ) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
     if ptr is None and loops and not log_sums:
@@ -89,8 +102,13 @@ def attention_by_logarithms(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, *_: bool
 ) -> PairwiseRows:
     """Return the rows and their sums, graph by graph."""
-    logs = [(log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))]
-    out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs]) if v.size(2) else v
+    logs = [
+        (log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))
+    ]
+    if v.size(2):
+        out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs])
+    else:
+        out = v
     return PairwiseRows(out, torch.cat([_log_sums(s, loops).t() for s, _ in logs]))
 
 
@@ -124,11 +142,21 @@ def _rows_are_present(scores: Tensor, mutual: bool) -> bool:
 
 def few_pairs(q: Tensor) -> bool:
     """Return whether all pairs at once are the fastest on the CPU, which more of them are when compiled."""
-    return q.is_cpu and q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
+    return (
+        q.is_cpu
+        and q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
+    )
 
 
 def few_in_attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    score: str,
+    loops: bool,
+    mutual: bool,
+    log_sums: bool,
 ) -> bool:
     # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
     return ptr is None and loops and not log_sums and few_numbers(q, k, v) and few_pairs(q)
@@ -144,9 +172,13 @@ def pairwise_backward(
     parts = []
     for rows in slices(weighting.ptr, q.size(0)):
         weight = _weights(q, k, weighting, rows)
-        by_scores = weight * (torch.einsum("ihd,jhd->hij", grad[rows], v[rows]) - delta[rows].t().unsqueeze(2))
+        by_scores = weight * (
+            torch.einsum("ihd,jhd->hij", grad[rows], v[rows]) - delta[rows].t().unsqueeze(2)
+        )
         if weighting.score == "sigmoid":
-            by_scores = by_scores * logsigmoid(-torch.einsum("ihf,jhf->hij", q[rows], k[rows])).exp()
+            by_scores = (
+                by_scores * logsigmoid(-torch.einsum("ihf,jhf->hij", q[rows], k[rows])).exp()
+            )
         dq = torch.einsum("hij,jhf->ihf", by_scores, k[rows])
         dk = torch.einsum("hij,ihf->jhf", by_scores, q[rows])
         parts.append((dq, dk, torch.einsum("hij,ihd->jhd", weight, grad[rows])))
@@ -167,7 +199,9 @@ def softmax_gradients(
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j."""
     graphs = slices(weighting.ptr, q.size(0))
-    return torch.cat([torch.einsum("hij,jhd->ihd", _weights(q, k, weighting, rows), v[rows]) for rows in graphs])
+    return torch.cat(
+        [torch.einsum("hij,jhd->ihd", _weights(q, k, weighting, rows), v[rows]) for rows in graphs]
+    )
 
 
 def _weights(q: Tensor, k: Tensor, weighting: Weighting, rows: slice) -> Tensor:

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import ALL, Buffers, at_once, by_stacks, cut, even, joined, plus_product
+from diffusion_mp.kernels.segments import (
+    ALL,
+    Buffers,
+    at_once,
+    by_stacks,
+    cut,
+    even,
+    joined,
+    plus_product,
+)
 
 # Entries of a tile for each thread: 2 MiB in float32, which stay in cache from one pass over them to the next. Threads
 # wait for each other after every pass, and smaller tiles have more of them. At most eight threads count, since the
@@ -22,7 +31,8 @@ from diffusion_mp.kernels.segments import ALL, Buffers, at_once, by_stacks, cut,
 TILE = 1 << 19
 THREADS = 8
 # A symmetric matrix of more than so many rows has tiles of so many rows and columns at most.
-SMALL, SIDE = 384, 512
+SMALL = 384
+SIDE = 512
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 
@@ -32,30 +42,49 @@ class _Weights(Buffers):
 
     def __init__(self, like: Tensor, score: str, loops: bool, slopes: bool = False) -> None:
         super().__init__(like, like.dtype)
-        self.kernel, self.loops = KERNELS[score], loops
-        self.slopes = slopes and self.kernel.times_slope is not None  # whether scores are needed beside the weights
+        self.kernel = KERNELS[score]
+        self.loops = loops
+        self.slopes = (
+            slopes and self.kernel.times_slope is not None
+        )  # whether scores are needed beside the weights
         self.far = False  # whether some row needed a level, and so probably will others
 
     def tile(
-        self, left: Tensor, right: Tensor, shift: Tensor | None, rows: slice, cols: slice, mask: Tensor | None
+        self,
+        left: Tensor,
+        right: Tensor,
+        shift: Tensor | None,
+        rows: slice,
+        cols: slice,
+        mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], and s, perhaps overwritten."""
         s = self.inner(left, right, scale=self.kernel.scale if shift is None else 1.0)
         out = self("w", *s.shape) if self.slopes else s
-        w = self.kernel.weight(s, out=out) if shift is None else self.kernel.log(s).add_(shift).exp_()
+        if shift is None:
+            w = self.kernel.weight(s, out=out)
+        else:
+            w = self.kernel.log(s).add_(shift).exp_()
         if self.loops:  # padding repeats a node, so its weights are finite where that node's are
             return w if mask is None else w.mul_(cut(mask, cols).transpose(1, 2)), s
         if mask is not None:
             w.masked_fill_(cut(mask, rows) == 0, 0.0)
         return self.without_loops(w, rows, cols, mask, 0.0), s
 
-    def top(self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None) -> Tensor:
+    def top(
+        self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None
+    ) -> Tensor:
         """Return the largest log f(s_ij) of every row [b, n, 1], finite even without any pair."""
         s = self.inner(left, right)
-        s = s if self.loops else self.without_loops(s, rows, cols, mask, -torch.inf)
+        if self.loops:
+            s = s
+        else:
+            s = self.without_loops(s, rows, cols, mask, -torch.inf)
         return self.kernel.log(s.amax(2, keepdim=True)).clamp_(min=torch.finfo(s.dtype).min)
 
-    def without_loops(self, tile: Tensor, rows: slice, cols: slice, mask: Tensor | None, fill: float) -> Tensor:
+    def without_loops(
+        self, tile: Tensor, rows: slice, cols: slice, mask: Tensor | None, fill: float
+    ) -> Tensor:
         """Fill loops, and columns of padding, which may repeat the node of the row."""
         if mask is not None:
             tile.masked_fill_(cut(mask, cols).transpose(1, 2) == 0, fill)
@@ -64,7 +93,14 @@ class _Weights(Buffers):
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    score: str,
+    loops: bool,
+    mutual: bool,
+    log_sums: bool,
 ) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
@@ -85,10 +121,17 @@ def attention(
 
 
 def _attended(
-    weights: _Weights, q: Tensor, rows: slice, k: Tensor, v: Tensor, blocks: list[slice], mask: Tensor | None
+    weights: _Weights,
+    q: Tensor,
+    rows: slice,
+    k: Tensor,
+    v: Tensor,
+    blocks: list[slice],
+    mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of rows; their level, where they need one, is their largest log f(s_ij)."""
-    queries, shift = cut(q, rows), None
+    queries = cut(q, rows)
+    shift = None
     while True:
         if weights.far:
             tops = [weights.top(queries, cut(k, cols), rows, cols, mask) for cols in blocks]
@@ -99,7 +142,10 @@ def _attended(
             w = weights.tile(queries, cut(k, cols), shift, rows, cols, mask)[0]
             totals.append(w.sum(2, keepdim=True))
             sums = plus_product(sums, w, cut(v, cols))
-        total = totals[0] if len(totals) == 1 else torch.cat(totals, 2).sum(2, keepdim=True)
+        if len(totals) == 1:
+            total = totals[0]
+        else:
+            total = torch.cat(totals, 2).sum(2, keepdim=True)
         lse = total.log()
         if weights.far or _near(lse):
             break
@@ -109,15 +155,25 @@ def _attended(
 
 
 def _symmetric(
-    weights: _Weights, q: Tensor, k: Tensor, v: Tensor, shifts: Sequence[Tensor], blocks: list[slice],
+    weights: _Weights,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shifts: Sequence[Tensor],
+    blocks: list[slice],
     total: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return Σ_j w_ij v_j, and add Σ_j w_ij to ``total``; a tile above the diagonal serves its rows and its columns."""
     sums = torch.zeros_like(v)
     for place, rows in enumerate(blocks):
         for cols in blocks[place:]:
-            w, _ = weights.tile(cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, None)
-            turns = [(rows, w, cols)] if cols is rows else [(rows, w, cols), (cols, w.mT, rows)]
+            w, _ = weights.tile(
+                cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, None
+            )
+            if cols is rows:
+                turns = [(rows, w, cols)]
+            else:
+                turns = [(rows, w, cols), (cols, w.mT, rows)]
             for into, turned, source in turns:
                 cut(sums, into).baddbmm_(turned, cut(v, source))
                 if total is not None:
@@ -145,7 +201,9 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
         for rows, blocks in _grid(q):
             sums: Tensor | None = None
             for cols in blocks:
-                w, _ = weights.tile(cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, mask)
+                w, _ = weights.tile(
+                    cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, mask
+                )
                 sums = plus_product(sums, w, cut(v, cols))
             out.append(sums)
         return (joined(out, 1),)
@@ -162,10 +220,14 @@ def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
     if not shifts:
         return None
     a = cut(shifts[0], rows)
-    return a if len(shifts) == 1 else a + cut(shifts[1], cols).transpose(1, 2)
+    if len(shifts) == 1:
+        return a
+    return a + cut(shifts[1], cols).transpose(1, 2)
 
 
-def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tensor, ...]:
+def backward(
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, each in its dtype; every tile is recomputed.
 
     With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
@@ -173,32 +235,42 @@ def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weigh
     """
     row_shift, col_shift, ptr, score, loops, _ = weighting
     same = q is k
-    (grad, k, v, delta, *shifts, q), dtype = accumulating(grad, k, v, delta.unsqueeze(2), *_columns(weighting), q)
+    (grad, k, v, delta, *shifts, q), dtype = accumulating(
+        grad, k, v, delta.unsqueeze(2), *_columns(weighting), q
+    )
     if row_shift is not None and col_shift is None and _near(row_shift):
         # Scaled rows sum to one, and scores need no level.
         scale = shifts.pop().exp()
-        grad, delta = grad * scale, delta * scale
+        grad = grad * scale
+        delta = delta * scale
     weights = _Weights(q, score, loops, slopes=True)
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    def compute(
+        q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any
+    ) -> tuple[Tensor, ...]:
         *shifts, mask = rest
         if same and not shifts and len(blocks := _squares(q, mask)) > 1:
             return _symmetric_backward(weights, q, v, grad, delta, blocks)
         if mask is not None and loops:
-            grad, delta = grad * mask, delta * mask
+            grad = grad * mask
+            delta = delta * mask
         grid = _grid(q)
         blocks = grid[0][1]
         dq: list[Tensor | None] = []
         dk: list[Tensor | None] = [None] * len(blocks)
         dv = list(dk)
         for rows, _ in grid:
-            queries, grads, deltas = cut(q, rows), cut(grad, rows), cut(delta, rows)
+            queries = cut(q, rows)
+            grads = cut(grad, rows)
+            deltas = cut(delta, rows)
             of_queries: Tensor | None = None
             for place, cols in enumerate(blocks):
                 keys = cut(k, cols)
                 w, s = weights.tile(queries, keys, _shift(shifts, rows, cols), rows, cols, mask)
                 dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
-                g = torch.baddbmm(deltas, grads, cut(v, cols).mT, beta=-1, out=weights("g", *w.shape)).mul_(w)
+                g = torch.baddbmm(
+                    deltas, grads, cut(v, cols).mT, beta=-1, out=weights("g", *w.shape)
+                ).mul_(w)
                 if weights.kernel.times_slope is not None:
                     weights.kernel.times_slope(g, s)
                 of_queries = plus_product(of_queries, g, keys)
@@ -214,11 +286,18 @@ def _symmetric_backward(
     weights: _Weights, q: Tensor, v: Tensor, grad: Tensor, delta: Tensor, blocks: list[slice]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of q = k in both roles, by g φ + (g φ)ᵀ, a zero for k, and that of v."""
-    dq, dv = torch.zeros_like(q), torch.zeros_like(v)
+    dq = torch.zeros_like(q)
+    dv = torch.zeros_like(v)
     for place, rows in enumerate(blocks):
         for cols in blocks[place:]:
             w, s = weights.tile(cut(q, rows), cut(q, cols), None, rows, cols, None)
-            g = torch.baddbmm(cut(delta, rows), cut(grad, rows), cut(v, cols).mT, beta=-1, out=weights("g", *w.shape))
+            g = torch.baddbmm(
+                cut(delta, rows),
+                cut(grad, rows),
+                cut(v, cols).mT,
+                beta=-1,
+                out=weights("g", *w.shape),
+            )
             g.baddbmm_(cut(v, rows), cut(grad, cols).mT).sub_(cut(delta, cols).mT).mul_(w)
             if weights.kernel.times_slope is not None:
                 weights.kernel.times_slope(g, s)
@@ -245,7 +324,8 @@ def _entries(like: Tensor) -> int:
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Return runs of rows, each with the blocks of columns that cover all pairs of nodes of a stack."""
-    size, entries = x.size(1), at_once(_entries(x), x)
+    size = x.size(1)
+    entries = at_once(_entries(x), x)
     if size * size <= entries:
         return [(ALL, [ALL])]
     cols = even(size, 2 * math.isqrt(entries))

@@ -49,13 +49,36 @@ def _weights(s, level, pairs, SIGMOID: tl.constexpr):
 @triton.jit
 @no_type_check
 def _attention(
-    q, k, v, table, nodes, out, lse, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
-    SIGMOID: tl.constexpr, LOOPS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    table,
+    nodes,
+    out,
+    lse,
+    q_n,
+    q_h,
+    k_n,
+    k_h,
+    v_n,
+    v_h,
+    H,
+    F,
+    D,
+    SIGMOID: tl.constexpr,
+    LOOPS: tl.constexpr,
+    VALUES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Σ_j w_ij v_j / Σ_j w_ij and log Σ_j f(s_ij). The level is the largest log f so far; sums shrink as it rises."""
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
-    f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
+    f = tl.arange(0, BLOCK_F)
+    d = tl.arange(0, BLOCK_D)
     queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
     level = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -86,14 +109,42 @@ def _attention(
 @triton.jit
 @no_type_check
 def _sums(
-    x, y, left, right, row_shift, col_shift, row_delta, col_delta, table, nodes, dx, product,
-    x_n, x_h, y_n, y_h, left_n, left_h, right_n, right_h, H, F, D,
-    SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    left,
+    right,
+    row_shift,
+    col_shift,
+    row_delta,
+    col_delta,
+    table,
+    nodes,
+    dx,
+    product,
+    x_n,
+    x_h,
+    y_n,
+    y_h,
+    left_n,
+    left_h,
+    right_n,
+    right_h,
+    H,
+    F,
+    D,
+    SIGMOID: tl.constexpr,
+    LOOPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """product_i = Σ_j w_ij right_j and dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j, or one of them."""
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
-    f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
+    f = tl.arange(0, BLOCK_F)
+    d = tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, x_n, x_h, f, F, OPERAND)
     if dx is not None:
         lefts = load(left, row, within, head, left_n, left_h, d, D, OPERAND)
@@ -128,12 +179,22 @@ def _sums(
         store(product, row, within, head, H, d, D, sums)
 
 
-def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> tuple[Tiles, tuple[int], Any]:
-    features, channels = padded(q.size(2)), padded(v.size(2))
+def _plan(
+    q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool
+) -> tuple[Tiles, tuple[int], Any]:
+    features = padded(q.size(2))
+    channels = padded(v.size(2))
     size, options = operands(q.dtype, min(features, channels))
     halves = options["PRECISION"] == "bf16x6"  # take less shared memory than TF32 numbers
-    wide = max(features, channels) * size  # bytes of a row; tiles of rows have to fit into shared memory
-    height = 64 if wide <= 256 else 32 if wide <= 512 else 16
+    wide = (
+        max(features, channels) * size
+    )  # bytes of a row; tiles of rows have to fit into shared memory
+    if wide <= 256:
+        height = 64
+    elif wide <= 512:
+        height = 32
+    else:
+        height = 16
     while height > 16 and q.size(0) * q.size(1) < PROGRAMS * height:
         height //= 2
     options |= {
@@ -145,14 +206,25 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool) -> 
         "BLOCK_D": channels,
         # Four warps have 64 rows between them; eight made a product of the matrix units read past its tile on an H100.
         "num_warps": 4,
-        "num_stages": 1 if wide > 256 or (halves and height == 64) else 3 if size == 2 and wide <= 128 else 2,
+        "num_stages": 1
+        if wide > 256 or (halves and height == 64)
+        else 3
+        if size == 2 and wide <= 128
+        else 2,
     }
     runs = tiles(ptr, q.size(0), height, q.device)
     return runs, (runs.number * q.size(1),), options
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, mutual: bool, log_sums: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    score: str,
+    loops: bool,
+    mutual: bool,
+    log_sums: bool,
 ) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
@@ -161,7 +233,18 @@ def attention(
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, ptr, score, loops)
         sizes = (q.size(1), q.size(2), v.size(2))
-        _attention[grid](q, k, v, *runs.bounds, out, lse, *strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
+        _attention[grid](
+            q,
+            k,
+            v,
+            *runs.bounds,
+            out,
+            lse,
+            *strides(q, k, v),
+            *sizes,
+            VALUES=v.size(2) > 0,
+            **options,
+        )
     return PairwiseRows(out, lse)
 
 
@@ -172,19 +255,39 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, *weighting[2:5])
         sizes = (*strides(q, k, v, v), q.size(1), q.size(2), v.size(2))
-        _sums[grid](q, k, None, v, row_shift, col_shift, None, None, *runs.bounds, None, out, *sizes, **options)
+        _sums[grid](
+            q,
+            k,
+            None,
+            v,
+            row_shift,
+            col_shift,
+            None,
+            None,
+            *runs.bounds,
+            None,
+            out,
+            *sizes,
+            **options,
+        )
     return out
 
 
-def backward(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tensor, ...]:
+def backward(
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, *weighting[2:5])
-        left, right = (q, k, grad, v), (k, q, v, grad)
+        left = (q, k, grad, v)
+        right = (k, q, v, grad)
         sizes = (q.size(1), q.size(2), v.size(2))
-        to, of = (*strides(*left), *sizes), (*strides(*right), *sizes)
-        _sums[grid](*left, row_shift, col_shift, delta, None, *runs.bounds, dq, None, *to, **options)
+        to = (*strides(*left), *sizes)
+        of = (*strides(*right), *sizes)
+        _sums[grid](
+            *left, row_shift, col_shift, delta, None, *runs.bounds, dq, None, *to, **options
+        )
         _sums[grid](*right, col_shift, row_shift, None, delta, *runs.bounds, dk, dv, *of, **options)
     return dq, dk, dv

@@ -8,14 +8,34 @@ from torch import Tensor
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
-from diffusion_mp.kernels.sparse_flow.reference import EdgeFlow, entries, log_entries, solve_rows, sparse_flow_edges
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
+from diffusion_mp.kernels.sparse_flow.reference import (
+    EdgeFlow,
+    entries,
+    log_entries,
+    solve_rows,
+    sparse_flow_edges,
+)
+from diffusion_mp.kernels.sparse_flow.rows import (
+    Features,
+    RowPotentials,
+    RowTerms,
+    empty_potentials,
+)
 from diffusion_mp.kernels.sparse_flow.tiled import support
 
 __all__ = [
-    "EdgeFlow", "Features", "RowPotentials", "RowTerms", "entries", "log_entries", "solve_rows", "sparse_flow_edges",
-    "sparse_flow_potentials", "sparse_flow_product", "support",
-]  # fmt: skip
+    "EdgeFlow",
+    "Features",
+    "RowPotentials",
+    "RowTerms",
+    "entries",
+    "log_entries",
+    "solve_rows",
+    "sparse_flow_edges",
+    "sparse_flow_potentials",
+    "sparse_flow_product",
+    "support",
+]
 
 FAMILY = "sparse_flow"
 # Wider features do not fit into shared memory: the gradient's program holds tiles of all three kinds.
@@ -41,9 +61,17 @@ def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -
     triton=on_gpu("potentials_backward"),
 )
 def _potentials_backward(
-    grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_log_mu: Tensor,
-    features: Features, lam: Tensor, leak: Tensor, out: RowPotentials, ptr: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_a: Tensor,
+    grad_w: Tensor,
+    grad_rho: Tensor,
+    grad_nu: Tensor,
+    grad_log_mu: Tensor,
+    features: Features,
+    lam: Tensor,
+    leak: Tensor,
+    out: RowPotentials,
+    ptr: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return empty_like(*features, lam, leak)
 
 
@@ -54,7 +82,9 @@ def _potentials_backward(
     triton=on_gpu("product"),
     dtype="v",
 )
-def _product(features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
+def _product(
+    features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool
+) -> Tensor:
     return empty_like(v)
 
 
@@ -65,7 +95,12 @@ def _product(features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None,
     triton=on_gpu("product_backward"),
 )
 def _product_backward(
-    grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    grad: Tensor,
+    features: Features,
+    v: Tensor,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return empty_like(*features, v, *terms[:4])
 
@@ -75,10 +110,16 @@ _product.derivatives({"features v terms.a terms.w terms.rho terms.nu": _product_
 
 
 def sparse_flow_potentials(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"],
-    friction_q: Float[Tensor, "N H G"], friction_k: Float[Tensor, "N H G"],
-    lam: Float[Tensor, "N H"], leak: Float[Tensor, "N H"], ptr: Tensor | None = None, *, backend: Backend = "auto",
-) -> RowPotentials:  # fmt: skip
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    friction_q: Float[Tensor, "N H G"],
+    friction_k: Float[Tensor, "N H G"],
+    lam: Float[Tensor, "N H"],
+    leak: Float[Tensor, "N H"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> RowPotentials:
     r"""Solve min ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² for every row i (SFi-Former, Eqs. 6, 8, 9).
 
     Resistances r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j) over the nodes j of i's graph; with no
@@ -100,11 +141,17 @@ def sparse_flow_potentials(
 
 
 def sparse_flow_product(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"],
-    friction_q: Float[Tensor, "N H G"], friction_k: Float[Tensor, "N H G"],
-    v: Float[Tensor, "N H D"], terms: RowTerms, ptr: Tensor | None = None,
-    *, transpose: bool = False, backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:  # fmt: skip
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    friction_q: Float[Tensor, "N H G"],
+    friction_k: Float[Tensor, "N H G"],
+    v: Float[Tensor, "N H D"],
+    terms: RowTerms,
+    ptr: Tensor | None = None,
+    *,
+    transpose: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j z_ij v_j, with z_ij from the scores q_i·k_j and q̃_i·k̃_j and the terms of row i: `RowTerms`.
 
     The terms are those of :func:`sparse_flow_potentials`, which has the other arguments. With ``transpose`` out_i is
@@ -117,4 +164,6 @@ def sparse_flow_product(
         >>> torch.allclose(found, torch.einsum("hij,jhd->ihd", softmax, k), atol=1e-5)
         True
     """
-    return _product(Features(q, k, friction_q, friction_k), v, terms, ptr, transpose, backend=backend)
+    return _product(
+        Features(q, k, friction_q, friction_k), v, terms, ptr, transpose, backend=backend
+    )

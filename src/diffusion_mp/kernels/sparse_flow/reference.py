@@ -13,14 +13,25 @@ from diffusion_mp.kernels.operation import operation, pulled_back
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import rows as problem
-from diffusion_mp.kernels.sparse_flow.rows import DENSE, Dense, Features, RowPotentials, RowTerms, or_still, solve
+from diffusion_mp.kernels.sparse_flow.rows import (
+    DENSE,
+    Dense,
+    Features,
+    RowPotentials,
+    RowTerms,
+    or_still,
+    solve,
+)
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
     """Return which entries flow: Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed in logarithms without cancellation."""
     # Which entries flow is no function that has a derivative, also not in forward mode, which no_grad does not stop.
-    log_conductance, log_threshold, inverse = log_conductance.detach(), log_threshold.detach(), inverse.detach()
-    closed, log_leak = log_conductance == -math.inf, inverse.log()
+    log_conductance = log_conductance.detach()
+    log_threshold = log_threshold.detach()
+    inverse = inverse.detach()
+    closed = log_conductance == -math.inf
+    log_leak = inverse.log()
     log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
     theta = log_threshold.gather(-1, order)
@@ -36,7 +47,9 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
     return torch.zeros_like(closed).scatter(-1, order, below) & ~closed
 
 
-def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+def solve_rows(
+    log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
+) -> tuple[Tensor, Tensor]:
     r"""argmin_z ½Σ_j z_j²/c_j + Σ_j θ_j|z_j| + (α/2)(Σ_j z_j − 1)², exactly, by one sort (SFi-Former, Eqs. 6 and 9).
 
     z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. In a row without an entry that
@@ -63,10 +76,13 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     log_c = log_conductance.masked_fill(idle, 0.0).masked_fill(~active & ~idle, -math.inf)
     # Linear on the support, as in ``rows.solve``, but without logarithms of thresholds, which may be 0.
     best = log_c.argmax(-1, keepdim=True)
-    log_best, theta = log_c.gather(-1, best), threshold.gather(-1, best)
+    log_best = log_c.gather(-1, best)
+    theta = threshold.gather(-1, best)
     share = (log_c - log_best).exp()
     above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
-    dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above  # conductors beyond the limit have equal thresholds
+    dammed = (
+        log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above
+    )  # conductors beyond the limit have equal thresholds
     slope = share.sum(-1, keepdim=True) + inverse * (-log_best).exp()
     zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
     flow = (share * zeta - dammed).masked_fill(~active, 0.0)
@@ -110,18 +126,30 @@ def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
     return torch.einsum("ihf,jhf->hij", a[rows], b[rows])
 
 
-def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
+def sparse_flow_potentials(
+    features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
+) -> RowPotentials:
     """Solve every row by sorting."""
     q, k, fq, fk = features
     found = slices(ptr, q.size(0))
     parts = [_solved(_scores(q, k, r), _scores(fq, fk, r), lam[r], leak[r], r.start) for r in found]
-    return RowPotentials(*(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True)))
+    return RowPotentials(
+        *(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True))
+    )
 
 
 def _on_support(
-    s: Tensor, u: Tensor, log_c: Tensor, log_f: Tensor, lam: Tensor, leak: Tensor, active: Tensor, best: Tensor,
-    idle: Tensor, rows: Dense = DENSE,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    s: Tensor,
+    u: Tensor,
+    log_c: Tensor,
+    log_f: Tensor,
+    lam: Tensor,
+    leak: Tensor,
+    active: Tensor,
+    best: Tensor,
+    idle: Tensor,
+    rows: Dense = DENSE,
+) -> tuple[Tensor, ...]:
     """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a known support; ``log_c`` and ``log_f`` are those of ``best``.
 
     Returns a, w, ρ, ν, lift, the slope and the log of what multiplies ρ in μ, and by entry ``through`` and ``dammed``:
@@ -129,14 +157,23 @@ def _on_support(
     """
     log_drag = log_c + log_f
     unit, lift, rise, nu = problem.units((log_drag + lam.log()).detach())
-    a, w = unit - rows.at(s, best), rows.at(u, best) + rise
+    a = unit - rows.at(s, best)
+    w = rows.at(u, best) + rise
     # ν moves as γ = c_o θ_o does, also where λ is 0.
-    nu_of_one = torch.where(lam > 0, nu / lam, log_drag.clamp(max=exp_limit(s.dtype)).exp()).detach()
+    nu_of_one = torch.where(
+        lam > 0, nu / lam, log_drag.clamp(max=exp_limit(s.dtype)).exp()
+    ).detach()
     nu = lam * nu_of_one * (log_drag - log_drag.detach()).exp()
     apart = u - rows.spread(w)
-    log_through = (s + rows.spread(a) + rows.spread(lift) * (apart < 0)).masked_fill(~active, -math.inf)
+    log_through = (s + rows.spread(a) + rows.spread(lift) * (apart < 0)).masked_fill(
+        ~active, -math.inf
+    )
     through = log_through.clamp(max=problem.unit_limit(s.dtype)).exp()
-    dammed = through * rows.spread(nu) * apart.masked_fill(~active | rows.is_at(best, active), 0.0).expm1()
+    dammed = (
+        through
+        * rows.spread(nu)
+        * apart.masked_fill(~active | rows.is_at(best, active), 0.0).expm1()
+    )
     height = unit - log_c
     slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
     rho = (1 - leak * lam * log_f.exp() + rows.add(dammed)) / slope
@@ -146,7 +183,8 @@ def _on_support(
 def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
     """Solve the rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is absent."""
     none = s == -math.inf
-    resistance, friction = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
+    resistance = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True)
+    friction = u.logsumexp(2, keepdim=True)
     # Not s + M and u − U, which cancel where the scores are large.
     log_c = -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
     log_f = u.log_softmax(2).masked_fill(none, -math.inf)
@@ -154,16 +192,24 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     with torch.no_grad():
         active = flowing(log_c, lam.log() + log_f, leak)
         # Padded with a closed entry, since an empty row has no largest.
-        best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2, keepdim=True)
+        best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(
+            2, keepdim=True
+        )
     idle = ~active.any(2, keepdim=True)
     of_best = log_c.gather(2, best), log_f.gather(2, best)
-    a, w, rho, nu, lift, slope, height, through, dammed = _on_support(s, u, *of_best, lam, leak, active, best, idle)
+    a, w, rho, nu, lift, slope, height, through, dammed = _on_support(
+        s, u, *of_best, lam, leak, active, best, idle
+    )
     with torch.no_grad():
         drag = (nu * through + dammed).scatter(2, best, 0.0).sum(2, keepdim=True)
         work = (lam * log_f.exp() * (through * rho - dammed)).sum(2, keepdim=True)
         last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(2, keepdim=True)
-        after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(2, keepdim=True)
-        opened = rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()  # by the rounding of w
+        after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(
+            2, keepdim=True
+        )
+        opened = (
+            rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()
+        )  # by the rounding of w
         reach = torch.where(opened, (last + after) / 2, math.inf)
     log_mu = height + lift + (rho * (-lift).exp() + nu).masked_fill(idle, 1.0).log()
 
@@ -187,7 +233,9 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     return rows._replace(best=rows.best + first)
 
 
-def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
+def sparse_flow_product(
+    features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+) -> Tensor:
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
     q, k, fq, fk = features
     parts = []
@@ -224,7 +272,12 @@ def potentials_backward(
 
 
 def product_backward(
-    grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    grad: Tensor,
+    features: Features,
+    v: Tensor,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν."""
 
@@ -254,7 +307,8 @@ class Segments(Dense):
     """Entries [E, H] of the rows in ``target``; a number per row is [N, H], 0 where a row has no entry."""
 
     def __init__(self, target: Tensor, like: Tensor) -> None:
-        self.target, self.zeros = target, torch.zeros_like(like)
+        self.target = target
+        self.zeros = torch.zeros_like(like)
 
     def add(self, entries: Tensor) -> Tensor:
         return self.zeros.index_add(0, self.target, entries)
@@ -266,7 +320,9 @@ class Segments(Dense):
     def best(self, entries: Tensor) -> Tensor:
         n = entries.size(0)
         last = torch.arange(n, 0, -1, device=entries.device).unsqueeze(1)
-        return n - self.top(last.where(entries == self.spread(self.top(entries)), 1))  # n for a row without an entry
+        return n - self.top(
+            last.where(entries == self.spread(self.top(entries)), 1)
+        )  # n for a row without an entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         # Padded for rows without an entry, also where there is none at all.
@@ -279,11 +335,19 @@ class Segments(Dense):
         return row.index_select(0, self.target)
 
     def is_at(self, place: Tensor, like: Tensor) -> Tensor:
-        return self.spread(place) == torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
+        return self.spread(place) == torch.arange(
+            self.target.size(0), device=place.device
+        ).unsqueeze(1)
 
 
 def _edge_support(
-    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+    s: Tensor,
+    u: Tensor,
+    resistance: Tensor,
+    friction: Tensor,
+    lam: Tensor,
+    leak: Tensor,
+    target: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return whether an edge flows [E, H], and the edge that conducts best among those of its node [N, H]."""
     rows = Segments(target, lam)
@@ -293,12 +357,19 @@ def _edge_support(
 
 
 def support_by_sorting(
-    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+    s: Tensor,
+    u: Tensor,
+    resistance: Tensor,
+    friction: Tensor,
+    lam: Tensor,
+    leak: Tensor,
+    target: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the same by :func:`flowing`, with every row padded to the longest one."""
     (edges, heads), nodes = s.shape, lam.size(0)
     count = torch.bincount(target, minlength=nodes)
-    order, first = target.argsort(stable=True), count.cumsum(0) - count
+    order = target.argsort(stable=True)
+    first = count.cumsum(0) - count
     row = target[order]
     place = row, torch.arange(edges, device=s.device) - first[row]
     # torch.func.linearize records, and has no numbers to read.
@@ -320,7 +391,13 @@ def support_by_sorting(
 # An operation, because torch.compile cannot trace a loop that ends by values.
 @operation("sparse_flow_support", formula=support_by_sorting, cpu=_edge_support)
 def _support(
-    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+    s: Tensor,
+    u: Tensor,
+    resistance: Tensor,
+    friction: Tensor,
+    lam: Tensor,
+    leak: Tensor,
+    target: Tensor,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(s, dtype=torch.bool), torch.empty_like(lam, dtype=torch.long)
 
@@ -333,9 +410,13 @@ def _log_sum(x: Tensor, rows: Segments) -> Tensor:
 
 
 def sparse_flow_edges(
-    s: Float[Tensor, "E H"], u: Float[Tensor, "E H"], prior: Float[Tensor, "E one"],
-    lam: Float[Tensor, "N H"], leak: Float[Tensor, "N H"], target: Int[Tensor, " E"],
-) -> EdgeFlow:  # fmt: skip
+    s: Float[Tensor, "E H"],
+    u: Float[Tensor, "E H"],
+    prior: Float[Tensor, "E one"],
+    lam: Float[Tensor, "N H"],
+    leak: Float[Tensor, "N H"],
+    target: Int[Tensor, " E"],
+) -> EdgeFlow:
     r"""The flow of least energy over the edges that end at each node (SFi-Former, Eqs. 6 and 9, on a given graph).
 
     An edge of weight a counts as a parallel ones: r_e = e^{−s_e}/Σ_l a_l e^{−s_l}, f_e = e^{u_e}/Σ_l a_l e^{u_l} over
@@ -354,9 +435,12 @@ def sparse_flow_edges(
         True
     """
     (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
-    rows, closed = Segments(target, lam), prior == 0
+    rows = Segments(target, lam)
+    closed = prior == 0
     log_a = prior.masked_fill(closed, 1.0).log().masked_fill(closed, -math.inf)
-    resistance, friction, s = _log_sum(log_a - s, rows), _log_sum(log_a + u, rows), log_a + s
+    resistance = _log_sum(log_a - s, rows)
+    friction = _log_sum(log_a + u, rows)
+    s = log_a + s
     with torch.no_grad():
         active, best = _support(s, u, resistance, friction, lam, leak, target)
         idle = rows.add(active.to(lam.dtype)) == 0
@@ -364,7 +448,9 @@ def sparse_flow_edges(
     # A row where nothing flows is zero in the end, and has to be finite on the way.
     log_c = (resistance + rows.at(s, best)).masked_fill(idle, 0.0)
     log_f = (rows.at(u, best) - friction).masked_fill(idle, 0.0)
-    _, _, rho, _, _, _, height, through, dammed = _on_support(s, u, log_c, log_f, lam, leak, active, best, idle, rows)
+    _, _, rho, _, _, _, height, through, dammed = _on_support(
+        s, u, log_c, log_f, lam, leak, active, best, idle, rows
+    )
     alone = 1 / leak.masked_fill(leak == 0, torch.inf)
     flow = (through * rows.spread(rho) - dammed).clamp_min(0)
     return EdgeFlow(flow, torch.where(idle, alone, lam * log_f.exp() + rho * height.exp()))

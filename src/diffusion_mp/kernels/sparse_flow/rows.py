@@ -45,7 +45,9 @@ class RowTerms(NamedTuple):
     rho: Wide  # the potential above that threshold and (nu) the friction of o, in a unit in which neither overflows
     nu: Wide
     lift: Wide  # what a is larger by for senders with u < w, where there is no such unit
-    reach: Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
+    reach: (
+        Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
+    )
     best: Tensor  # o, the number of a node
 
 
@@ -89,11 +91,25 @@ def empty_potentials(lam: Tensor) -> RowPotentials:
 
 def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotentials:
     """Replace rows in which nothing flows: μ is α, and the terms give zero entries."""
-    log_mu, zero, friction = -leak.masked_fill(flows, 1.0).log(), torch.zeros_like(solved.rho), solved.friction
+    log_mu = -leak.masked_fill(flows, 1.0).log()
+    zero = torch.zeros_like(solved.rho)
+    friction = solved.friction
     still = RowPotentials(
-        zero, friction, zero, zero, zero, zero + torch.inf, solved.best.new_zeros(()), log_mu,
-        solved.resistance, friction, zero + 1, zero, zero, zero,
-    )  # fmt: skip
+        zero,
+        friction,
+        zero,
+        zero,
+        zero,
+        zero + torch.inf,
+        solved.best.new_zeros(()),
+        log_mu,
+        solved.resistance,
+        friction,
+        zero + 1,
+        zero,
+        zero,
+        zero,
+    )
     return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
 
 
@@ -114,7 +130,11 @@ class Dense:
         """Return the first place of the largest entry of every row, in a third of the time of argmax."""
         n = entries.size(-1)
         last = torch.arange(n, 0, -1, dtype=entries.dtype, device=entries.device)
-        largest = torch.eq(entries, self.top(entries), out=torch.empty_like(entries)).mul_(last).amax(-1, keepdim=True)
+        largest = (
+            torch.eq(entries, self.top(entries), out=torch.empty_like(entries))
+            .mul_(last)
+            .amax(-1, keepdim=True)
+        )
         return (n - largest).long().clamp_max(n - 1)  # a row of NaN has no largest entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
@@ -148,9 +168,13 @@ class Root(NamedTuple):
 
 
 def newton(
-    weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor | float = 1.0,
-    support: Tensor | None = None, rows: Dense = DENSE,
-) -> Root:  # fmt: skip
+    weight: Tensor,
+    threshold: Tensor,
+    leak: Tensor,
+    total: Tensor | float = 1.0,
+    support: Tensor | None = None,
+    rows: Dense = DENSE,
+) -> Root:
     r"""Return the root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
 
     The left side is convex, increasing and piecewise linear. A step solves the linear equation of the active set
@@ -165,24 +189,33 @@ def newton(
         some, least = (x[..., ::8].contiguous() for x in (weight, threshold))
         share = some.size(-1) / weight.size(-1)
         guess = newton(some, least, share * leak, share * total).root
-        active = torch.lt(threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight))
+        active = torch.lt(
+            threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight)
+        )
         slope = rows.add(active.mul_(weight))
         active.mul_(threshold)
     else:
-        slope, active = rows.add(weight), weight * threshold
+        slope = rows.add(weight)
+        active = weight * threshold
     moment = rows.add(active)
     root = torch.where(slope + leak > 0, (total + moment) / (slope + leak), 0.0)
-    size, steps = torch.full_like(root, math.inf) if support is None else support, 0
+    size = torch.full_like(root, math.inf) if support is None else support
+    steps = 0
     while steps < MAX_STEPS:
         steps += 1
-        torch.lt(threshold, rows.spread(root), out=active)  # numbers: several times faster than booleans
-        before, size = size, rows.add(active).minimum(size)
+        torch.lt(
+            threshold, rows.spread(root), out=active
+        )  # numbers: several times faster than booleans
+        before = size
+        size = rows.add(active).minimum(size)
         # The active sets of falling roots are nested: equal numbers mean equal sets.
         if torch.equal(size, before):
             break
         slope = rows.add(active.mul_(weight))
         moment = rows.add(active.mul_(threshold))
-        root = root.fmin((total + moment) / (slope + leak))  # not up again by rounding, nor where nothing is active
+        root = root.fmin(
+            (total + moment) / (slope + leak)
+        )  # not up again by rounding, nor where nothing is active
     return Root(root, slope, moment, active, size, steps)
 
 
@@ -212,7 +245,13 @@ def below(s: Tensor, u: Tensor, bound: Tensor, rows: Dense) -> tuple[Tensor, Ten
 
 
 def solve(
-    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, rows: Dense = DENSE
+    s: Tensor,
+    u: Tensor,
+    resistance: Tensor,
+    friction: Tensor,
+    lam: Tensor,
+    leak: Tensor,
+    rows: Dense = DENSE,
 ) -> RowPotentials:
     """Solve complete rows of scores, given M, U, λ and 1/α of every row; ``best`` is a place among the entries.
 
@@ -228,21 +267,29 @@ def solve(
     of these finds ζ. If that one turns out not to flow, all is repeated with the entries of less friction. An entry
     with s = −∞ and u = ∞ is absent; M and U are without it.
     """
-    info, limit, log_lam = torch.finfo(s.dtype), exp_limit(s.dtype), lam.log()
-    candidates, ceiling = s, torch.full_like(lam, torch.inf)
+    info = torch.finfo(s.dtype)
+    limit = exp_limit(s.dtype)
+    log_lam = lam.log()
+    candidates = s
+    ceiling = torch.full_like(lam, torch.inf)
     while True:
         # In units of the largest conductance weights are at most one, and no threshold overflows.
         top = rows.top(candidates).clamp_min(info.min)
-        weight = torch.threshold_(exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0)
+        weight = torch.threshold_(
+            exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0
+        )
         offset = (log_lam - friction + resistance + top).clamp_min(info.min)  # u may be ∞
         threshold = exp_(torch.add(u, rows.spread(offset)))
         log_root = newton(weight, threshold, leak * (-resistance - top).exp(), rows=rows).root.log()
         slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
-        reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack).minimum(ceiling)
+        reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack).minimum(
+            ceiling
+        )
 
         candidates, count = below(s, u, reach, rows)
         best = rows.best(candidates)
-        s_best, u_best = rows.at(s, best).clamp_min(info.min / 8), rows.at(u, best)
+        s_best = rows.at(s, best).clamp_min(info.min / 8)
+        u_best = rows.at(u, best)
         log_c = resistance + s_best
         unit, lift, rise, nu = units(log_c + log_lam + (u_best - friction))
         w = u_best + rise
@@ -256,13 +303,20 @@ def solve(
         exp_(weight, unit_limit(s.dtype))  # no entry that flows conducts more than o
         # Any threshold above ρ is as good as 2.
         highest = (2 / nu).log1p().clamp(max=limit)
-        threshold = exp_(torch.sub(u, rows.spread(w)).clamp_max_(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))
+        threshold = (
+            exp_(torch.sub(u, rows.spread(w)).clamp_max_(rows.spread(highest)))
+            .sub_(1)
+            .mul_(rows.spread(nu))
+        )
         # o conducts like a leak, also below its threshold: the sign of ρ says whether it flows.
         some = count > 0
         own = rows.at(weight, best).where(some, 0.0)
-        by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
+        by_leak = leak * (unit - log_c).exp()
+        total = 1 - leak * lam * log_f.exp()
         others = rows.without(weight, best)
-        rho, slope, moment, active, support, _ = newton(others, threshold, by_leak + own, total, count, rows)
+        rho, slope, moment, active, support, _ = newton(
+            others, threshold, by_leak + own, total, count, rows
+        )
 
         flows = some & (rho > 0)
         if flows.all():
@@ -275,16 +329,35 @@ def solve(
         ceiling = torch.where(closed, u_best, ceiling)
         candidates, _ = below(s, u, ceiling, rows)
 
-    theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
-    above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho / nu).log1p()
+    # logarithms of θ_o and of what multiplies ρ
+    theta = log_lam + log_f
+    height = unit - log_c
+    above = torch.logaddexp(theta, rho.log() + height)
+    beneath = theta + (rho / nu).log1p()
     through = slope + own * (rho > 0)
-    reach = reach.where(rows.add(active) > count, torch.inf)  # rounding of w would open closed entries
+    reach = reach.where(
+        rows.add(active) > count, torch.inf
+    )  # rounding of w would open closed entries
     # Over the entries that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
     resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
     drag = nu * slope + moment
-    work = theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
+    work = theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (
+        rho * moment - resisted
+    )
     solved = RowPotentials(
-        a, w, rho, nu, lift, reach, best, torch.where(rho > 0, above, beneath),
-        resistance, friction, through + by_leak, drag, work, support,
-    )  # fmt: skip
+        a,
+        w,
+        rho,
+        nu,
+        lift,
+        reach,
+        best,
+        torch.where(rho > 0, above, beneath),
+        resistance,
+        friction,
+        through + by_leak,
+        drag,
+        work,
+        support,
+    )
     return solved if flows.all() else or_still(solved, flows, leak)

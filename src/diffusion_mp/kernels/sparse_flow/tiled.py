@@ -12,7 +12,14 @@ from torch import Tensor
 
 from diffusion_mp.kernels.precision import accumulating, exp_, exp_limit
 from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials, solve, unit_limit
+from diffusion_mp.kernels.sparse_flow.rows import (
+    Features,
+    RowPotentials,
+    RowTerms,
+    empty_potentials,
+    solve,
+    unit_limit,
+)
 
 # Entries of a tile: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
@@ -31,7 +38,9 @@ class _Tiles(Buffers):
         return self.inner(q[:, rows], k), self.inner(fq[:, rows], fk, "u")
 
 
-def _by_tiles(compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]) -> list[Tensor]:
+def _by_tiles(
+    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]
+) -> list[Tensor]:
     return by_stacks(partial(compute, _Tiles(inputs[0], inputs[0].dtype)), ptr, inputs, TILE)
 
 
@@ -41,10 +50,14 @@ def _scalars(*by_row: Tensor) -> list[Tensor]:
 
 def _first(ptr: Tensor | None, like: Tensor) -> Tensor | int:
     """Return the first node of every node's graph, [N, 1]."""
-    return 0 if ptr is None else torch.repeat_interleave(ptr[:-1], ptr.diff()).unsqueeze(1).to(like.device)
+    if ptr is None:
+        return 0
+    return torch.repeat_interleave(ptr[:-1], ptr.diff()).unsqueeze(1).to(like.device)
 
 
-def _together(features: Features, terms: RowTerms, ptr: Tensor | None, *others: Tensor) -> list[Tensor]:
+def _together(
+    features: Features, terms: RowTerms, ptr: Tensor | None, *others: Tensor
+) -> list[Tensor]:
     """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:6], *others)
     return [*wide[:4], *_scalars(*wide[4:10], terms.best - _first(ptr, terms.best)), *wide[10:]]
@@ -58,10 +71,12 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
         solved = []
         for rows in _rows(lam):
             s, u = room.scores(inputs, rows)
-            resistance, friction = _log_sum(s, mask, -1), _log_sum(u, mask)
+            resistance = _log_sum(s, mask, -1)
+            friction = _log_sum(u, mask)
             if mask is not None:  # padding does not conduct, whatever its friction
                 closed = mask.log().transpose(1, 2)
-                s, u = s.add_(closed), u.sub_(closed)
+                s = s.add_(closed)
+                u = u.sub_(closed)
             solved.append(solve(s, u, resistance, friction, lam[:, rows], leak[:, rows]))
         # Also the places of the best conductors, whole numbers that floating point holds.
         return (joined([torch.cat(rows, 2) for rows in solved], 1),)
@@ -85,7 +100,9 @@ def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
 class _Entries:
     """z = ``through`` · max(ρ − ν ``above``, 0) of a tile: e^{s + a} and e^{u − w} − 1, written over s and u."""
 
-    def __init__(self, s: Tensor, u: Tensor, terms: Sequence[Tensor], rows: slice, mask: Tensor | None) -> None:
+    def __init__(
+        self, s: Tensor, u: Tensor, terms: Sequence[Tensor], rows: slice, mask: Tensor | None
+    ) -> None:
         a, w, self.rho, self.nu, lift, reach, best = (x[:, rows] for x in terms)
         if bool(reach.isfinite().any()):
             u.masked_fill_(u >= reach, torch.inf)
@@ -113,7 +130,8 @@ class _Product:
     """The product of matrices with y, or of their transposes with y, from tiles of complete rows."""
 
     def __init__(self, y: Tensor, transpose: bool) -> None:
-        self.y, self.transpose = y, transpose
+        self.y = y
+        self.transpose = transpose
         self.parts: list[Tensor] = []
 
     def add(self, tile: Tensor, rows: slice) -> None:
@@ -133,7 +151,9 @@ def _by_scores(features: Sequence[Tensor]) -> list[_Product]:
     return [_Product(k, False), _Product(q, True), _Product(fk, False), _Product(fq, True)]
 
 
-def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
+def product(
+    features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+) -> Tensor:
     """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
@@ -147,7 +167,12 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
 
 
 def product_backward(
-    grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    grad: Tensor,
+    features: Features,
+    v: Tensor,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν; every tile is recomputed.
 
@@ -156,19 +181,28 @@ def product_backward(
     """
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
-        inputs, terms, (v, grad, mask) = stacks[:4], stacks[4:11], stacks[11:]
+        inputs = stacks[:4]
+        terms = stacks[4:11]
+        (v, grad, mask) = stacks[11:]
         left, right = (v, grad) if transpose else (grad, v)
-        by_scores, dv = _by_scores(inputs), _Product(grad, not transpose)
+        by_scores = _by_scores(inputs)
+        dv = _Product(grad, not transpose)
         by_row: list[Tensor] = []
         for rows in _rows(v):
-            through, above, flow = _Entries(*room.scores(inputs, rows), terms, rows, mask).on_support(room)
+            through, above, flow = _Entries(
+                *room.scores(inputs, rows), terms, rows, mask
+            ).on_support(room)
             dv.add(flow, rows)
             outer = room.inner(left[:, rows], right, "gradient")
-            ds, by_rho = flow.mul_(outer), through.mul_(outer)
-            drho, by_nu = by_rho.sum(2, keepdim=True), above.mul_(by_rho)
+            ds = flow.mul_(outer)
+            by_rho = through.mul_(outer)
+            drho = by_rho.sum(2, keepdim=True)
+            by_nu = above.mul_(by_rho)
             dnu = -by_nu.sum(2, keepdim=True)
             du = by_nu.add_(by_rho).mul_(-terms[3][:, rows]).scatter_(2, terms[-1][:, rows], 0.0)
-            by_row.append(torch.cat([ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2))
+            by_row.append(
+                torch.cat([ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2)
+            )
             for gradient, tile in zip(by_scores, (ds, ds, du, du), strict=True):
                 gradient.add(tile, rows)
         return *(gradient.total() for gradient in (*by_scores, dv)), joined(by_row, 1)
@@ -195,9 +229,15 @@ class Pulls(NamedTuple):
 
 
 def pulls(
-    grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor, lam: Tensor, leak: Tensor,
+    grad_a: Tensor,
+    grad_w: Tensor,
+    grad_rho: Tensor,
+    grad_nu: Tensor,
+    grad_mu: Tensor,
+    lam: Tensor,
+    leak: Tensor,
     solution: RowPotentials,
-) -> Pulls:  # fmt: skip
+) -> Pulls:
     """Backpropagate through the solution of the rows.
 
     In a constant unit e^h a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. The
@@ -208,10 +248,12 @@ def pulls(
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
     a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = solution
-    limit, mu = exp_limit(a.dtype), log_mu.exp()
+    limit = exp_limit(a.dtype)
+    mu = log_mu.exp()
     # θ_o = λf and θ_o/μ = λ share; from ν where w is not u_o, see ``rows.units``.
     log_f = torch.where((nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction)
-    f, share = log_f.exp(), (log_f - log_mu).clamp_max(limit).exp()
+    f = log_f.exp()
+    share = (log_f - log_mu).clamp_max(limit).exp()
     alone = torch.where(support > 0, 0.0, grad_mu)  # where nothing flows μ is α
     grad_mu = grad_mu - alone
     # Clamped for rows where nothing flows, whose gradients are zero.
@@ -219,20 +261,35 @@ def pulls(
     both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
     by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
     by_friction = both - step * leak * lam * f + grad_mu * lam * share
-    nu_of_one = torch.where(lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp())  # ν/λ
-    at_s, at_u = step * (1 - leak * mu) - grad_a + by_resistance, grad_w - step * drag + by_friction
+    nu_of_one = torch.where(
+        lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp()
+    )  # ν/λ
+    at_s = step * (1 - leak * mu) - grad_a + by_resistance
+    at_u = grad_w - step * drag + by_friction
     by_lam = grad_nu * nu_of_one - step * leak * f + grad_mu * share
-    return Pulls(step, by_resistance, by_friction, at_s, at_u, nu_of_one, by_lam, leak=-(step + alone) * mu)
+    return Pulls(
+        step, by_resistance, by_friction, at_s, at_u, nu_of_one, by_lam, leak=-(step + alone) * mu
+    )
 
 
 def potentials_backward(
-    grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor,
-    features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad_a: Tensor,
+    grad_w: Tensor,
+    grad_rho: Tensor,
+    grad_nu: Tensor,
+    grad_mu: Tensor,
+    features: Features,
+    lam: Tensor,
+    leak: Tensor,
+    solution: RowPotentials,
+    ptr: Tensor | None,
+) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, q̃, k̃, λ and 1/α; see :class:`Pulls`."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
-        inputs, terms, mask = stacks[:4], stacks[4:11], stacks[-1]
+        inputs = stacks[:4]
+        terms = stacks[4:11]
+        mask = stacks[-1]
         *pull, resistance, friction = stacks[11:-1]
         if mask is not None:
             pull = [x * mask for x in pull]
@@ -244,15 +301,18 @@ def potentials_backward(
             r = exp_(torch.sub(-resistance[:, rows], s, out=room("r", *s.shape)))
             f = exp_(torch.sub(u, friction[:, rows], out=room("f", *s.shape)))
             through, above, flow = _Entries(s, u, terms, rows, mask).on_support(room)
-            some, best = step[:, rows], terms[-1][:, rows]
+            some = step[:, rows]
+            best = terms[-1][:, rows]
             if mask is not None:
-                r, f = r.mul_(mask.transpose(1, 2)), f.mul_(mask.transpose(1, 2))
+                r = r.mul_(mask.transpose(1, 2))
+                f = f.mul_(mask.transpose(1, 2))
             ds = flow.mul_(-some).sub_(r.mul_(by_resistance[:, rows]))
             dammed = above.mul_(through)
             dlam.append(dammed.sum(2, keepdim=True) * some * nu[:, rows] + by_lam[:, rows])
             drag = dammed.add_(through).mul_(terms[3][:, rows] * some).scatter_(2, best, 0.0)
             du = drag.sub_(f.mul_(by_friction[:, rows]))
-            ds, du = ds.scatter_add_(2, best, at_s[:, rows]), du.scatter_add_(2, best, at_u[:, rows])
+            ds = ds.scatter_add_(2, best, at_s[:, rows])
+            du = du.scatter_add_(2, best, at_u[:, rows])
             for gradient, tile in zip(by_scores, (ds, ds, du, du), strict=True):
                 gradient.add(tile, rows)
         return *(gradient.total() for gradient in by_scores), joined(dlam, 1)
@@ -278,7 +338,8 @@ def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
     found = [number.new_empty(0)]
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[()]:
-        nodes, mask = stacks[11].squeeze(2), stacks[12]
+        nodes = stacks[11].squeeze(2)
+        mask = stacks[12]
         for rows in _rows(stacks[0]):
             flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow()
             graph, target, source = (flow > 0).nonzero().unbind(1)

@@ -1,0 +1,29 @@
+"""Every formula of the pages can be set by the site."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from .blocks import PAGES, ROOT
+
+sys.path.insert(0, str(ROOT / "docs/theme"))
+from hooks import CODE_OR_FORMULA
+from tex import tex
+
+
+def test_formulas_become_tex():
+    assert (
+        tex("‖x_i − x̃_j‖² ≤ √(σ_i²)")
+        == r"\Vert x_{i} - \tilde{x}_{j}\Vert ^{2} \le  \sqrt{\sigma _{i}^{2}}"
+    )
+    assert tex("D^-½AD^-½ᵀ") == r"D^{-\tfrac12 }AD^{-\tfrac12 }^{\top}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_character_of_a_formula_has_a_command(page):
+    formulas = [
+        found["formula"] for found in CODE_OR_FORMULA.finditer(page.read_text()) if found["formula"]
+    ]
+    assert not [formula for formula in formulas if not tex(formula).isascii()]
