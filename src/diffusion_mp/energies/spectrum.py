@@ -265,7 +265,8 @@ def _components(coupling: Coupling, head: int) -> Array:
     if n <= DENSE_NODES:
         entries = (coupling.to_dense()[head] > 0).cpu().numpy()
     elif isinstance(coupling, SparseCoupling):
-        positive = coupling.graph.edges[:, coupling.weight[:, head] > 0].cpu().numpy()
+        # In int32, which SciPy before 1.12 requires of the indices; more nodes than that do not fit in memory.
+        positive = coupling.graph.edges[:, coupling.weight[:, head] > 0].int().cpu().numpy()
         entries = csr_array((np.ones(positive.shape[1]), tuple(positive)), shape=(n, n))
     else:
         sizes = graph_sizes(coupling.ptr, n)

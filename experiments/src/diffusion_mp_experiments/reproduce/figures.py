@@ -1,5 +1,6 @@
 """Pictures of tables."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,10 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     ]
     figure, (axes,) = _panels(9, 1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
-        shown = [
-            (place, line.differences[name])
-            for place, line in enumerate(lines)
-            if name in line.differences
-        ]
+        shown = [(place, line.differences[name]) for place, line in enumerate(lines) if name in line.differences]
         means = [mean for _, (mean, _) in shown]
-        errors = [2 * error for _, (_, error) in shown]
+        # A single run has no standard error, so it gets no bar; matplotlib 3.7 stops where all of them are NaN.
+        errors = [0.0 if math.isnan(error) else 2 * error for _, (_, error) in shown]
         places = [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown]
         look: dict[str, Any] = {
             "fmt": _MARKERS[k],
