@@ -73,7 +73,9 @@ def inputs(num_nodes: int, edges: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 def export_any_size(module: nn.Module) -> ExportedProgram:
     # `strict=False` is the default of PyTorch 2.7 and later, and 2.6 needs to be told.
-    return export(module, inputs(7), dynamic_shapes=({0: Dim("nodes")}, {1: Dim("edges")}), strict=False)
+    return export(
+        module, inputs(7), dynamic_shapes=({0: Dim("nodes")}, {1: Dim("edges")}), strict=False
+    )
 
 
 @pytest.mark.parametrize("name", marked(EXPORTED))
@@ -100,7 +102,10 @@ def test_an_exported_solve_takes_graphs_of_all_sizes(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_limit_that_iterates_is_not_exported_and_says_what_is(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=r"torch.export has no values. Export a fixed number of .*num_layers"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"torch.export has no values. Export a fixed number of .*num_layers",
+    ):
         export_any_size(built(REFUSED[name]).eval())
 
 

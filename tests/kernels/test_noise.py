@@ -35,7 +35,9 @@ def test_each_entry_is_dropped_with_the_rate_and_apart_from_the_others(rate):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
-    x = (0.1 + torch.rand(37, 5)).to(dtype).requires_grad_()  # no zero, which would look like a dropped entry
+    x = (
+        (0.1 + torch.rand(37, 5)).to(dtype).requires_grad_()
+    )  # no zero, which would look like a dropped entry
     out = dropout(x, 0.25)
     assert out.dtype == dtype
     kept = out != 0

@@ -52,7 +52,11 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     ]
     figure, (axes,) = _panels(9, 1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
-        shown = [(place, line.differences[name]) for place, line in enumerate(lines) if name in line.differences]
+        shown = [
+            (place, line.differences[name])
+            for place, line in enumerate(lines)
+            if name in line.differences
+        ]
         means = [mean for _, (mean, _) in shown]
         # A single run has no standard error, so it gets no bar; matplotlib 3.7 stops where all of them are NaN.
         errors = [0.0 if math.isnan(error) else 2 * error for _, (_, error) in shown]

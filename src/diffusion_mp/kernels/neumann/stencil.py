@@ -224,7 +224,9 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
 
     With ``periodic`` it is the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
     """
-    v = v.contiguous()  # MKL before PyTorch 2.13 refuses strides of zero, which the gradient of a sum has
+    v = (
+        v.contiguous()
+    )  # MKL before PyTorch 2.13 refuses strides of zero, which the gradient of a sum has
     if periodic:
         spectrum = torch.fft.fft(v, dim=2, norm="ortho")
         return spectrum.real - spectrum.imag
