@@ -166,9 +166,8 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
     survivors = len(victims) < PROCESSES
     with warnings.catch_warnings():
         if survivors:
-            warnings.simplefilter(
-                "error"
-            )  # it is complete: nothing is damaged, nothing is made anew
+            # It is complete: nothing is damaged, nothing is made anew.
+            warnings.simplefilter("error")
             before = cache.stat().st_ino
         cache_racers.RACES[kind](folder)
         if survivors:

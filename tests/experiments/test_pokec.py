@@ -132,9 +132,8 @@ def test_the_real_format(data_root, tmp_path):
     assert data.y.bincount().tolist() == [264, 236]
     assert sum(column(data, "age_unknown")) == 112
     assert sum(column(data, "region_unknown")) == 0
-    assert (
-        data.x[:, FEATURES.index("column_9_filled") :].sum() == 0
-    )  # the texts of the sample are blanked
+    # The texts of the sample are blanked.
+    assert data.x[:, FEATURES.index("column_9_filled") :].sum() == 0
     assert data.x.isfinite().all()
     first = data.user_id[data.edge_index[:, :3]]
     assert first.tolist() == [[1, 1, 1], [13, 11, 6]]

@@ -306,23 +306,23 @@ STRANGE = [
     b"\x97.",
     b"cnumpy\ndtype\n.b",
 ]
+# a list for a key; appends to a number, and calls one.
 STRANGE += [
     b"}]K\x01s.",
     b"K\x01K\x02a.",
     b"K\x01)R.",
-]  # a list for a key; appends to a number, and calls one
+]
+# a state for a number, for a name, and for a dictionary.
 STRANGE += [
     b"K\x01)b.",
     b"cnumpy\ndtype\n}b.",
     b"}}b.",
-]  # a state for a number, for a name, and for a dictionary
+]
 STRANGE += [b"\x82\x01.", b"\x8f."]  # an extension of copyreg, and a set
-STRANGE += [
-    code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")
-]  # a bytearray of that length
-STRANGE += [
-    b"})" + b"\x85" * 10**5 + b"K\x01s."
-]  # a key of nested tuples, whose hash overflows the stack
+# a bytearray of that length.
+STRANGE += [code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")]
+# a key of nested tuples, whose hash overflows the stack.
+STRANGE += [b"})" + b"\x85" * 10**5 + b"K\x01s."]
 UNFILLED = [
     ({"shape": (2,)}, "does not fill an array"),
     ({"shape": (2**39, 2**39)}, "does not fill"),
@@ -411,9 +411,8 @@ def test_containers_within_containers_take_no_time():
     assert time.perf_counter() - start < 5
     program = r'import pickle; pickle.loads(b"})" + b"\x85" * 3_000_000 + b"K\x01s.")'
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode < 0
-    assert (
-        unpickled(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7
-    )  # a place in the memo, for which C makes room
+    # a place in the memo, for which C makes room.
+    assert unpickled(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7
     matrix = csr_matrix(np.eye(3))
     for name, values in {"indices": [0, 9, 2], "indptr": [0, 1, 9, 3], "data": [1.0, 2.0]}.items():
         broken = matrix.copy()

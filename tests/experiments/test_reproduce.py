@@ -247,9 +247,8 @@ def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, training):
     training(validation)
     table = load_table(write_table(tmp_path, tuning=2, trials=2))
     complete = []
-    for trials in [2] * 6 + [
-        3
-    ] * 2:  # four runs of the search and two that are reported, and two of one trial more
+    # Four runs of the search and two that are reported, and two of one trial more.
+    for trials in [2] * 6 + [3] * 2:
         more = replace(table, trials=trials)
         left = 1
         with contextlib.suppress(KeyboardInterrupt):
@@ -276,9 +275,8 @@ def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(t
 
     training(validation)
     results = reproduce(table, tmp_path / "out", only=["gcn", "difformer"])
-    assert asked[:12] == [
-        lr for lr in lrs for _ in range(4)
-    ]  # two rows on two splits, whose rates are the same
+    # Two rows on two splits, whose rates are the same.
+    assert asked[:12] == [lr for lr in lrs for _ in range(4)]
     assert set(asked[12:]) == {sorted(lrs)[1]}
     assert [line["seconds"] for line in results if line["kind"] == "search"] == [9.0, 9.0]
     trials = Search(
@@ -316,15 +314,13 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     records = (out / "digits-quick" / "runs.jsonl").read_bytes()
     (tmp_path / "zoo/gcn.safetensors").unlink()
     assert main([*words, "--only", "gcn", "--save", str(tmp_path / "zoo")]) == 0
-    assert (
-        tmp_path / "zoo/gcn.safetensors"
-    ).is_file()  # made again, and its run is not recorded again
+    # Made again, and its run is not recorded again.
+    assert (tmp_path / "zoo/gcn.safetensors").is_file()
     assert (out / "digits-quick" / "runs.jsonl").read_bytes() == records
     once = (tmp_path / "zoo/gcn.safetensors").read_bytes()
     assert main([*words, "--only", "gcn", "--epochs=1", "--save", str(tmp_path / "zoo")]) == 0
-    assert (
-        tmp_path / "zoo/gcn.safetensors"
-    ).read_bytes() != once  # the card beside it is of another run
+    # The card beside it is of another run.
+    assert (tmp_path / "zoo/gcn.safetensors").read_bytes() != once
     assert main([*words, "--only", "labels", "--epochs=1", "--save", str(tmp_path / "other")]) == 0
     assert not list((tmp_path / "other").iterdir())  # nor a card without its model
     capsys.readouterr()
@@ -369,13 +365,11 @@ def test_a_sweep_trains_every_row_at_every_value(tmp_path):
     assert [(run["row"], run["split"]) for run in runs] == [
         *product(("difformer@0.25", "difformer@1.0"), (0, 1))
     ]
-    assert [len(run["states"]["rank"]) for run in runs] == [
-        3
-    ] * 4  # before any layer, and after each
+    # Before any layer, and after each.
+    assert [len(run["states"]["rank"]) for run in runs] == [3] * 4
     text = section(table, lines(table, results))
     assert "| τ | 0.25 | 1.0 |" in text
-    assert (
-        text.count("| DIFFormer-s |") == 3
-    )  # the score, and how far apart and in how many directions nodes lie
+    # The score, and how far apart and in how many directions nodes lie.
+    assert text.count("| DIFFormer-s |") == 3
     draw_curves(tmp_path / "curves.png", table, lines(table, results))
     assert (tmp_path / "curves.png").stat().st_size > 10_000

@@ -113,11 +113,12 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     assert "](images/results-digits-search.png)" in before
     assert "- GCN: lr 0.667, model.conv gcn" in before
     page.unlink()
+    # Where text is ASCII by default.
     settings = {
         "LC_ALL": "C",
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
-    }  # where text is ASCII by default
+    }
     program = "from diffusion_mp_experiments.train.cli import main; raise SystemExit(main())"
     run_program("-c", program, "results", *words, **settings)
     assert page.read_text("utf-8") == before

@@ -219,10 +219,11 @@ def test_rows_and_axes_reach_the_data(tmp_path):
     table = load_table(path)
     gcn = table.row("gcn")
     labels = table.row("labels")
+    # An axis that is null is left out.
     assert sorted(table.axes(gcn)) == [
         "data.metric",
         "model.num_layers",
-    ]  # an axis that is null is left out
+    ]
     assert sorted(table.axes(labels)) == ["data.metric", "predictor.alpha"]
     arguments = table.config(labels, {"data.metric": "cosine"})["data"]["init_args"]
     assert arguments == {**table.data["init_args"], "per_class": 7, "metric": "cosine"}

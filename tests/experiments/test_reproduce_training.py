@@ -402,9 +402,8 @@ def test_the_state_at_rest_is_the_dense_solve_and_where_the_steps_lead(centre):
         torch.autograd.grad((weight * logits).sum(), parameters) for logits in (result, expected)
     )
     torch.testing.assert_close(found, wanted)
-    iterated = CertifiedDIFFormer(
-        3, 16, 2, inputs=pixels(), **options
-    ).double()  # no eigenvectors: step after step
+    # No eigenvectors: step after step.
+    iterated = CertifiedDIFFormer(3, 16, 2, inputs=pixels(), **options).double()
     iterated.load_state_dict(model.state_dict())
     torch.testing.assert_close(iterated(x), result, rtol=1e-8, atol=1e-9)
     start, rest = model.energies(x)

@@ -78,9 +78,8 @@ def test_cluster_has_the_published_densities_and_sizes_and_shows_a_node_of_each_
         assert sorted(number[nodes].tolist()) == [1, 2, 3, 4, 5, 6]
         assert torch.equal(data.y[nodes], number[nodes] - 1)
         shown.append(nodes / data.num_nodes)
-    assert torch.cat(shown).mean() == pytest.approx(
-        0.5, abs=0.1
-    )  # in random order, not the first of a block
+    # In random order, not the first of a block.
+    assert torch.cat(shown).mean() == pytest.approx(0.5, abs=0.1)
 
 
 def test_pattern_has_the_published_densities_and_sizes():

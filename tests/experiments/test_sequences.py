@@ -167,9 +167,8 @@ def test_items_depend_on_seed_split_and_index_alone():
         ListOps("test", num=10, **SHORT),
     ]
     assert len({digest(dataset) for dataset in (ten, *others)}) == 4
-    assert (
-        len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)}) == 4
-    )  # their trees too
+    # Their trees too.
+    assert len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)}) == 4
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
     assert decode(ListOps(num=1, **SHORT)[0][0]) == "[MED 4 [MED [MAX 4 [MED 9 5 7 ] ] 1 ] ]"
@@ -256,9 +255,8 @@ def test_the_drawing_has_gaps_and_shows_no_more_than_the_paths(scenes):
         visible = scene.image.numpy() > 32
         pieces.append(components(visible, CORNERS)[1] - components(solid, CORNERS)[1])
         distance = distance_transform_edt(~solid)  # to the next pixel of a path
-        assert (
-            distance[scene.image.numpy() > 0].max() <= 3
-        )  # the radius of a soft disc, and the corner of a pixel
+        # The radius of a soft disc, and the corner of a pixel.
+        assert distance[scene.image.numpy() > 0].max() <= 3
     assert np.mean(pieces) > 10
 
 
@@ -276,9 +274,8 @@ def test_neither_the_ink_nor_the_distance_of_the_discs_knows_the_answer(scenes):
         1,
     )
     assert accuracy(ink, labels) < 0.55
-    assert (
-        accuracy(images[:, images.std(axis=0) > 0], labels) < 0.56
-    )  # every pixel on its own: 1 000 features
+    # Every pixel on its own: 1 000 features.
+    assert accuracy(images[:, images.std(axis=0) > 0], labels) < 0.56
 
     ends = np.array([scene.ends for scene in scenes], dtype=float)
     distance = np.linalg.norm(ends[:, 0] - ends[:, 1], axis=1)

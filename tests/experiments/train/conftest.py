@@ -10,9 +10,8 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 @pytest.fixture(autouse=True)
 def _on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(
-        sys, "argv", ["diffusion-mp", "something"]
-    )  # Lightning must not complain of a second one
+    # Lightning must not complain of a second one.
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp", "something"])
     monkeypatch.chdir(tmp_path)
     with isolate_rng():
         yield

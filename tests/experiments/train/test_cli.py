@@ -113,13 +113,13 @@ def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
     printed = capsys.readouterr()
     assert not re.search("Seed|GPU|TPU|Tip|workers|Restoring|Warning", printed.out + printed.err)
     with (resumed / "metrics.csv").open() as file:
+        # 3: the test after the last epoch.
         assert {row["epoch"] for row in csv.DictReader(file)} == {
             "2",
             "3",
-        }  # 3: the test after the last epoch
-    assert not (
-        resumed / "checkpoints"
-    ).exists()  # they stay in one folder, so that the best one is that of all epochs
+        }
+    # They stay in one folder, so that the best one is that of all epochs.
+    assert not (resumed / "checkpoints").exists()
     assert torch.load(last, weights_only=True)["epoch"] == 2
     assert len(list(last.parent.glob("best-*.ckpt"))) == 1
     trained = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(last)]

@@ -179,9 +179,8 @@ def test_ten_kills_change_nothing(name, tmp_path):
     moments = [
         (draw.choice(list(CODES)), draw.randint(1, 3), draw.uniform(0, 0.1)) for _ in range(9)
     ]
-    moments.insert(
-        draw.randrange(10), (signal.SIGKILL, 0, draw.uniform(0, 1))
-    )  # perhaps before it has begun
+    # Perhaps before it has begun.
+    moments.insert(draw.randrange(10), (signal.SIGKILL, 0, draw.uniform(0, 1)))
     assert_kills_change_nothing(name, tmp_path, moments)
 
 

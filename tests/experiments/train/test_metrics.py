@@ -11,9 +11,8 @@ from helpers import refuses
 
 def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     target = torch.tensor([0] * 90 + [1] * 10)
-    assert train.weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(
-        0.5
-    )  # 0.9 by plain accuracy
+    # 0.9 by plain accuracy.
+    assert train.weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(0.5)
     target = torch.tensor([0, 0, 0, 0, 1, 1, 2])
     classes = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     logits = torch.nn.functional.one_hot(classes, 3).float()
@@ -21,9 +20,8 @@ def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     score = train.weighted_accuracy(2)
     score.update(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]))
     score.update(torch.tensor([1]), torch.tensor([1]))
-    assert score.compute() == pytest.approx(
-        (1 + 1 / 2) / 2
-    )  # the mean of the batches would be (1/2 + 1)/2
+    # The mean of the batches would be (1/2 + 1)/2.
+    assert score.compute() == pytest.approx((1 + 1 / 2) / 2)
     logits = torch.randn(40, 4, generator=generator)
     labels = torch.randint(2, (40, 4), generator=generator)
     labels[:, 1] = 0
@@ -75,9 +73,8 @@ def test_accuracy_f1_and_errors(generator):
     assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(
         curve(logits[:, 1] - logits[:, 0], labels)
     )
-    small = logits.sigmoid() * torch.tensor(
-        [0.5, 1.0]
-    )  # logits that could be taken for probabilities
+    # Logits that could be taken for probabilities.
+    small = logits.sigmoid() * torch.tensor([0.5, 1.0])
     assert train.TaskMetric("roc_auc")(small, labels) == pytest.approx(
         curve(small[:, 1] - small[:, 0], labels)
     )

@@ -72,9 +72,8 @@ def test_metrics_read_their_own_mask_and_the_loss_breaks_ties_alone():
     two_wrong_hardly = right * 100
     two_wrong_hardly[[1, 4]] = 0.001 * (1 - right[[1, 4]])
     assert score(right * 5) > score(right) > score(one_wrong_badly) > score(two_wrong_hardly)
-    again = quiet_trainer().validate(model, datamodule=toy, verbose=False)[0][
-        "val_score"
-    ]  # nothing of before counts
+    # Nothing of before counts.
+    again = quiet_trainer().validate(model, datamodule=toy, verbose=False)[0]["val_score"]
     assert again == pytest.approx(val["val_score"], abs=1e-7)
 
 

@@ -229,12 +229,13 @@ def test_what_was_saved_before_the_disk_was_full_is_kept(tmp_path, monkeypatch, 
         f"Go on from the last complete epoch with\n  diffusion-mp fit --config {CONFIG}" in message
     )
     assert f"--ckpt_path {last}" in message
+    # Nor anything about how this is made.
     for word in (
         "Traceback",
         "args parameter",
         "deprecated",
         "Warning",
-    ):  # nor anything about how this is made
+    ):
         assert word not in message
     assert not list(tmp_path.rglob("*.part"))
     assert load_checkpoint(last)["epoch"] == 0

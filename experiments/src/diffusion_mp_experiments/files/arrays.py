@@ -29,9 +29,8 @@ def read_npz(
     path: Path, names: Sequence[str], largest: int
 ) -> dict[str, Shaped[np.ndarray, " ..."]]:
     """Return the named arrays of a .npz file, which may take `largest` bytes together. Call it within `reading`."""
-    content = io.BytesIO(
-        path.read_bytes()
-    )  # unlike a file, it makes no room for bytes that a header only claims
+    # Unlike a file, it makes no room for bytes that a header only claims.
+    content = io.BytesIO(path.read_bytes())
     with zipfile.ZipFile(content) as archive:
         size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
     if size > largest:

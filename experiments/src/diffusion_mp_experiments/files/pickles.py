@@ -32,9 +32,8 @@ def read_pickle(content: bytes) -> Any:
     Time and memory are proportional to its length; nothing is imported or called. Call it within `reading`.
     """
     try:
-        value = _Machine(
-            io.BytesIO(content), encoding="latin-1"
-        ).load()  # strings of Python 2: a character per byte
+        # Strings of Python 2: a character per byte.
+        value = _Machine(io.BytesIO(content), encoding="latin-1").load()
     except (AttributeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise ValueError(f"it is damaged: {error}") from error
     return value.value if isinstance(value, _Object) else value

@@ -70,9 +70,8 @@ def number_blocks(
     ):
         here = f"{path}, from line {start + 1} on"
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # older releases of NumPy only warn of 1.5 among integers
+            # Older releases of NumPy only warn of 1.5 among integers.
+            with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 block = np.loadtxt(
                     lines, dtype, comments=None, delimiter=delimiter, ndmin=2, encoding=None
@@ -101,9 +100,8 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
 
     A byte-order mark is left out, and so are blank lines at the end; others are refused, for lines are numbered.
     """
-    hidden: Any = (
-        None if progress else True
-    )  # for tqdm, None is: no bar where standard error is not a terminal
+    # For tqdm, None is: no bar where standard error is not a terminal.
+    hidden: Any = None if progress else True
     start = 0
     blank = 0  # lines, of which it is not known yet whether others follow
     with (

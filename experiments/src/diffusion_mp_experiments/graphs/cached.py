@@ -320,9 +320,8 @@ def mapped_graph(
         if ends != 2:
             raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
         check_indices(arrays["y"], classes, "y", low=-1)
-        for start in range(
-            0, 2 * num_edges, _BLOCK
-        ):  # mapped again each time, so that pages leave the memory
+        # Mapped again each time, so that pages leave the memory.
+        for start in range(0, 2 * num_edges, _BLOCK):
             ends_here = map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK]
             check_indices(torch.from_numpy(ends_here), num_nodes, "edge_index")
     return Data(**arrays)

@@ -92,9 +92,8 @@ class SBMDataset(CachedDataset):
         num_graphs = _SIZES[name][split] if num_graphs is None else num_graphs
         check_counts(num_graphs=num_graphs)
         seed = as_whole(seed, "seed")
-        if (
-            not 0 <= seed < 2**30
-        ):  # four streams each, and a torch.Generator tells 2**32 seeds apart
+        # Four streams each, and a torch.Generator tells 2**32 seeds apart.
+        if not 0 <= seed < 2**30:
             raise ValueError(f"seed must lie in 0 .. 2**30 - 1; got {seed}.")
         if pattern_sizes is not None and name != "PATTERN":
             raise ValueError(
@@ -179,9 +178,8 @@ def cluster_graph(generator: torch.Generator) -> Data:
     """Draw a graph of CLUSTER: x is 1 in column c + 1 at the node that shows community c, in column 0 at all others."""
     block, probability = _block_model(*_CLUSTER, 0, generator)
     pairs = block_model_pairs(block, probability, generator)
-    size = block.bincount(
-        minlength=len(probability)
-    )  # the first of each shows; renaming makes it any of them
+    # The first of each shows; renaming makes it any of them.
+    size = block.bincount(minlength=len(probability))
     number = torch.zeros_like(block)
     number[size.cumsum(0) - size] = torch.arange(1, len(size) + 1)
     return _shuffled(pairs, number, len(size) + 1, block, generator)

@@ -226,9 +226,8 @@ def _days(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
     for date in dates:
         if not _DAY.fullmatch(date):  # NumPy would take "today" for one
             raise ValueError(f"{date!r} is no date")
-    days = np.array(
-        [date.decode("ascii") for date in dates]
-    )  # NumPy 1 ends the process at bytes that are no date
+    # NumPy 1 ends the process at bytes that are no date.
+    days = np.array([date.decode("ascii") for date in dates])
     stated = np.array([field not in _MISSING for field in column])
     return np.where(stated, days.astype("datetime64[D]").astype(np.float64), np.nan)
 

@@ -70,9 +70,8 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
         }
         axes.errorbar(means, places, xerr=errors, label=f"ahead of {table.row(name).title}", **look)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xscale(
-        "symlog", linthresh=table.metric.scale / 50
-    )  # a constant is far behind, and others close together
+    # a constant is far behind, and others close together.
+    axes.set_xscale("symlog", linthresh=table.metric.scale / 50)
     axes.xaxis.set_major_formatter("{x:g}")
     _name_rows(axes, [line.title for line in lines])
     unit = "seed by seed" if table.splits == 1 else "split by split"

@@ -308,11 +308,12 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
         raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
     search = content.get("search", {})
+    # Its own first, since axes are drawn in this order.
     axes = {
         **search,
         **other.get("search", {}),
         **search,
-    }  # its own first, since axes are drawn in this order
+    }
     return {**other, **content, "search": axes}, {**files, **own}
 
 

@@ -277,9 +277,8 @@ def _measured(
         result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
         trained.num_layers = steps
     result["ablated"] = {}
-    for ablation in (
-        () if hasattr(trained, "fit") else ABLATIONS
-    ):  # the scores of a predictor are fixed
+    # The scores of a predictor are fixed.
+    for ablation in () if hasattr(trained, "fit") else ABLATIONS:
         module.model = model = deepcopy(trained)
         if without_attention(model, ablation):
             result["ablated"][ablation] = value("test")
@@ -299,10 +298,11 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     def look(name: str, x: Any, graph: Any, out: Any) -> None:
         if isinstance(graph, Graph) and graph.segments is None and x.layout is torch.strided:
             out = out[0] if isinstance(out, tuple) else out
+            # The input of a layer replaces the output of the one before.
             seen[-1:] = [
                 (x, graph),
                 (out, graph),
-            ]  # the input of a layer replaces the output of the one before
+            ]
 
     def end(*_: Any) -> None:
         for state, graph in [] if found["energy"] else seen:

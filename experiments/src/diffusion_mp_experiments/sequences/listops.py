@@ -138,9 +138,8 @@ class ListOps(SequenceDataset):
 
     def _fill(self, shape: list[int], random: Random) -> tuple[list[str], int]:
         words: list[str] = []
-        open_: list[tuple[str, int, list[int]]] = [
-            ("FIRST", 2, [])
-        ]  # operator, number of arguments, those known
+        # Operator, number of arguments, those known.
+        open_: list[tuple[str, int, list[int]]] = [("FIRST", 2, [])]
         for arguments in shape:
             if arguments:
                 operator = self.operators[int(random.random() * len(self.operators))]

@@ -25,9 +25,8 @@ _CONTRAST = 0.75
 _TRIES = 20
 _SHORT_TRIES = 60
 _SCENES = 1_000
-Point = tuple[
-    float, float
-]  # (row, column); pixel (i, j) is the unit square from the point (i, j) to (i + 1, j + 1)
+# (row, column); pixel (i, j) is the unit square from the point (i, j) to (i + 1, j + 1).
+Point = tuple[float, float]
 
 _BESIDE = 7.0  # pixels between the beginnings of two paths, if one is to begin beside the other
 _NEAR = 13  # pixels at a squared distance below this from a path are not free

@@ -84,9 +84,8 @@ class SplitDataModule(pl.LightningDataModule):
     def part(self, number: int) -> Sequence[Data]:
         """The graphs that train (0), validate (1) or test (2)."""
         if self._parts is None:
-            with torch.inference_mode(
-                False
-            ):  # tensors made while validating could not be trained on
+            # Tensors made while validating could not be trained on.
+            with torch.inference_mode(False):
                 self._parts = self.parts()
         return self._parts[number]
 

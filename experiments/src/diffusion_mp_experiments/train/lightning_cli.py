@@ -34,11 +34,12 @@ __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_light
 
 _UNWRITTEN = "Unable to serialize instance "
 _CONFIG_OPTIONS = ("--config", "-c")
+# What a checkpoint may decide; never which class is made.
 _SETTINGS = (
     "lr",
     "weight_decay",
     "optimizer",
-)  # what a checkpoint may decide; never which class is made
+)
 _PARTS = {
     "state_dict": dict,
     "hyper_parameters": dict,
@@ -53,11 +54,12 @@ def run_lightning(args: list[str]) -> None:
 
     Its warnings are shown, except its deprecations, that data have no workers, and that a resumed run has checkpoints.
     """
+    # Their announcements have the level INFO.
     names = (
         "pytorch_lightning",
         "lightning.pytorch",
         "lightning_fabric",
-    )  # their announcements have the level INFO
+    )
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     with warnings.catch_warnings():
         for logger in levels:
@@ -74,7 +76,8 @@ def run_lightning(args: list[str]) -> None:
         except (
             ValueError,
             RuntimeError,
-        ) as error:  # jsonargparse puts its own words before the error of the data
+        ) as error:
+            # Jsonargparse puts its own words before the error of the data.
             if str(error).startswith("Call to compute_fn") and isinstance(
                 error.__cause__, (OSError, ValueError)
             ):
@@ -126,9 +129,8 @@ class DiffusionCLI(LightningCLI):
     def __init__(self, args: list[str]) -> None:
         args = _with_files(args)
         self._args = args
-        set_parsing_settings(
-            config_read_mode_fsspec_enabled=False
-        )  # Lightning lets any option be read from anywhere
+        # Lightning lets any option be read from anywhere.
+        set_parsing_settings(config_read_mode_fsspec_enabled=False)
         super().__init__(
             NodeClassifier,
             pl.LightningDataModule,
@@ -205,9 +207,8 @@ class DiffusionCLI(LightningCLI):
             )
         before = checkpoint["hyper_parameters"]
         settings = {name: before[name] for name in _SETTINGS if name in before}
-        parser.parse_object(
-            {command: {"model": settings}}, self.config
-        )  # defaults are not checked, so this does it
+        # Defaults are not checked, so this does it.
+        parser.parse_object({command: {"model": settings}}, self.config)
         self._parser(command).set_defaults(
             {f"model.{name}": value for name, value in settings.items()}
         )
@@ -222,14 +223,12 @@ class DiffusionCLI(LightningCLI):
         """Let a resumed run keep its checkpoints in one folder, so that the best is that of all its parts."""
         config = self.config[self.subcommand]
         config.out = str(as_path(config.out, "--out"))
-        if (
-            "init_args" not in config.model.model
-        ):  # a class without arguments; the widths of the data are linked to it
+        # a class without arguments; the widths of the data are linked to it.
+        if "init_args" not in config.model.model:
             config.model.model.init_args = Namespace()
         check_writable(Path(config.out, config.name))
-        if (
-            name := config.checkpoint.filename
-        ):  # Lightning would write 0.0000 for a metric that is not logged
+        # Lightning would write 0.0000 for a metric that is not logged.
+        if name := config.checkpoint.filename:
             config.checkpoint.filename = name.replace("{val_acc", f"{{val_{config.model.metric}")
         if self.subcommand == "fit" and config.ckpt_path:
             for callback in (config.checkpoint, config.last):
@@ -264,16 +263,14 @@ class DiffusionCLI(LightningCLI):
         if options.get("logger") in (None, True):
             kwargs["logger"] = self._loggers()
         elif options.get("logger") is False and options.get("default_root_dir") is None:
-            kwargs["default_root_dir"] = self._loggers()[
-                0
-            ].log_dir  # Lightning would write to the working directory
+            # Lightning would write to the working directory.
+            kwargs["default_root_dir"] = self._loggers()[0].log_dir
         if options.get("enable_progress_bar") is not False:
             kwargs["callbacks"] = [*_listed(options.get("callbacks")), EpochProgress()]
         try:
             return super().instantiate_trainer(**kwargs)
-        except (
-            ModuleNotFoundError
-        ) as error:  # of a logger or a precision whose package is not installed
+        except ModuleNotFoundError as error:
+            # Of a logger or a precision whose package is not installed.
             raise ValueError(
                 f"The trainer needs a package that is not installed: {error}"
             ) from error

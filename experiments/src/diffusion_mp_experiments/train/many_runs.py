@@ -22,9 +22,8 @@ def each(
     """Yield every run with the result of `work(*run)`, as they end; several jobs run in `processes`."""
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
-        torch.set_num_threads(
-            1
-        )  # small matrices gain little from a second, and lose much on a busy machine
+        # Small matrices gain little from a second, and lose much on a busy machine.
+        torch.set_num_threads(1)
         try:
             yield from ((run, work(*run)) for run in runs)
         finally:

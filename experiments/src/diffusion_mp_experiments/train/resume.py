@@ -67,9 +67,8 @@ class Resumable(Callback):
         """Change the checkpoint before callbacks, optimisers and loops are restored and a loader draws numbers."""
         states = checkpoint.get("callbacks", {})
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        if (
-            trainer.state.fn != TrainerFn.FITTING
-        ):  # nothing will be saved, and the best checkpoint stays known
+        # Nothing will be saved, and the best checkpoint stays known.
+        if trainer.state.fn != TrainerFn.FITTING:
             for callback in callbacks:
                 if isinstance(callback, ModelCheckpoint):
                     states.pop(callback.state_key, None)
