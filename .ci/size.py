@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Size and density of Python code.
 
-    python .ci/size.py [DIR ...]                 by default src, experiments and tests of the current folder
+    python .ci/size.py [DIR ...]                 by default those of the repository
     python .ci/size.py --densest 20 [DIR ...]    the 20 functions with the most tokens a line
 
 Tokens and code lines leave out docstrings, comments, blank lines and imports. For comparison, by the same count:
@@ -115,7 +115,9 @@ def main(folders: list[str]) -> None:
 if __name__ == "__main__":
     arguments = sys.argv[1:]
     standard = [
-        folder for folder in ("src", "experiments", "tests") if pathlib.Path(folder).is_dir()
+        folder
+        for folder in ("src", "experiments/src", "tests", "experiments/tests")
+        if pathlib.Path(folder).is_dir()
     ]
     if arguments[:1] == ["--densest"]:
         densest(arguments[2:] or standard[:1], int(arguments[1]))

@@ -29,13 +29,13 @@ EXEMPT: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("train.CheckpointFiles", "train.Resumable", "train.FiniteLoss"),
-        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN",
+        "Lightning calls it, in a run; experiments/tests/train kills and resumes runs, some with losses of NaN",
     ),
     "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
     "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
-    "load": "it takes a file; tests/models/test_saving.py and test_hostile_files.py in tests/experiments write some",
+    "load": "it takes a file; tests/models/test_saving.py and test_hostile_files.py in experiments/tests write some",
     "testing.TOLERANCES": "a table, read through `tolerance`",
-    "train.exit_code": "it takes a program and its signals; tests/experiments/train stops programs",
+    "train.exit_code": "it takes a program and its signals; experiments/tests/train stops programs",
 }
 
 #: Errors that a name documents beside TypeError, ValueError and the library's own.

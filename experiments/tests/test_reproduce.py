@@ -16,7 +16,6 @@ import pytest
 import torch
 from filelock import FileLock
 from optuna.storages import InMemoryStorage
-from reproduce_tables import write_table
 
 from diffusion_mp import load
 from diffusion_mp_experiments.reproduce import harness
@@ -27,6 +26,7 @@ from diffusion_mp_experiments.reproduce.table import Records, load_table, parsed
 from diffusion_mp_experiments.train import DigitsDataModule
 from diffusion_mp_experiments.train.cli import main
 from own_process import started
+from reproduce_tables import write_table
 
 # The checker of shapes draws from Python's random state, and is not in the processes that are killed.
 pytestmark = pytest.mark.usefixtures("no_typecheck")

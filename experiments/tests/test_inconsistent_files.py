@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import small_sets as small
-from small_sets import make_series, profile, rows_of
 
+import small_sets as small
 from diffusion_mp_experiments import graphs
+from small_sets import make_series, profile, rows_of
 
 HETEROPHILOUS = [
     (

@@ -7,13 +7,13 @@ import torch
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.storages import InMemoryStorage
-from reproduce_tables import ROWS, write_table
 
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.harness import Search, distribution, open_storage
 from diffusion_mp_experiments.reproduce.table import digest, load_table
 from diffusion_mp_experiments.reproduce.training import made, made_module
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
+from reproduce_tables import ROWS, write_table
 
 CONFIGS = configs_folder()
 CONTENT = {

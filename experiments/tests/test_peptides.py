@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from small_sets import LABELS, make_peptides
 
 from diffusion_mp_experiments.graphs import PeptidesFunctional
+from small_sets import LABELS, make_peptides
 
 needs_rdkit = pytest.mark.skipif(
     find_spec("rdkit") is None, reason="pip install 'diffusion-mp-experiments[molecules]'"

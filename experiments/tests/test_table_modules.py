@@ -4,15 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from small_sets import (
-    make_chickenpox,
-    make_facebook,
-    make_heterophilous,
-    make_ogb,
-    make_series,
-    make_synmol,
-    make_tu,
-)
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
@@ -33,6 +24,15 @@ from diffusion_mp_experiments.reproduce.networks import ClassicGNN
 from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
+from small_sets import (
+    make_chickenpox,
+    make_facebook,
+    make_heterophilous,
+    make_ogb,
+    make_series,
+    make_synmol,
+    make_tu,
+)
 from training_runs import quiet_trainer
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hostile import check_data
-from small_sets import FEATURES, KNOWN, TESTED, TRAIN, make_planetoid
 from torch_geometric.datasets import Planetoid
 from torch_geometric.io import read_planetoid_data
 
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp_experiments.graphs import load_planetoid
 from helpers import Payload
+from hostile import check_data
+from small_sets import FEATURES, KNOWN, TESTED, TRAIN, make_planetoid
 
 OTHER_INDICES = [
     lambda lines: lines[:-1],  # PyG makes another graph of fewer lines, and says nothing

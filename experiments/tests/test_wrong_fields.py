@@ -4,10 +4,10 @@ import re
 
 import pytest
 import yaml
-from reproduce_tables import ROWS, TABLE, write_table
 
 from diffusion_mp_experiments.reproduce.table import _ROW_FILE, _TABLE_FILE, load_table
 from diffusion_mp_experiments.train.cli import main
+from reproduce_tables import ROWS, TABLE, write_table
 
 VALUES = [
     None,

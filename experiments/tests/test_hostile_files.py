@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hostile import FORMATS, Format, answer, mutations
 
 from helpers import Payload
+from hostile import FORMATS, Format, answer, mutations
 
 SECONDS = 20  # for one file
 WAYS = ("system", "eval", "open")

@@ -6,9 +6,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hostile import check_data
 from sklearn.datasets import load_digits as sklearn_digits
-from small_sets import GROUPS, make_facebook, make_heterophilous, make_mnist, make_newsgroups
 from torch_geometric.datasets import HeterophilousGraphDataset, LINKXDataset
 from torch_geometric.utils import coalesce
 
@@ -21,6 +19,8 @@ from diffusion_mp_experiments.graphs import (
     load_newsgroups,
 )
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
+from hostile import check_data
+from small_sets import GROUPS, make_facebook, make_heterophilous, make_mnist, make_newsgroups
 
 DAMAGED_IMAGES = [
     (struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784), "its header says 3"),

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reproduce_tables import ROWS, write_table
 
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.table import find_table, load_table
 from diffusion_mp_experiments.train.cli import main
+from reproduce_tables import ROWS, write_table
 
 
 def test_the_command_runs_in_an_empty_folder_and_writes_there(tmp_path, monkeypatch, capsys):

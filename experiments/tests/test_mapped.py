@@ -10,10 +10,10 @@ import warnings
 from pathlib import Path
 from unittest.mock import Mock
 
-import cache_racers
 import numpy as np
 import pytest
 
+import cache_racers
 from diffusion_mp_experiments.graphs.cached import made_once, mapped_arrays
 
 DAMAGES = [

@@ -5,13 +5,13 @@ import math
 from itertools import pairwise
 
 import pytest
-from reproduce_tables import write_table
 
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce import command, figures
 from diffusion_mp_experiments.reproduce.report import card, lines, markdown, section
 from diffusion_mp_experiments.reproduce.table import load_table, write_records
 from diffusion_mp_experiments.train.cli import main
+from reproduce_tables import write_table
 from subrun import run_program
 
 

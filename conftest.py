@@ -31,7 +31,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 #: Folders whose tests run on two threads, as a user's program runs on several; elsewhere the tensors are tiny, and
 #: threads that wait for each other cost more than they save.
 TWO_THREADS = [
-    Path(__file__).parent / folder for folder in ("kernels", "models", "experiments/train")
+    Path(__file__).parent / folder
+    for folder in ("tests/kernels", "tests/models", "experiments/tests/train")
 ]
 
 LIMIT = 600  # seconds; the longest test takes two minutes on two cores
@@ -123,7 +124,7 @@ def generator() -> torch.Generator:
 def data_root() -> Path:
     """The folder of real data sets: DIFFUSION_MP_DATA, or shared/data beside the repository."""
     root = Path(
-        os.environ.get("DIFFUSION_MP_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
+        os.environ.get("DIFFUSION_MP_DATA", Path(__file__).resolve().parents[1] / "shared" / "data")
     )
     if not root.is_dir():
         reason = f"no data sets at {root}; point DIFFUSION_MP_DATA at the folder that holds Planetoid/, TUDataset/, ..."

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 from scipy.sparse import csc_matrix, csr_matrix, eye
-from small_sets import at_most
 
 from diffusion_mp_experiments.files import pickles, text_tables
 from diffusion_mp_experiments.files.arrays import read_matrices
@@ -29,6 +28,7 @@ from diffusion_mp_experiments.files.text_tables import (
     line_blocks,
     number_blocks,
 )
+from small_sets import at_most
 
 FILE = Path("folder") / "numbers.bin"
 OTHER_FILES = [

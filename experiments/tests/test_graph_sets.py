@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hostile import check_data
-from small_sets import make_chickenpox, make_covid, make_series, make_synmol, make_tu
 from torch_geometric.datasets import TUDataset
 
 from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
+from hostile import check_data
+from small_sets import make_chickenpox, make_covid, make_series, make_synmol, make_tu
 
 
 def test_small_tu(tmp_path):

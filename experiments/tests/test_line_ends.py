@@ -9,6 +9,20 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
+from torch_geometric.data import Data
+
+from diffusion_mp import plot
+from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
+from diffusion_mp_experiments.graphs import (
+    PeptidesFunctional,
+    load_newsgroups,
+    load_ogb,
+    load_planetoid,
+    load_pokec,
+    load_snapshots,
+    load_tu,
+)
 from small_sets import (
     GROUPS,
     MESSAGES,
@@ -23,20 +37,6 @@ from small_sets import (
     make_tu,
     tarred,
     write,
-)
-from torch import Tensor
-from torch_geometric.data import Data
-
-from diffusion_mp import plot
-from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
-from diffusion_mp_experiments.graphs import (
-    PeptidesFunctional,
-    load_newsgroups,
-    load_ogb,
-    load_planetoid,
-    load_pokec,
-    load_snapshots,
-    load_tu,
 )
 
 MARK = b"\xef\xbb\xbf"

@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import small_sets as small
 import torch
 from torch_geometric.data import Data
 
+import small_sets as small
 from diffusion_mp import load
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.text_tables import number_blocks

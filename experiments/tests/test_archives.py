@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_sets import REVIEWS, at_most, write
 
 from diffusion_mp_experiments.files import archives
 from diffusion_mp_experiments.sequences import IMDb
+from small_sets import REVIEWS, at_most, write
 
 OTHERS = dict.fromkeys(
     ("train/unsup/0_0.txt", "train/labeledBow.feat", "README", "train/pos/x.md"), "read by nobody"

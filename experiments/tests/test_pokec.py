@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_sets import at_most, make_mat, make_ogb, make_pokec, profile, rows_of, write
 
 from diffusion_mp_experiments.graphs import load_ogb, load_pokec, synthetic_pokec
 from diffusion_mp_experiments.graphs.pokec import FEATURES
 from helpers import draw
+from small_sets import at_most, make_mat, make_ogb, make_pokec, profile, rows_of, write
 from subrun import run_program
 
 REGIONS = [
