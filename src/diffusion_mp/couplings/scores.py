@@ -244,6 +244,15 @@ class MixtureScore(AnyScore):
         return SumCoupling(terms)
 
 
+def at_least_zero(z2: Tensor) -> Tensor:
+    """Return squared distances without what rounding takes below zero.
+
+    The derivative at zero is 1, since that of δ there is f(0). ``clamp`` has it up to PyTorch 2.13; from 2.14 on its
+    derivative at the bound is 0.
+    """
+    return torch.where(z2 < 0, 0.0, z2)
+
+
 @dataclass(frozen=True)
 class FunctionScore(AnyScore):
     """f(z²) for any function of z² = −2s with z² ≤ ``reach``, evaluated tile by tile, O(N²)."""
@@ -253,7 +262,7 @@ class FunctionScore(AnyScore):
     g: Literal["function"] = "function"
 
     def __call__(self, s: Tensor) -> Tensor:
-        return self.function((-2 * s).clamp(min=0))
+        return self.function(at_least_zero(-2 * s))
 
     @torch.no_grad()
     def inverse(self, f: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import errors
-from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
+from diffusion_mp.couplings.scores import FunctionScore, MixtureScore, at_least_zero
 from diffusion_mp.energies.penalties import Penalty, find_flaw
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.saving import Saved
@@ -86,7 +86,7 @@ class MixturePenalty(Saved, Penalty):
         errors.check_tensor(z2, "z2", "of squared distances")
         self._check_place(z2, "z2")
         scale = 2 * self.widths.to(z2.dtype).square()
-        z2 = z2.clamp(min=0)  # rounding below zero is large relative to a narrow width
+        z2 = at_least_zero(z2)  # rounding below zero is large relative to a narrow width
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
 
     def extra_repr(self) -> str:
@@ -166,7 +166,7 @@ class FunctionPenalty(Saved, Penalty):
         errors.check_tensor(z2, "z2", "of squared distances")
         if self.integral is not None:
             return self.integral(z2)
-        reach = z2.clamp(min=0).log1p()
+        reach = at_least_zero(z2).log1p()
         total = torch.zeros_like(reach)
         for node, weight in zip(NODES, WEIGHTS, strict=True):
             total = total + checkpoint(
