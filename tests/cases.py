@@ -871,16 +871,7 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "gnn-gin": lambda: DiffusionGNN(4, 6, 3, conv="gin"),
     "gnn-jumps": lambda: DiffusionGNN(4, 6, 3, 2, norm="layer", act="elu", jk="cat"),
     "gnn-jumps-gat": lambda: DiffusionGNN(4, 6, 3, 2, conv="gat", heads=2, norm="batch", jk="max"),
-    "sgformer-pyg": lambda: SGFormer(
-        4,
-        6,
-        3,
-        trans_num_layers=2,
-        gnn="residual",
-        activation="relu",
-        dropout_on="state",
-        qkv_bias=True,
-    ),
+    "sgformer-pyg": lambda: SGFormer.like_pyg(4, 6, 3, qkv_bias=True),
     "sgformer-cat": lambda: SGFormer(4, 6, 3, trans_num_layers=2, aggregate="cat", dropout=0.2),
     "gated-gcn-model": lambda: GatedGCN(4, 6, 3, 2),
     "gps-attention": lambda: GPS(
