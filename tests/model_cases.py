@@ -1,4 +1,7 @@
-"""Every model once, with inputs of any size: for what has to hold for all of them."""
+"""Every model with inputs of any size: one entry registers a model with all tests that hold for all of them.
+
+These are the laws, explainers, saving, export, ONNX, compilation, transforms, data parallelism and inference by blocks.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -63,6 +66,8 @@ class Case(NamedTuple):
 
     build: Callable[[], nn.Module]
     names: tuple[str, ...] = ("x", "edge_index")
+    per_node: bool = True
+    """Whether the output has a row for every node."""
 
     def model(self) -> nn.Module:
         return built(self.build)
@@ -96,7 +101,7 @@ MODELS = {
         (*EDGES, "edge_weight"),
     ),
     "difformer-sigmoid": Case(lambda: dm.DIFFormer(8, 6, 3, kernel="sigmoid"), BATCH),
-    "difformer-graphs": Case(lambda: dm.DIFFormer(8, 6, 3, 1, task="graph"), BATCH),
+    "difformer-graphs": Case(lambda: dm.DIFFormer(8, 6, 3, 1, task="graph"), BATCH, per_node=False),
     "difformer-links": Case(
         lambda: dm.DIFFormer(8, 6, 3, task="link"), (*EDGES, "edge_label_index")
     ),
@@ -133,7 +138,11 @@ MODELS = {
     "mlp": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="mlp", dropout=0.0)),
     "gcn": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gcn", dropout=0.0)),
     "sgc": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="sgc", dropout=0.0)),
-    "gin": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gin", dropout=0.0, task="graph"), BATCH),
+    "gin": Case(
+        lambda: dm.DiffusionGNN(8, 6, 3, conv="gin", dropout=0.0, task="graph"),
+        BATCH,
+        per_node=False,
+    ),
     "gat": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gat", dropout=0.0, heads=2)),
     "appnp": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="appnp", dropout=0.0)),
     "gcnii": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gcnii", dropout=0.0)),

@@ -35,4 +35,4 @@ def test_difformer_s_is_twice_differentiable(graph: str | None, projection: str 
 
 @pytest.mark.exhaustive
 def test_everything_public_has_the_types_and_shapes_that_it_says() -> None:
-    run_tests("test_conformance.py", "typechecked", typecheck=True)
+    run_tests("test_laws.py", "typechecked", typecheck=True)

@@ -8,9 +8,9 @@ from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, Graph, SimpleDiffusivity, certify
 from diffusion_mp.couplings import with_constant
-from diffusion_mp.diagnostics import Perturbation, SmoothingFloor, smoothing_floor
+from diffusion_mp.diagnostics import Perturbation
 from diffusion_mp.diffusivities import FrictionAttention, ScaledDiffusivity, SumDiffusivity
-from diffusion_mp.energies import Certificate, EnergyBounds, SigmoidPenalty, energy_bounds
+from diffusion_mp.energies import Certificate, EnergyBounds, energy_bounds
 from diffusion_mp.kernels.log_linear_attention import (
     Pooled,
     Receivers,
@@ -99,8 +99,6 @@ def test_what_certificates_and_measurements_are():
     assert certificate.lam == pytest.approx(0.5 / (2 - 0.5 * certificate.eigenvalue) / 2)
     assert isinstance(bounds, EnergyBounds)
     assert 0 <= bounds.lower <= bounds.upper
-    floor = smoothing_floor(SigmoidPenalty().coupling(x), x, x, leak=0.5)
-    assert isinstance(floor, SmoothingFloor)
     found = Perturbation(
         truth=1.0, lipschitz=2.0, step=3.0, step_bound=4.0, roughness=5.0, size=2.0
     )

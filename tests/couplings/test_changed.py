@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import COUPLINGS, PTR, leaf
 from diffusion_mp import *
 from diffusion_mp.couplings import *
 from diffusion_mp.couplings.base import PROMISES
 from helpers import refuses
-from test_conformance import COUPLINGS, PTR, leaf
 
 FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
 

@@ -88,16 +88,10 @@ def test_sparse_features_of_edges_are_cut(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", SPARSE)
 @pytest.mark.parametrize("block_size", [1, 7, 1000])
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_inference_by_blocks_takes_sparse_features(
-    layout: str, block_size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inference_by_blocks_takes_sparse_features(layout: str, block_size: int) -> None:
     x = features()
     model = built(lambda: DIFFormer(7, 8, 3)).eval()
     expected = model(x, DATA.edge_index, DATA.edge_weight)
-    if elsewhere:  # as on a GPU: blocks are moved there one at a time
-        by_blocks = lambda self, x: self.blocks.each(self.module, x)  # noqa: E731
-        monkeypatch.setattr("diffusion_mp.models.inference._RowWise.forward", by_blocks)
     out = full_graph_inference(
         model, SPARSE[layout](x), DATA.edge_index, DATA.edge_weight, block_size=block_size
     )

@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 
 import diffusion_mp as dm
-from diffusion_mp.diagnostics import posterior_variance, smoothing_floor
+from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, SimpleDiffusivity, UniformDiffusivity
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
@@ -398,10 +398,6 @@ def blocks(attention: str | None = None) -> Tensor:
         (
             lambda: posterior_variance(UniformDiffusivity()(X, sharded()), 0.5),
             "variance needs .* of all nodes",
-        ),
-        (
-            lambda: smoothing_floor(UniformDiffusivity()(X, sharded()), X, X),
-            "floor needs .* of all nodes",
         ),
         (lambda: GatedGCN(3, 4, 2)(X, sharded()), "can not turn edges around, walk along them"),
         (

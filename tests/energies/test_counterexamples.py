@@ -8,6 +8,7 @@ from energy_cases import LearnedSlope
 from torch import Tensor
 
 import diffusion_mp as dm
+from cases import COUPLINGS
 from diffusion_mp import Graph
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
@@ -28,7 +29,6 @@ from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
 from helpers import built, randn
-from test_conformance import COUPLINGS
 
 N = 12
 C = 3

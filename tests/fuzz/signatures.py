@@ -78,13 +78,12 @@ MODELS = "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "mp.NodeFormer(4, 4, 2)", "nn.Id
 #: What a parameter of this name is everywhere; a table may say otherwise for one of its names.
 PARAMETERS: dict[str, Make] = {
     **dict.fromkeys(
-        ("dropout", "attention_dropout", "value_dropout", "gnn_dropout", "trans_dropout"),
+        ("dropout", "attention_dropout", "value_dropout", "gnn_dropout"),
         probability,
     ),
     **dict.fromkeys(
         ("num_layers", "encoder_layers", "num_gnn_layers", "trans_num_layers", "hops"), counts(1, 2)
     ),
-    **dict.fromkeys(("gnn_num_layers", "trans_num_heads"), counts(1, 2)),
     **dict.fromkeys(("channels", "dim"), lambda d: count(d, d.channels)),
     "in_channels": lambda d: count(d, d.channels).unsure(
         "negative"

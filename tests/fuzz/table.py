@@ -53,7 +53,6 @@ WEIGHTS: dict[str, float] = {
             "testing.exact_problems",
             "testing.order_of_convergence",
             "testing.Tolerance",
-            "diagnostics.Commutator",
             "diagnostics.Perturbation",
             "diagnostics.PlacementReport",
             "graphs.load_digits",

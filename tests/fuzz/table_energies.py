@@ -506,7 +506,6 @@ FUNCTIONS: dict[str, Strategy] = {
     ),
     "released_state_dict": released_state_dict,
     "roughness": roughness,
-    "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free),
     "posterior_variance": calls("posterior_variance", coupling=stable, leak=numbers(0.5, 0.1)),
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
@@ -517,8 +516,6 @@ FUNCTIONS: dict[str, Strategy] = {
         ax=never(bad("a string: 'ax' | a number")),
         head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond")),
     ),
-    "diagnostics.SmoothingFloor": record("diagnostics.SmoothingFloor(1.0, 2.0, 0.0, 1.0).floor"),
-    "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
     "diagnostics.Perturbation": record(
         "diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"
     ),

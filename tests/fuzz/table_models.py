@@ -361,7 +361,6 @@ MODELS: dict[str, Strategy] = {
     "NodeFormer": model("NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads),
     "SGFormer": model(
         "SGFormer",
-        leave="trans_num_heads",
         more="heads beta normalize projection",
         of=SGFormerConv,
         heads=heads,

@@ -21,10 +21,10 @@ FEATURES = 8
 MODELS = {
     name: case.build
     for name, case in model_cases.MODELS.items()
-    if {"x", "edge_index"} == set(case.names)
+    if {"x", "edge_index"} <= set(case.names) <= {"x", "edge_index", "edge_weight", "batch"}
+    and case.per_node
+    and name != "certified-transformer-identity"
 } | {
-    "difformer-options": model_cases.MODELS["difformer-options"].build,
-    "difformer-sigmoid": model_cases.MODELS["difformer-sigmoid"].build,
     "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
     "certified, projections, inputs": lambda: dm.CertifiedDIFFormer(
         FEATURES,
@@ -36,7 +36,6 @@ MODELS = {
         inputs=dm.SimpleDiffusivity(row_stochastic=False),
     ),
     "certified, at rest": lambda: dm.CertifiedDIFFormer(FEATURES, 8, 3, None, mu=1.0),
-    "SGFormer": lambda: dm.SGFormer(FEATURES, 8, 3, gnn="appnp"),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, 3),
     "NodeFormer": lambda: dm.NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
 }
@@ -67,21 +66,15 @@ def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("cls", "name"), [(dm.couplings.PooledCoupling, "pool"), (dm.ExplicitEuler, "step")]
-)
-def test_neither_couplings_nor_steps_see_more_rows_than_a_block(
-    cls, name, generator, monkeypatch
-) -> None:
+def test_no_coupling_pools_more_rows_than_a_block(generator, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
     sizes = []
-    method = getattr(cls, name)
+    pool = dm.couplings.PooledCoupling.pool
     monkeypatch.setattr(
-        cls, name, lambda self, x, *rest: sizes.append(x.size(0)) or method(self, x, *rest)
+        dm.couplings.PooledCoupling, "pool", lambda self, v: sizes.append(len(v)) or pool(self, v)
     )
-    dm.full_graph_inference(
-        dm.DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False
-    )
+    model = dm.DIFFormer(FEATURES, 8, 3).double()
+    dm.full_graph_inference(model, x, edge_index, weight, block_size=10)
     assert sizes == 2 * [10, 10, 10, 10, 10, 7]
 
 

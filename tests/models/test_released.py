@@ -305,10 +305,6 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
 
 
-PYG = {"gnn": "residual", "activation": "relu", "dropout_on": "state"}
-PYG |= {"layer_norm": True, "beta": 0.5, "projection": "separate", "transform": True}
-
-
 def statistics(tensors: Tensors) -> Tensors:
     return {
         name: randn(*tensor.shape, seed=seed).abs() + 0.5 if "running" in name else tensor
@@ -336,7 +332,7 @@ def test_sgformer_of_pyg(
         "aggregate": aggregate,
     }
     theirs = PyGSGFormer(CHANNELS, WIDE, CLASSES, **options).double().train(training)
-    model = SGFormer(CHANNELS, WIDE, CLASSES, normalize="row", **options, **PYG).train(training)
+    model = SGFormer.like_pyg(CHANNELS, WIDE, CLASSES, **options).train(training)
     batch = torch.zeros(NODES, dtype=torch.long)
 
     def expected(p: Tensors, x: Tensor) -> Tensor:
@@ -373,7 +369,7 @@ def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> Non
         "graph_weight": 0.7,
     }
     options |= {"aggregate": aggregate, "normalize": "frobenius", "qkv_bias": True}
-    model = SGFormer(CHANNELS, HIDDEN, CLASSES, **options, **PYG).eval()
+    model = SGFormer.like_pyg(CHANNELS, HIDDEN, CLASSES, **options).eval()
     names = {"trans_conv.fcs.0": (HIDDEN, CHANNELS), "graph_conv.fcs.0": (HIDDEN, CHANNELS)}
     names |= {
         f"trans_conv.convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cases import DIFFUSIVITIES, LAYERS
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
@@ -29,7 +30,6 @@ from diffusion_mp.updates import (
     ImplicitEuler,
 )
 from helpers import built
-from test_conformance import DIFFUSIVITIES, LAYERS
 
 #: What is special about a state or its edges.
 CORNERS = ("plain", "zero rows", "zeros", "equal rows", "isolated", "no edges")

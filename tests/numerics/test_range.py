@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import LAYERS
 from diffusion_mp import *
 from diffusion_mp.couplings import *
 from diffusion_mp.couplings.features import unit_rows
@@ -20,7 +21,6 @@ from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
 from diffusion_mp.testing import tolerance
 from helpers import built
-from test_conformance import LAYERS
 
 HALVES = (torch.bfloat16, torch.float16)
 SINGLE = tolerance("product", torch.float32)._asdict()

@@ -1,6 +1,6 @@
-"""The pages of public names: what each is, by task; and which are documented, shown, tested and used.
+"""The page of public names by task; and which names are documented, shown, tested and used.
 
-python -m tests.pages.names      # from the root: writes docs/api/index.md and docs/api/audit.md anew
+python -m tests.pages.names      # from the root: writes docs/api/index.md anew
 """
 
 import ast
@@ -14,7 +14,6 @@ from fnmatch import fnmatch
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,18 +22,11 @@ import diffusion_mp_experiments
 
 from .blocks import PAGES, ROOT, blocks
 
-#: For readers, and for contributors.
 PAGE = ROOT / "docs/api/index.md"
-AUDIT = ROOT / "docs/api/audit.md"
 #: What every name has to be; see `Name`.
 PROPERTIES = ("documented", "example", "tested", "used")
-#: Folders with code that uses names, and what the table calls them.
-PLACES = {
-    "library": "src",
-    "experiments": "experiments/src",
-    "example": "examples",
-    "benchmark": "benchmarks",
-}
+#: Folders with code that uses names.
+FOLDERS = ("src", "experiments/src", "examples", "benchmarks")
 MARK = "<!-- what follows is written by `python -m tests.pages.names` -->"
 END = "<!-- end -->"
 #: Headings of the page for readers, and patterns of the names below them, of which the longest that fits counts.
@@ -135,19 +127,12 @@ class Name(NamedTuple):
         return self.name in _tested()
 
     @property
-    def used(self) -> str:
-        """The first place with work for it beside its own definition: library, experiments, example, …"""
+    def used(self) -> bool:
+        """Whether code other than its own definition and the tests has work for it."""
         own = getattr(self.value, "__name__", self.name) == self.name and getattr(
             self.value, "__module__", None
         )
-        return next(
-            (
-                place
-                for place, home, names in _uses()
-                if self.name in names and home != (own, self.name)
-            ),
-            "",
-        )
+        return any(self.name in names and home != (own, self.name) for home, names in _uses())
 
 
 def packages() -> Iterator[ModuleType]:
@@ -172,25 +157,6 @@ def public_names() -> list[Name]:
     return sorted(found.values(), key=lambda name: (name.package.__name__, name.name.lower()))
 
 
-def table() -> str:
-    names = public_names()
-    counts = {what: sum(bool(getattr(name, what)) for name in names) for what in PROPERTIES}
-    lines = [
-        f"{len(names)} public names: {counts['documented']} documented, {counts['example']} with an executed example, "
-        f"{counts['tested']} tested, {counts['used']} used.",
-        "",
-        f"| name | package | {' | '.join(PROPERTIES)} |",
-        f"|{'---|' * (2 + len(PROPERTIES))}",
-    ]
-    for name in names:
-        package = name.package.__name__
-        row = [f"[`{name.name}`]({name.address})", f"`{package.removeprefix('diffusion_mp.')}`"]
-        row += ["yes" if found else "–" for found in (name.documented, name.example, name.tested)]
-        row.append(name.used or "–")
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines) + "\n"
-
-
 def by_task() -> str:
     names = public_names()
     parts = []
@@ -204,13 +170,11 @@ def by_task() -> str:
     return "\n".join(parts)
 
 
-def pages() -> dict[Path, str]:
-    wanted = {}
-    for path, text in ((PAGE, by_task()), (AUDIT, table())):
-        head, _, below = path.read_text().partition(MARK)
-        _, end, tail = below.partition(END)
-        wanted[path] = f"{head}{MARK}\n\n{text}" + (f"\n{end}{tail}" if end else "")
-    return wanted
+def page() -> str:
+    """Return the text of the page, of which the part below the mark is computed."""
+    head, _, below = PAGE.read_text().partition(MARK)
+    _, end, tail = below.partition(END)
+    return f"{head}{MARK}\n\n{by_task()}" + (f"\n{end}{tail}" if end else "")
 
 
 @cache
@@ -245,23 +209,23 @@ def _tested() -> set[str]:
 
 
 @cache
-def _uses() -> list[tuple[str, tuple[str, str], set[str]]]:
-    """Place, home (module, definition) and names of every top-level definition of a script, or of any other file.
+def _uses() -> list[tuple[tuple[str, str], set[str]]]:
+    """Home (module, definition) and names of every top-level definition of a script, or of any other file.
 
     The `__init__` of a package hands names on, which is no use of them.
     """
     found = []
-    for place, folder in PLACES.items():
+    for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT / folder).with_suffix("").parts)
             for node in ast.parse(path.read_text()).body if path.name != "__init__.py" else []:
                 if not isinstance(node, ast.Import | ast.ImportFrom):
-                    found.append((place, (module, getattr(node, "name", "")), _named(node)))
+                    found.append(((module, getattr(node, "name", "")), _named(node)))
     for path in (ROOT / "experiments/src/diffusion_mp_experiments/configs").rglob("*.yaml"):
-        found.append(("config", ("", ""), set(re.findall(r"\w+", path.read_text()))))
+        found.append((("", ""), set(re.findall(r"\w+", path.read_text()))))
     for page in PAGES:
         code = (block for block in blocks(page) if not block.startswith(" "))  # no fragments
-        found += [("page", ("", ""), _named(ast.parse(block))) for block in code]
+        found += [(("", ""), _named(ast.parse(block))) for block in code]
     return found
 
 
@@ -296,5 +260,4 @@ def _strings() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
-        path.write_text(text)
+    PAGE.write_text(page())

@@ -1,4 +1,4 @@
-"""The examples of docstrings run, and every public name stands on the pages of names as it is."""
+"""The examples of docstrings run, and every public name stands on the page of names."""
 
 import doctest
 import warnings
@@ -57,10 +57,8 @@ def test_the_example_of(name, monkeypatch, tmp_path):
     assert not outcome.failed, "".join(report)
 
 
-def test_the_pages_of_names_are_up_to_date():
-    assert {path: path.read_text() for path in names.pages()} == names.pages(), (
-        "run `python -m tests.pages.names`"
-    )
+def test_the_page_of_names_is_up_to_date():
+    assert names.PAGE.read_text() == names.page(), "run `python -m tests.pages.names`"
 
 
 def test_a_line_says_what_a_name_is():

@@ -3,19 +3,13 @@
 from diffusion_mp.diagnostics.attention import kernel_error, plot_attention
 from diffusion_mp.diagnostics.hooks import EnergyTrace, roughness
 from diffusion_mp.diagnostics.perturbation import Perturbation, lipschitz, perturbation_bound
-from diffusion_mp.diagnostics.placement import Commutator, PlacementReport, commutator, diagnose
-from diffusion_mp.diagnostics.steady_state import (
-    SmoothingFloor,
-    posterior_variance,
-    smoothing_floor,
-)
+from diffusion_mp.diagnostics.placement import PlacementReport, commutator, diagnose
+from diffusion_mp.diagnostics.steady_state import posterior_variance
 
 __all__ = [
-    "Commutator",
     "EnergyTrace",
     "Perturbation",
     "PlacementReport",
-    "SmoothingFloor",
     "commutator",
     "diagnose",
     "kernel_error",
@@ -24,5 +18,4 @@ __all__ = [
     "plot_attention",
     "posterior_variance",
     "roughness",
-    "smoothing_floor",
 ]

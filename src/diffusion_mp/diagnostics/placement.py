@@ -20,57 +20,28 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.modules import evaluating
 
 
-@dataclass(frozen=True)
-class Commutator:
-    """The result of `commutator`: norms over the tokens of all sequences.
-
-    Attributes:
-        exact: `‖[S, A](X)‖` = ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
-        linearized: the same with the routing frozen at X (Eq. 13); ``None`` if the attention has no ``frozen``.
-        routed: ‖A(X)‖.
-
-    Examples:
-        >>> found = commutator(PDEDiffusion1d(4), torch.nn.Identity(), torch.rand(3, 10, 4))
-        >>> isinstance(found, Commutator), found.relative  # the identity commutes with everything
-        (True, 0.0)
-    """
-
-    exact: float
-    linearized: float | None
-    routed: float
-
-    @property
-    def relative(self) -> float:
-        """`‖[S, A](X)‖` / ‖A(X)‖; 0 if A(X) is zero."""
-        return self.exact / self.routed if self.routed else 0.0
-
-    @property
-    def relative_linearized(self) -> float | None:
-        """The linearised form over ‖A(X)‖; 0 if A(X) is zero, ``None`` if not measured."""
-        return self.linearized and (self.linearized / self.routed if self.routed else 0.0)
-
-
 @torch.no_grad()
 def commutator(
     diffusion: PDEDiffusion1d,
     attention: Callable[..., Any],
     x: Float[Tensor, "B L C"],
     mask: Bool[Tensor, "B L"] | None = None,
-) -> Commutator:
-    r"""Measure how much the order of diffusion and attention matters, ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
+) -> tuple[float, float | None]:
+    r"""Return how much the order of diffusion and attention matters, ‖S(A(X)) − A(S(X))‖ / ‖A(X)‖.
 
-    Also with the routing frozen at X, ‖S(A_X(X)) − A_X(S(X))‖. For one head without projections A_X(Y) = A(X) Y, and
-    this (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖.
+    Zhang & Zhou, Eq. 12. The second number is the same with the routing frozen at X, ‖S(A_X(X)) − A_X(S(X))‖ / ‖A(X)‖.
+    For one head without projections A_X(Y) = A(X) Y, and this (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖ / ‖A(X)‖. It is ``None``
+    for an attention without a method ``frozen``. Norms are over the tokens of all sequences; both are 0 if A(X) is 0.
 
     Args:
         diffusion: S, the step without the LayerNorm of Eq. 16.
-        attention: A, called as ``attention(x, mask)`` or ``attention(x)``, in evaluation mode. The linearised form
-            needs a method ``frozen(x, mask)`` that returns A_X, as in `SelfAttention`.
+        attention: A, called as ``attention(x, mask)`` or ``attention(x)``, in evaluation mode. Its method
+            ``frozen(x, mask)``, if it has one, returns A_X, as in `SelfAttention`.
         x, mask: the state that the attention reads; true for tokens.
 
     Examples:
         >>> attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
-        >>> commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4)).exact > 0
+        >>> commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4))[0] > 0
         True
     """
     errors.check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
@@ -81,20 +52,20 @@ def commutator(
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
     masks = () if mask is None else (mask,)
-
-    def norm(route: Callable[[Tensor], Tensor], after: Tensor) -> float:
-        """Return ‖S(after) − route(S(x))‖, for ``after`` = route(x)."""
-        smoothed = diffusion(after, *masks)
-        routed = route(diffusion(x, *masks))
-        return float((tokens(smoothed, mask) - tokens(routed, mask)).norm())
-
+    smooth = diffusion(x, *masks)
     routed = attention(x, *masks)
-    exact = norm(lambda y: attention(y, *masks), routed)
-    linearized = None
-    if hasattr(attention, "frozen"):  # A_X is linear: the weights of A at x, applied to S(x) too
-        frozen = attention.frozen(x, *masks)
-        linearized = norm(frozen, frozen(x))
-    return Commutator(exact, linearized, float(tokens(routed, mask).norm()))
+    size = float(tokens(routed, mask).norm())
+
+    def relative(left: Tensor, right: Tensor) -> float:
+        difference = float((tokens(left, mask) - tokens(right, mask)).norm())
+        return difference / size if size else 0.0
+
+    exact = relative(diffusion(routed, *masks), attention(smooth, *masks))
+    if not hasattr(attention, "frozen"):
+        return exact, None
+    # A_X is linear: it keeps the weights that the attention has at x, and applies them to S(x) too.
+    frozen = attention.frozen(x, *masks)
+    return exact, relative(diffusion(frozen(x), *masks), frozen(smooth))
 
 
 Columns = dict[str, list[Any]]
@@ -106,7 +77,7 @@ class PlacementReport:
 
     Args:
         attention: one row per call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
-            𝓔(X)/‖X‖² of its input X; ``commutator`` and ``linearized``, relative to ‖A(X)‖ (see `Commutator`).
+            𝓔(X)/‖X‖² of its input X; ``commutator`` and ``linearized``, see `commutator`.
         insertion: one row per insertion of a diffusion layer: ``layer``, and of `Perturbation` ``roughness``,
             ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``.
 
@@ -210,7 +181,7 @@ def diagnose(
         for name, call in [(key, call) for key in attentions for call in calls[key]]:
             errors.check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
             smoothing = diffusion or _nearest(model, name, call.x.size(2))
-            both = commutator(smoothing, attentions[name], call.x, call.mask)
+            exact, linearized = commutator(smoothing, attentions[name], call.x, call.mask)
             rough = call.roughness()
             square = call.square()
             attention.append(
@@ -218,8 +189,8 @@ def diagnose(
                     name,
                     rough,
                     rough / square if square else 0.0,
-                    both.relative,
-                    both.relative_linearized,
+                    exact,
+                    linearized,
                 )
             )
     return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, insertion))

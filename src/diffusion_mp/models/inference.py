@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
-from diffusion_mp.couplings import Coupling, PooledCoupling, ScaledCoupling, SumCoupling, merged
+from diffusion_mp.couplings import Coupling, PooledCoupling, merged
 from diffusion_mp.couplings.base import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
@@ -25,7 +24,6 @@ from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.layers.features import check_input
 from diffusion_mp.models.base import Edges
 from diffusion_mp.progress import progress_bar, show_progress
-from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
 def full_graph_inference(
@@ -62,9 +60,9 @@ def full_graph_inference(
     check_flags(progress=progress)
     graph = Graph.coerce(x, edge_index, edge_weight)
     if not graph.is_single:
-        came = f"got a batch of {graph.num_graphs}"
         raise ValueError(
-            f"full_graph_inference takes one large graph; {came}. Call the model on batches that fit."
+            f"full_graph_inference takes one large graph; got a batch of {graph.num_graphs}. Call the model on batches "
+            f"that fit."
         )
     with torch.no_grad(), show_progress(progress):
         blocks = Blocks(block_size, as_device(x.device if device is None else device))
@@ -88,51 +86,39 @@ class Blocks:
         self.device = device
 
     def take_over(self, module: nn.Module) -> None:
-        """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
+        """Replace the modules within ``module`` that act on every row alone, or pool rows, by versions for blocks."""
         if isinstance(module, CertifiedBlock) and module.terms:
             raise NotImplementedError(
                 "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
             )
         for name, child in module.named_children():
-            if isinstance(
-                child, (nn.Linear, Linear, nn.LayerNorm)
-            ):  # they act on every row separately
+            if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):
                 setattr(module, name, _RowWise(child.to(self.device), self))
-            elif type(child) is ExplicitEuler:
-                setattr(module, name, _BlockwiseStep(child, self))
+            elif isinstance(child, Diffusivity) and child.depends_on == "rows":
+                setattr(module, name, _Blockwise(child, self))
             elif not isinstance(child, Diffusivity) or child.depends_on == "parts":
                 self.take_over(child)
-            elif child.depends_on == "rows":
-                setattr(module, name, _Blockwise(child, self))
 
-    def slices(self, num_rows: int) -> list[slice]:
-        """Return the blocks of ``num_rows`` rows, one empty block for no rows."""
-        return [slice(first, first + self.size) for first in range(0, max(num_rows, 1), self.size)]
+    def each(self, function: Callable[..., Any], *tensors: Tensor) -> Iterator[tuple[slice, Any]]:
+        """Yield the rows of every block (an empty one for none) and ``function(*blocks)``, computed on the device."""
+        rows = tensors[0].size(0)
+        starts = range(0, max(rows, 1), self.size)
+        self.bar.total = max(self.bar.total, self.bar.n + len(starts))
+        for start in starts:
+            part = slice(start, start + self.size)
+            yield part, function(*(_block(tensor, part).to(self.device) for tensor in tensors))
+            self.bar.update()
 
-    def announced(self, num_rows: int) -> list[slice]:
-        """Return the blocks and extend the progress bar by them."""
-        rows = self.slices(num_rows)
-        self.bar.total = max(self.bar.total, self.bar.n + len(rows))
-        return rows
-
-    def call(self, function: Callable[..., Any], rows: slice, *tensors: Tensor) -> Any:
-        result = function(*(_block(t, rows).to(self.device) for t in tensors))
-        self.bar.update()
-        return result
-
-    def joined(self, make: Callable[[slice], Tensor], like: Tensor) -> Tensor:
-        """Return the concatenated results of ``make`` for every slice of rows, on the device of ``like``."""
-        first, *others = self.slices(like.size(0))
-        part = make(first)
-        out = torch.empty(like.size(0), *part.shape[1:], dtype=part.dtype, device=like.device)
-        out[first] = part
-        for rows in others:
-            out[rows] = make(rows)
-        return out
-
-    def each(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        self.announced(x.size(0))
-        return self.joined(lambda rows: self.call(function, rows, x), x)
+    def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """Return the concatenated results of :meth:`each`, on the device of the first tensor."""
+        out = None
+        for rows, part in self.each(function, *tensors):
+            # Written block by block: a list of all blocks and their concatenation would be two copies of the result.
+            if out is None:
+                shape = (tensors[0].size(0), *part.shape[1:])
+                out = torch.empty(shape, dtype=part.dtype, device=tensors[0].device)
+            out[rows] = part
+        return cast("Tensor", out)
 
 
 def _block(x: Tensor, rows: slice) -> Tensor:
@@ -150,10 +136,7 @@ class _RowWise(nn.Module):
         self.blocks = blocks
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device != self.blocks.device:
-            return self.blocks.each(self.module, x)
-        self.blocks.bar.update(len(self.blocks.announced(x.size(0))))
-        return self.module(x)  # all rows: only the result needs memory there
+        return self.blocks.joined(self.module, x)
 
 
 class _Blockwise(Diffusivity):
@@ -235,87 +218,12 @@ class BlockwiseCoupling(PartialCoupling):
         self.blocks = blocks
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self.blocks.joined(self.rows_of(v), self.x)
-
-    def rows_of(self, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
-        """Accumulate the sums, and return a function of a slice that computes these rows of S v."""
-
-        def read(x: Tensor, values: Tensor) -> Tensor:
-            return self.couple(x).read(sums, values)
-
-        rows = self.blocks.announced(v.size(0))
-        sums = merged(
-            [
-                self.blocks.call(lambda x, v: self.couple(x).pool(v), part, self.x, v)
-                for part in rows
-            ]
-        )
-        self.blocks.announced(v.size(0))
-        return lambda part: self.blocks.call(read, part, self.x, v).to(self.x.device)
+        # Every pass couples the rows of a block anew: keeping their features would take as much memory as all rows do.
+        pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
+        sums = merged([part for _, part in pooled])
+        return self.blocks.joined(lambda x, v: self.couple(x).read(sums, v), self.x, v)
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         if self.row_stochastic:  # divided by a sum over all nodes
             return super().diagonal()
-        return self.blocks.each(lambda x: self.couple(x).diagonal(), self.x)
-
-
-class _BlockwiseStep(StateUpdate):
-    """An explicit step by blocks of rows, which stores no term for all rows except products that need all of them."""
-
-    def __init__(self, update: ExplicitEuler, blocks: Blocks) -> None:
-        super().__init__()
-        self.update = update
-        self.blocks = blocks
-        self.beta = update.beta
-
-    def step(
-        self,
-        x: Tensor,
-        coupling: Coupling,
-        values: Tensor | None = None,
-        source: Tensor | None = None,
-    ) -> Tensor:
-        values = x if values is None else values
-        moved = _rows_of(coupling, values.expand(-1, max(values.size(1), coupling.heads), -1))
-        if self.update.form == "conservative":
-            degree = coupling.degree()
-        else:
-            degree = None
-
-        def step(rows: slice) -> Tensor:
-            known = _KnownRows(coupling, moved(rows), None if degree is None else degree[rows])
-            return self.update.step(
-                x[rows], known, values[rows], None if source is None else source[rows]
-            )
-
-        return self.blocks.joined(step, x)
-
-
-def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
-    if isinstance(coupling, SumCoupling):
-        parts = [_rows_of(term, v) for term in coupling.terms]
-        return lambda rows: reduce(add, [part(rows) for part in parts])
-    if isinstance(coupling, ScaledCoupling):
-        part = _rows_of(coupling.coupling, v)
-        return lambda rows: coupling._by_head(part(rows), 1)
-    if isinstance(coupling, BlockwiseCoupling):
-        return coupling.rows_of(v)
-    whole = coupling.matmul(v)
-    return lambda rows: whole[rows]
-
-
-class _KnownRows(PartialCoupling):
-    """Some rows of a coupling, with given products and, for conservative steps, given row sums."""
-
-    def __init__(
-        self, coupling: Coupling, moved: Float[Tensor, "N H D"], sums: Tensor | None
-    ) -> None:
-        super().__init__(moved.size(0), coupling, symmetric=False)
-        self.moved = moved
-        self.sums = sums
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self.moved
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return cast("Tensor", self.sums)
+        return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)

@@ -72,8 +72,7 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     Examples:
         >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer
         >>> theirs = PyGSGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1)
-        >>> options = {"gnn": "residual", "normalize": "row", "projection": "separate", "gnn_num_layers": 1}
-        >>> model = SGFormer(4, 8, 3, beta=0.5, **options)
+        >>> model = SGFormer.like_pyg(4, 8, 3, trans_num_layers=1, gnn_num_layers=1)
         >>> model.load_state_dict(released_state_dict(model, theirs.state_dict()))
         <All keys matched successfully>
     """
@@ -120,7 +119,7 @@ def _option(name: str) -> str | None:
 def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None:
     """Raise unless the numbers of layers agree; names of single tensors would make an obscure message."""
     for part, option in (
-        ("graph_conv.", "gnn_num_layers"),
+        ("graph_conv.", "num_gnn_layers"),
         ("trans_conv.", "trans_num_layers"),
         ("", "num_layers"),
     ):

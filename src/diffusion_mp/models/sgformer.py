@@ -22,6 +22,28 @@ from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 
+#: From PyG's names of options to those of this class.
+PYG_NAMES = {
+    "trans_num_heads": "heads",
+    "trans_dropout": "dropout",
+    "gnn_num_layers": "num_gnn_layers",
+    "graph_weight": "alpha",
+}
+#: What PyG's class always does, and its defaults.
+PYG_OPTIONS: dict[str, Any] = {
+    "gnn": "residual",
+    "activation": "relu",
+    "dropout_on": "state",
+    "beta": 0.5,
+    "projection": "separate",
+    "normalize": "row",
+    "trans_num_layers": 2,
+    "dropout": 0.5,
+    "num_gnn_layers": 3,
+    "gnn_dropout": 0.5,
+    "alpha": 0.5,
+}
+
 
 class SGFormer(GraphModel):
     r"""Linear attention over all pairs of nodes beside a GNN (slides, "SGFormer"; Wu et al. 2023b).
@@ -29,7 +51,8 @@ class SGFormer(GraphModel):
     Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
     Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
 
-    Without observed edges Z_O = Z. docs/released.md lists the options of PyG's class and of the released code.
+    Without observed edges Z_O = Z. :meth:`like_pyg` builds PyG's class; docs/released.md lists the options of the
+    released code.
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
@@ -44,7 +67,6 @@ class SGFormer(GraphModel):
         activation: after the norm of every attention layer, ``"relu"`` or ``None``.
         dropout_on: ``"values"``; or ``"state"``, after the encoder and every attention layer, not on Z_O, as in PyG.
         aggregate: ``"add"``, the sum above, or ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
-        trans_num_heads, trans_dropout, gnn_num_layers, graph_weight: PyG's names, which take precedence.
         options: further options of the attention, see :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
 
     Examples:
@@ -72,28 +94,12 @@ class SGFormer(GraphModel):
         activation: Literal["relu"] | None = None,
         dropout_on: Literal["values", "state"] = "values",
         aggregate: Literal["add", "cat"] = "add",
-        trans_num_heads: int | None = None,
-        trans_dropout: float | None = None,
-        gnn_num_layers: int | None = None,
-        graph_weight: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_gnn_layers=num_gnn_layers, trans_num_layers=trans_num_layers)
         check_probability(dropout, "dropout")
         check_share(alpha, "alpha", "the GNN beside the attention")
-        if gnn_num_layers is not None:
-            check_counts(gnn_num_layers=gnn_num_layers)
-            num_gnn_layers = gnn_num_layers
-        if trans_dropout is not None:
-            check_probability(trans_dropout, "trans_dropout")
-            dropout = trans_dropout
-        if graph_weight is not None:
-            check_share(graph_weight, "graph_weight", "the GNN beside the attention")
-            alpha = graph_weight
-        if trans_num_heads is not None:
-            check_counts(trans_num_heads=trans_num_heads)
-            options["heads"] = trans_num_heads
         check_choice(gnn, "gnn", [*get_args(ConvName), "residual"])
         check_choice(activation, "activation", ["relu", None])
         check_choice(dropout_on, "dropout_on", ["values", "state"])
@@ -120,22 +126,36 @@ class SGFormer(GraphModel):
             return nn.ModuleList([conv, norm(hidden_channels)])
 
         self.encoder = encoder()
-        if shared_encoder or gnn == "residual":
-            self.gnn_encoder = None
-        else:
-            self.gnn_encoder = encoder()
+        own_encoder = not shared_encoder and gnn != "residual"  # a ResidualGCN has its own
+        self.gnn_encoder = encoder() if own_encoder else None
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
-        sizes = hidden_channels, num_gnn_layers
-        self.gnn = (
-            ResidualGCN(in_channels, *sizes, dropout=gnn_dropout)
-            if gnn == "residual"
-            else DiffusionGNN(
+        sizes = (hidden_channels, num_gnn_layers)
+        self.gnn: ResidualGCN | DiffusionGNN
+        if gnn == "residual":
+            self.gnn = ResidualGCN(in_channels, *sizes, dropout=gnn_dropout)
+        else:
+            self.gnn = DiffusionGNN(
                 hidden_channels, hidden_channels, *sizes, conv=gnn, dropout=gnn_dropout
             )
-        )
         states = 2 if aggregate == "cat" else 1
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
+
+    @classmethod
+    def like_pyg(
+        cls, in_channels: int, hidden_channels: int, out_channels: int, **options: Any
+    ) -> SGFormer:
+        """Return the model that PyG's ``SGFormer`` computes, from its options by its names, with its defaults.
+
+        Further options are those of this class, such as ``normalize="frobenius", qkv_bias=True`` for the released code.
+        PyG returns the log-softmax of these logits.
+
+        Examples:
+            >>> SGFormer.like_pyg(4, 16, 3, trans_num_heads=2, gnn_num_layers=1)(x, edge_index).shape
+            torch.Size([6, 3])
+        """
+        renamed = {PYG_NAMES.get(name, name): value for name, value in options.items()}
+        return cls(in_channels, hidden_channels, out_channels, **(PYG_OPTIONS | renamed))
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
@@ -144,21 +164,24 @@ class SGFormer(GraphModel):
         for conv, norm in [(self.conv, self.norm), *self.further]:
             z = norm(run_layer(collect, conv, z, graph))
             z = dropout(relu(z) if self.activation == "relu" else z, self.dropout, on_state)
-        if graph.edge_index is not None:
-            if isinstance(self.gnn, ResidualGCN):
-                read = x
-            elif self.gnn_encoder:
-                read = self.gnn_encoder(x)
-            else:
-                read = initial
-            observed = self.gnn(read, graph)
-            if self.aggregate == "cat":
-                z = torch.cat([z, observed], 1)
-            else:
-                z = (1 - self.alpha) * z + self.alpha * observed
-        elif self.aggregate == "cat":
+        z = self._beside_gnn(z, x, initial, graph)
+        return self.decoder(dropout(z, self.dropout, self.training and not on_state))
+
+    def _beside_gnn(self, z: Tensor, x: Tensor, initial: Tensor, graph: Graph) -> Tensor:
+        """Return Z_O from the attention's Z, the features X and the embedding Z⁽⁰⁾."""
+        if graph.edge_index is None:
+            if self.aggregate == "add":
+                return z
             raise ValueError(
                 "aggregate='cat' puts what the GNN makes of the observed edges beside the attention; got a graph "
                 "without any. Pass edge_index (an empty [2, 0] one if no edge was observed), or take aggregate='add'."
             )
-        return self.decoder(dropout(z, self.dropout, self.training and not on_state))
+        if isinstance(self.gnn, ResidualGCN):
+            observed = self.gnn(x, graph)
+        elif self.gnn_encoder is not None:
+            observed = self.gnn(self.gnn_encoder(x), graph)
+        else:
+            observed = self.gnn(initial, graph)
+        if self.aggregate == "cat":
+            return torch.cat([z, observed], 1)
+        return (1 - self.alpha) * z + self.alpha * observed
