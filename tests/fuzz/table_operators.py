@@ -555,7 +555,7 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **options: 
 
 
 def own_update(d: Draw) -> None:
-    body = "lambda s, x, c, v=None, h=None: c @ s.validate(x, c, v, h)"
+    body = "lambda s, x, c, v, h=None: c @ v"
     d.call("Own", f"type('Own', (mp.StateUpdate,), {{'step': {body}}})")
     d.call("update", "Own()")
     wide = d.nodes, 1, d.channels
@@ -593,6 +593,5 @@ UPDATES: dict[str, Strategy] = {
             d, "mp.QuadraticPenalty()", wrong=bad("None | a number | a list | a name: 'nonsense'")
         ),
         form=texts("conservative"),
-        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'")),
     ),
 }

@@ -2,17 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import diffusion_mp as dm
 from diffusion_mp.couplings import row_normalized
-from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
+from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import complete_problem, random_problem
 from diffusion_mp.updates import Backtracking, ExplicitEuler
-from diffusion_mp.updates.explicit import first_minimum
 
 PENALTIES = [dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(4), dm.GaussianPenalty()]
 
@@ -93,17 +91,17 @@ def batched(kind: str):
     x[:7] *= 0.1
 
     def couple(rows: slice, ptr: torch.Tensor | None) -> dm.Coupling:
-        if kind in ("simple", "exact"):
+        if kind == "simple":
             return penalty.coupling(x[rows], ptr)
         part = weight[rows, rows]
         sender, receiver = part.nonzero(as_tuple=True)
         graph = Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr)
         return dm.couplings.SparseCoupling(graph)
 
-    return Backtracking(penalty, 0.9, form=form, exact=kind == "exact"), couple
+    return Backtracking(penalty, 0.9, form=form), couple
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "residual", "edges", "simple", "exact"])
+@pytest.mark.parametrize("kind", ["quadratic", "residual", "edges", "simple"])
 def test_a_graph_takes_the_same_step_alone_and_in_a_batch(kind: str) -> None:
     """However different the steps are that its mates need; an empty graph has any."""
     update, couple = batched(kind)
@@ -158,46 +156,6 @@ def test_the_simple_energy_along_a_step_is_a_quartic(seed: int) -> None:
         direct = dm.SimplePenalty().total(x + tau * down)
         size = (p.abs() * tau**powers).sum()
         assert abs((p * tau**powers).sum() - direct) <= 1e-13 * size
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("seed", range(10))
-def test_no_other_step_is_better_than_the_exact_one(seed: int, normalize: bool) -> None:
-    """On a fine grid of τ up to where the state leaves the domain, from starts near consensus and far from it."""
-    penalty = dm.SimplePenalty()
-    scale = 10.0 ** -(seed % 5)
-    x = scale * ball(12, heads=2, seed=seed) + 1
-    coupling = penalty.coupling(x, normalize=normalize)
-    slope = coupling.degree().unsqueeze(2) * x - coupling @ x
-    update = Backtracking(penalty, tau=1e-3, exact=True)
-    after = penalty.total(update(x, coupling))
-    for factor in torch.linspace(0, 1.5, 61, dtype=torch.float64):
-        other = x - factor * update.last_tau * slope
-        if (
-            penalty.reach(x.dtype)
-            >= torch.cdist(other.transpose(0, 1), other.transpose(0, 1)).max() ** 2
-        ):
-            assert penalty.total(other) >= after * (1 - 1e-13)
-    lower = Backtracking(penalty, tau=1.0 if normalize else 0.05)
-    assert after < penalty.total(lower(x, coupling))
-
-
-@pytest.mark.parametrize(
-    ("p", "tau"),
-    [
-        ([0, 1, 1], None),
-        ([3, -1, -1, -1, -1], None),
-        ([0, -4, 1, 0, 0], 2.0),
-        (
-            [0, -6e-14, 3, -5 / 3, 1 / 4],
-            1e-14,
-        ),  # its slope has the roots 2 and 3 too, as exact as the largest
-    ],
-)
-def test_the_first_minimum(p: list[float], tau: float | None) -> None:
-    assert first_minimum(np.array(p, dtype=float)) == (
-        tau if tau is None else pytest.approx(tau, rel=1e-12, abs=0)
-    )
 
 
 def test_sparse_coupling_measures_its_edges() -> None:
@@ -268,10 +226,6 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
         level = Backtracking(lambda x, shape=shape: x.new_zeros(shape), tau=0.1)
         level(problem.state, problem.coupling)
         assert level.last_tau == 0.1  # an energy that stays is none that rises
-    with pytest.raises(
-        CouplingMismatchError, match="knows the energy of all pairs; got SparseCoupling"
-    ):
-        Backtracking(dm.SimplePenalty(), exact=True)(problem.state, problem.coupling)
     for other in (3.0, problem.state.new_zeros(2)):
         with pytest.raises(
             TypeError, match=r"penalty\(x\) must be one number as a tensor, or one of every graph"

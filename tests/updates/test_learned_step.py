@@ -6,6 +6,7 @@ from dense_updates import DOUBLE, random
 from torch import Tensor, nn
 
 import diffusion_mp as dm
+from diffusion_mp.couplings import Coupling
 from diffusion_mp.testing import assert_energy_descent, random_problem
 
 EDGES = torch.tensor([[0, 1, 2, 3, 5, 1], [1, 0, 3, 2, 4, 2]])
@@ -111,9 +112,8 @@ class Damped(dm.StateUpdate):
         nn.init.constant_(self.a, 0.25)
 
     def step(
-        self, x: Tensor, coupling, values: Tensor | None = None, source: Tensor | None = None
+        self, x: Tensor, coupling: Coupling, values: Tensor, source: Tensor | None = None
     ) -> Tensor:
-        values = self.validate(x, coupling, values, source)
         return x + self.a * (coupling.matmul(values) - x)
 
 

@@ -65,11 +65,11 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty: 
             x = torch.randn(n, 1, 2, generator=generator, dtype=torch.float64)
             x = previous = 0.5 * x / x.norm(dim=2, keepdim=True)
             top = n * float(penalty.f(torch.zeros((), dtype=torch.float64)))
-            update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum)
+            update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum, steps=1)
             energy = dm.Energy(penalty, update.tau / (2 * momentum))
             last = energy(x, x)
             for _ in range(15):
-                x, previous = update.advance(x, previous, penalty.coupling(x)), x
+                x, previous = update(x, penalty.coupling(x), previous=previous), x
                 now = energy(x, previous)
                 count += bool(now > last + 1e-12 * abs(last) + 1e-13)
                 last = now
@@ -98,7 +98,7 @@ def test_one_coupling_allows_longer_steps(seed: int) -> None:
     z = previous = problem.state
     values = []
     for _ in range(80):
-        z, previous = update.advance(z, previous, problem.coupling), z
+        z, previous = update(z, problem.coupling, previous=previous), z
         values.append(pair_energy(update, problem.coupling, previous, z))
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(values))
     assert values[-1] >= 0

@@ -12,7 +12,7 @@ import diffusion_mp as dm
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.distributed.couplings import SummedCoupling
-from diffusion_mp.energies import QuadraticPenalty, SigmoidPenalty
+from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_update
@@ -104,11 +104,6 @@ test_bad_options_and_heads = refuses(
     (lambda: dm.ExplicitEuler(torch.tensor(-0.5)), ValueError, "tau must be finite and > 0"),
     (lambda: dm.ExplicitEuler(torch.tensor([0.5])), ValueError, "tau must be one number"),
     (lambda: dm.ExplicitEuler(torch.tensor(1)), TypeError, "tau must be floating point"),
-    (
-        lambda: dm.Backtracking(SigmoidPenalty(), exact=True),
-        ValueError,
-        r"exact=True needs Simple.*got Sigmoid",
-    ),
 )
 
 

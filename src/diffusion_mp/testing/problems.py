@@ -22,10 +22,10 @@ from diffusion_mp.energies import (
     certify,
 )
 from diffusion_mp.graph import Graph
+from diffusion_mp.modules import Positive
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
 from diffusion_mp.updates import Backtracking, CertifiedStep, ExplicitEuler, Form, StateUpdate
-from diffusion_mp.updates.base import Positive
 
 
 @dataclass(frozen=True)

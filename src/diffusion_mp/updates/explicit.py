@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,9 +11,10 @@ from torch import Tensor
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import edge_distance, find_distance_above
-from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
+from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty
 from diffusion_mp.graph.ops import graph_of, graph_sizes, mean_rows
-from diffusion_mp.updates.base import Form, LaplacianUpdate, Positive, State
+from diffusion_mp.modules import Positive
+from diffusion_mp.updates.base import Form, Laplacian, LaplacianUpdate, State
 
 
 class ExplicitEuler(LaplacianUpdate):
@@ -58,8 +58,10 @@ class ExplicitEuler(LaplacianUpdate):
         if isinstance(tau, Tensor):
             errors.check_tensor(tau, "tau", "of no dimensions")
             if tau.dim():
-                one = "one number, nn.Parameter(torch.tensor(0.5)) for instance"
-                raise ValueError(f"tau must be {one}; got {errors.describe(tau)}.")
+                raise ValueError(
+                    f"tau must be one number, nn.Parameter(torch.tensor(0.5)) for instance; got {errors.describe(tau)}."
+                )
+            # A model is built on the meta device to be loaded, and may be built in compiled code: there are no values.
             if not tau.is_meta and not torch.compiler.is_compiling():
                 errors.check_positive(float(tau.detach()), "tau")
         elif not isinstance(tau, Positive):
@@ -72,31 +74,29 @@ class ExplicitEuler(LaplacianUpdate):
         return self.tau() if isinstance(self.tau, Positive) else self.tau
 
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+        self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
-        values = self.validate(x, coupling, values, source)
         if not isinstance(self.tau, float):
             return x + self.step_size * self.velocity(x, coupling, values, source)
         moved = coupling.matmul(values)
-        keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
+        keep = 1.0 - self.tau * self.rate(coupling)
         if isinstance(keep, Tensor):
-            moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)
-        elif (
-            abs(keep) > 4 * sys.float_info.epsilon
-        ):  # zero for τ = 1, and up to rounding for the weights of APPNP
+            # Rounded after the difference, which half precision would lose.
+            keep = keep.to(x.dtype)
+        # GCN (τ = 1) and APPNP keep nothing of the state, up to the rounding of their numbers: two passes less.
+        if isinstance(keep, Tensor) or abs(keep) > 4 * sys.float_info.epsilon:
             moved = torch.add(keep * x, moved, alpha=self.tau)
         elif self.tau != 1.0:
             moved = self.tau * moved
-        if self.beta != 0.0 and source is not None:
+        if source is not None and self.beta != 0.0:
             moved = torch.add(moved, source, alpha=self.tau * self.beta)
         return moved
 
     def extra_repr(self) -> str:
-        if isinstance(self.tau, float):
-            tau = f"tau={self.tau:g}, "
-        else:
-            tau = "tau=learned, "
-        return ("" if isinstance(self.tau, Positive) else tau) + super().extra_repr()
+        if isinstance(self.tau, Positive):  # a child, which prints itself
+            return super().extra_repr()
+        tau = f"{self.tau:g}" if isinstance(self.tau, float) else "learned"
+        return f"tau={tau}, {super().extra_repr()}"
 
 
 def teleport(alpha: float) -> ExplicitEuler:
@@ -131,7 +131,8 @@ class MomentumStep(LaplacianUpdate):
     and does not increase. Convergence is fastest for τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the
     smallest eigenvalue that has to decay: about √(λ₁/μ) steps where `ExplicitEuler` takes λ₁/μ.
 
-    With ``steps=1`` the calling layer or model passes the previous state, and the coupling may change with it.
+    With ``steps=1`` the calling layer or model passes the state one step earlier as ``previous``, and the coupling may
+    change with the state.
 
     Args:
         tau, momentum, steps: τ > 0, m in [0, 1) and K.
@@ -154,8 +155,12 @@ class MomentumStep(LaplacianUpdate):
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
         errors.check_positive(tau, "tau")
-        wanted = "lie in [0, 1), or nothing would ever come to rest"
-        errors.check_number(momentum, "momentum", lambda m: 0 <= m < 1, wanted)
+        errors.check_number(
+            momentum,
+            "momentum",
+            lambda m: 0 <= m < 1,
+            "lie in [0, 1), or nothing would ever come to rest",
+        )
         errors.check_counts(steps=steps)
         self.tau = float(tau)
         self.momentum = float(momentum)
@@ -166,28 +171,24 @@ class MomentumStep(LaplacianUpdate):
         self,
         x: State,
         coupling: Coupling,
-        values: State | None = None,
+        values: State,
         source: State | None = None,
         *,
         previous: State | None = None,
     ) -> State:
-        """Return the state after K steps from ``values`` (default: the state itself), at rest without ``previous``."""
-        state = self.validate(x, coupling, values, source)
+        """Return the state after K steps from ``values``, at rest without ``previous``."""
         if previous is not None and not self.takes_previous:
             raise ValueError(
                 f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}."
             )
-        previous = state if previous is None else previous
+        state = values
+        before = values if previous is None else previous
         for _ in range(self.steps):
-            state, previous = self.advance(state, previous, coupling, source), state
+            change = self.tau * self.velocity(state, coupling, state, source)
+            change = change + self.momentum * (state - before)
+            before = state
+            state = state + change
         return state
-
-    def advance(
-        self, x: State, previous: State, coupling: Coupling, source: State | None = None
-    ) -> State:
-        """Return z⁺ for z = ``x`` and z₋ = ``previous``; a state at rest has z₋ = z."""
-        self.validate(x, coupling, previous, source, values_name="previous")
-        return x + self.tau * self.velocity(x, coupling, x, source) + self.momentum * (x - previous)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, momentum={self.momentum:g}, steps={self.steps}, {super().extra_repr()}"
@@ -215,12 +216,9 @@ class Backtracking(LaplacianUpdate):
             then share τ.
         tau, shrink, max_steps: the first step tried, the factor q in (0, 1), and the maximum number of trials.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        exact: try the best τ first, for the simple penalty over all pairs: the energy is a quartic in τ (Theorem T7 of
-            docs/certified.md). ``tau`` is tried where it has no minimum.
 
     Raises:
         ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
-        CouplingMismatchError: ``exact`` with a sparse coupling, whose energy is a sum over its edges.
 
     Examples:
         >>> h = torch.nn.functional.normalize(x, dim=1)
@@ -238,7 +236,6 @@ class Backtracking(LaplacianUpdate):
         shrink: float = 0.5,
         max_steps: int = 30,
         form: Form = "conservative",
-        exact: bool = False,
     ) -> None:
         super().__init__(form)
         errors.check_positive(tau, "tau")
@@ -249,78 +246,45 @@ class Backtracking(LaplacianUpdate):
         errors.check_kind(
             penalty, "penalty", (Penalty, Callable), "a Penalty or a function of the state"
         )
-        errors.check_flags(exact=exact)
-        if exact and not isinstance(penalty, SimplePenalty):
-            raise ValueError(
-                f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}."
-            )
         self.penalty = penalty
         self.tau = float(tau)
         self.shrink = float(shrink)
         self.max_steps = max_steps
-        self.best_first = exact
         self.last_tau: float | Tensor | None = None
 
-    def check(self, coupling: Coupling) -> None:
-        super().check(coupling)
-        if self.best_first and isinstance(coupling, SparseCoupling):
-            raise errors.CouplingMismatchError(
-                f"Backtracking(exact=True) knows the energy of all pairs; got {coupling!r}, which has one of its "
-                f"edges. Leave exact out."
-            )
-
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+        self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
-        values = self.validate(x, coupling, values, source)
-        own = self.decay(x, coupling)
-        slope = own - coupling @ values
+        decay = self.decay(x, coupling)
+        slope = decay - coupling @ values
         x = x.expand_as(slope)
-        tau = self._search(x.detach(), slope.detach(), own.detach(), coupling)
+        tau = self._search(x.detach(), slope.detach(), decay.detach(), coupling)
         self.last_tau = tau if tau.dim() else float(tau)
-        return _moved(x, slope, tau, coupling)
+        return x - _by_row(tau, coupling, x.dtype) * slope
 
     @torch.no_grad()
-    def _search(self, x: Tensor, slope: Tensor, own: Tensor, coupling: Coupling) -> Tensor:
+    def _search(self, x: Tensor, slope: Tensor, decay: Tensor, coupling: Coupling) -> Tensor:
         """Return τ of every graph [B], or one for all."""
         outside = self._outside(x, coupling)
-        if isinstance(self.penalty, Penalty) and bool((outside != 0).any()):
-            if isinstance(coupling, SparseCoupling):
-                apart = edge_distance(x, coupling.graph)
-            else:
-                apart = outside
-            raise ValueError(
-                f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "
-                f"it holds two nodes at squared distance {float(apart.max()):.6g}. Normalise the rows, "
-                f"x / x.norm(dim=-1, keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
-            )
+        if bool((outside != 0).any()):
+            self._refuse_state(x, outside, coupling)
         start = self.energy(x, coupling)
+        # At rest the slope is the rounding error of a difference, and a search among its energies would shrink τ.
         ptr = coupling.ptr if start.dim() else None
-        # At rest, the difference of the two terms is rounding error, and its energy is meaningless.
+        size = _each(torch.sum, slope.square(), ptr)
         rounding = 64 * torch.finfo(x.dtype).eps
-        moved, kept = (_each(torch.sum, v.expand_as(x).square(), ptr).sqrt() for v in (slope, own))
-        rest = moved <= rounding * kept
-        first = torch.tensor(self.tau, dtype=torch.float64, device=x.device)
-        if self.best_first and isinstance(self.penalty, SimplePenalty):
-            sizes = graph_sizes(coupling.ptr, len(x))
-            parts = zip(x.split(sizes), slope.split(sizes), strict=True)
-            best = [
-                first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau
-                for part, down in parts
-            ]
-            first = first.new_tensor(best[0] if coupling.ptr is None else best)
-        tau = torch.where(rest, self.tau, first)
+        rest = size <= rounding**2 * _each(torch.sum, decay.expand_as(x).square(), ptr)
+        tau = torch.full_like(rest, self.tau, dtype=torch.float64)
         for _ in range(self.max_steps):
-            trial = _moved(x, slope, tau, coupling)
-            fits = (self.energy(trial, coupling) <= start) & (
-                self._outside(trial, coupling) == 0
-            ) | rest
-            if bool(fits.all()):
+            trial = x - _by_row(tau, coupling, x.dtype) * slope
+            lower = self.energy(trial, coupling) <= start
+            accepted = rest | (lower & (self._outside(trial, coupling) == 0))
+            if bool(accepted.all()):
                 return tau
-            tau = torch.where(fits, tau, tau * self.shrink)
+            tau = torch.where(accepted, tau, tau * self.shrink)
         raise errors.ConvergenceError(
             f"Backtracking found no τ down to {float(tau.min()) / self.shrink:.3g} that lowers the energy from "
-            f"{float(start[~fits][0]):.6g}. The energy has to belong to the coupling (pass the penalty of its "
+            f"{float(start[~accepted][0]):.6g}. The energy has to belong to the coupling (pass the penalty of its "
             f"diffusivity), the coupling has to be symmetric up to row normalisation, and the state finite."
         )
 
@@ -330,17 +294,17 @@ class Backtracking(LaplacianUpdate):
             value = self.penalty(x)
             count = 1 if coupling.ptr is None else len(coupling.ptr) - 1
             if not isinstance(value, Tensor) or value.shape not in (torch.Size(), (count,)):
-                wanted = "one number as a tensor, or one of every graph of a batch"
-                raise TypeError(f"penalty(x) must be {wanted}; got {errors.describe(value)}.")
+                raise TypeError(
+                    f"penalty(x) must be one number as a tensor, or one of every graph of a batch; "
+                    f"got {errors.describe(value)}."
+                )
             return value
         if isinstance(self.penalty, QuadraticPenalty):
-            if (
-                self.form == "conservative"
-            ):  # constants cost nothing; taking them out avoids cancellation
+            if self.form == "conservative":
+                # Constants cost nothing, and beside them differences would be rounded.
                 x = x - mean_rows(x, coupling.ptr)
-            return _each(
-                torch.sum, x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling.ptr
-            )
+            laplacian = Laplacian(coupling, self.form, x.dtype)
+            return _each(torch.sum, x.double() * laplacian(x).double(), coupling.ptr)
         if isinstance(coupling, SparseCoupling):
             cost = self.penalty.delta(edge_distance(x, coupling.graph))
             weight = coupling.graph.edge_weight
@@ -349,46 +313,37 @@ class Backtracking(LaplacianUpdate):
 
     def _outside(self, x: Tensor, coupling: Coupling) -> Tensor:
         """Return for every graph a squared distance beyond the domain, of edges the sum of these, or zero."""
-        if isinstance(self.penalty, Penalty):
-            limit = self.penalty.reach(x.dtype)
-        else:
-            limit = math.inf
+        limit = self.penalty.reach(x.dtype) if isinstance(self.penalty, Penalty) else math.inf
         if limit == math.inf:
             return x.new_zeros(())
-        if not isinstance(coupling, SparseCoupling):
-            wide = x.new_zeros((), dtype=torch.float64)
-            return _each(
-                lambda part: wide.new_tensor(find_distance_above(limit, part) or 0.0),
-                x,
-                coupling.ptr,
-            )
-        distances = edge_distance(x, coupling.graph)
-        return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
+        if isinstance(coupling, SparseCoupling):
+            distances = edge_distance(x, coupling.graph)
+            return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
 
-    def extra_repr(self) -> str:
-        exact = ", exact=True" if self.best_first else ""
-        return (
-            f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}{exact}"
+        def beyond(part: Tensor) -> Tensor:
+            return x.new_tensor(find_distance_above(limit, part) or 0.0, dtype=torch.float64)
+
+        return _each(beyond, x, coupling.ptr)
+
+    def _refuse_state(self, x: Tensor, outside: Tensor, coupling: Coupling) -> None:
+        assert isinstance(self.penalty, Penalty)
+        if isinstance(coupling, SparseCoupling):
+            outside = edge_distance(x, coupling.graph)
+        raise ValueError(
+            f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "
+            f"it holds two nodes at squared distance {float(outside.max()):.6g}. Normalise the rows, "
+            f"x / x.norm(dim=-1, keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
         )
 
-
-def first_minimum(p: np.ndarray) -> float | None:
-    """Return the first minimum τ > 0 of Σ_k p_k τᵏ, ``None`` unless it decreases at 0 and has one."""
-    slope = np.polynomial.Polynomial(p).deriv()
-    roots = slope.roots()
-    real = roots.real[(abs(roots.imag) <= 1e-8 * abs(roots)) & (roots.real > 0)]
-    if slope(0) >= 0 or not len(real):
-        return None
-    tau = real.min()
-    return float(
-        tau - slope(tau) / slope.deriv()(tau)
-    )  # a Newton step: eigenvalues are only as exact as the largest
+    def extra_repr(self) -> str:
+        return f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}"
 
 
-def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:
+def _by_row(tau: Tensor, coupling: Coupling, dtype: torch.dtype) -> Tensor:
+    """Return the step size of its graph for every row, or one for all."""
     if tau.dim() and coupling.ptr is not None:
         tau = tau.repeat_interleave(coupling.ptr.diff().to(tau.device)).view(-1, 1, 1)
-    return x - tau.to(x.dtype) * slope
+    return tau.to(dtype)
 
 
 def _each(function: Callable[[Tensor], Tensor], x: Tensor, ptr: Tensor | None) -> Tensor:
