@@ -585,13 +585,4 @@ UPDATES: dict[str, Strategy] = {
     "CertifiedStep": step(
         "CertifiedStep", symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)
     ),
-    "Backtracking": step(
-        "Backtracking",
-        symmetric=True,
-        source=False,
-        penalty=lambda d: options(
-            d, "mp.QuadraticPenalty()", wrong=bad("None | a number | a list | a name: 'nonsense'")
-        ),
-        form=texts("conservative"),
-    ),
 }

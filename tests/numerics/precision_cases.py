@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
-from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models import LabelPropagation, PDETransformer
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import expect, expect_close
 from diffusion_mp.updates import (
-    Backtracking,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
@@ -117,7 +115,6 @@ UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "equilibrium": (lambda: Equilibrium("residual", beta=0.1, leak=0.1), "solve"),
     "equilibrium-small-leak": (lambda: Equilibrium(beta=1e-6, leak=1e-6), "solve"),
     "heat": (lambda: HeatKernel(3.0), "solve"),
-    "backtracking": (lambda: Backtracking(SigmoidPenalty(), 0.5), "layer"),
 }
 
 CASES: dict[str, Case] = {

@@ -12,7 +12,6 @@ import diffusion_mp as dm
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.distributed.couplings import SummedCoupling
-from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_update
@@ -34,7 +33,6 @@ FIXED = [
         dm.CertifiedStep(0.7, constraint=constraint)
         for constraint in ("nonnegative", "ball", "sphere")
     ),
-    dm.Backtracking(QuadraticPenalty(), tau=0.1),
 ]
 MOMENTUM = [dm.MomentumStep(0.3, 0.5, 3, "residual"), dm.MomentumStep(0.3, 0.5, steps=1)]
 LEARNED = [
@@ -46,7 +44,7 @@ LEARNED.append(dm.CertifiedStep(Positive()))
 
 @pytest.mark.parametrize("update", [*FIXED, *LEARNED, *MOMENTUM], ids=repr)
 def test_the_laws_for_everybody(update: dm.StateUpdate) -> None:
-    searches = isinstance(update, (SolvedUpdate, dm.Backtracking))
+    searches = isinstance(update, SolvedUpdate)
     reason = "a search over the batch says that there is a NaN"
     check_update(update, skip={"poisoned batch mate": reason} if searches else {})
 
