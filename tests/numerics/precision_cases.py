@@ -149,8 +149,6 @@ CASES: dict[str, Case] = {
     },
 }
 
-#: What chooses between steps of very different length by energies that half precision rounds; the first τ is 8 here.
-CHOOSES = ("layer-generic-backtracking",)
 
 #: What divides every query and key, or all of them, by a norm, and so gives the same for a state of any scale.
 SCALE_FREE = [
@@ -199,7 +197,6 @@ def check_precision(
     too where they are float32, in units of the largest entry where that is more than one.
     """
     case = CASES[name]
-    values = values and (name not in CHOOSES or (dtype == torch.float32 and autocast is None))
     module = case.module(dtype)
     rounded = state.to(dtype)
     got, grads = results(case, module, rounded, autocast)

@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import diffusion_mp as dm
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.layers import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.fixed_point import iterate
-from diffusion_mp.updates.linear_solve import conjugate_gradients
 from helpers import built
 
 DOUBLE = torch.float64
@@ -96,39 +94,6 @@ def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
         fixed_point(wells, STARTS, ptr=torch.tensor([0, 7]))
 
 
-def block() -> CertifiedBlock:
-    """Attention and an MLP on one channel, in a ball: two nodes alone end at its surface."""
-    made = CertifiedBlock(
-        1, [RowAttention(1), TiedMLP(1, 4)], None, constraint="ball", radius=3.0
-    ).double()
-    numbers = {
-        "terms.0.query": [[[0.4]]],
-        "terms.0.key": [[[-0.3]]],
-        "terms.0.weight.raw": 0.1,
-        "terms.0.gamma.raw": -0.3,
-        "terms.1.weight.raw": 0.5,
-        "terms.1.linear.weight": [[-1.0], [0.8], [0.7], [-0.5]],
-        "terms.1.linear.bias": [0.0, 0.5, 0.8, -0.4],
-        "update.source_weight.raw": -4.6,
-    }
-    made.load_state_dict(
-        {name: torch.tensor(value, dtype=DOUBLE) for name, value in numbers.items()}
-    )
-    return made.requires_grad_(False)
-
-
-def test_a_certified_limit_of_a_batch_is_that_of_every_graph() -> None:
-    certified = block()
-    first = torch.tensor([[-0.1], [0.1]], dtype=DOUBLE)
-    second = torch.tensor([[2.0]], dtype=DOUBLE)
-    batch = torch.tensor([0, 0, 1])
-    together = certified(torch.cat([first, second]), None, None, batch)
-    torch.testing.assert_close(together[:2], certified(first), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(together[2:], certified(second), rtol=1e-9, atol=1e-9)
-    energy = certified.energy(first, dm.Graph(2))
-    assert energy(together[:2, None]) < energy(first[:, None])
-
-
 @pytest.mark.parametrize("constraint", ["ball", "sphere", "nonnegative", None])
 def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
     if constraint is None:
@@ -157,30 +122,6 @@ def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
         torch.testing.assert_close(
             together[rows], alone, rtol=1e-7, atol=1e-9 * float(alone.detach().abs().max())
         )
-
-
-def test_a_small_column_of_a_batch_is_solved_as_well_as_a_large_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(2, 6, 6, dtype=DOUBLE, generator=generator)
-    blocks = root @ root.mT + torch.eye(6, dtype=DOUBLE)
-    matrix = torch.block_diag(*blocks)
-    b = torch.randn(12, 1, 2, dtype=DOUBLE, generator=generator)
-    b[6:] *= 1e-9
-
-    def operator(v: Tensor) -> Tensor:
-        return (matrix @ v.flatten(1)).view_as(v)
-
-    got = conjugate_gradients(operator, b, ptr=torch.tensor([0, 6, 12]), least=1.0, tol=1e-6)
-    for rows in (slice(0, 6), slice(6, 12)):
-        alone = conjugate_gradients(
-            lambda v, rows=rows: (matrix[rows, rows] @ v.flatten(1)).view_as(v),
-            b[rows],
-            least=1.0,
-            tol=1e-6,
-        )
-        torch.testing.assert_close(got[rows], alone, rtol=1e-10, atol=0)
-        exact = torch.linalg.solve(matrix[rows, rows], b[rows].flatten(1)).view_as(alone)
-        assert (alone - exact).norm() <= 1e-6 * exact.norm()
 
 
 def test_a_graph_that_does_not_arrive_is_an_error() -> None:
