@@ -66,13 +66,13 @@ def conjugate_gradients(
     operator: Operator,
     b: Float[Tensor, "N H D"],
     *,
+    least: float,
     tol: float | None = None,
     max_iter: int = 1000,
     what: str = "the linear system",
     metric: Float[Tensor, "N heads"] | None = None,
     preconditioner: Operator | None = None,
     ptr: Tensor | None = None,
-    least: float | None = None,
 ) -> Float[Tensor, "N H D"]:
     """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every column on its own.
 
@@ -80,14 +80,13 @@ def conjugate_gradients(
 
     Args:
         operator, b: u ↦ A u, within every graph of ``ptr`` (row boundaries [B+1]), and the right-hand side.
+        least: a lower bound on the eigenvalues of A, which bounds the relative error of the solution by
+            ‖b − A x‖ / (``least`` ‖x‖), in the norm of the inner product.
+        tol: the relative error of the solution, by default 1e-12 in double and 1e-6 in single precision. The default
+            in double is larger where rounding does not allow it, by ε times the condition number, up to 1e-6.
+        max_iter, what: maximum number of iterations; the name of the system in messages.
         metric: a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default uᵀv.
         preconditioner: approximates u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
-        least: a lower bound on the eigenvalues of A. Then ``tol`` bounds the relative error of the solution, which is
-            at most ‖b − A x‖ / (``least`` ‖x‖) in the norm of the inner product. Without it, ``tol`` bounds the
-            relative residual ‖b − A x‖ / ‖b‖.
-        tol: by default 1e-12 in double and 1e-6 in single precision. The default error in double is larger where
-            rounding does not allow it, by ε times the condition number, up to 1e-6.
-        max_iter, what: maximum number of iterations; the name of the system in messages.
 
     A zero column has the zero solution.
 
@@ -107,31 +106,24 @@ def conjugate_gradients(
     scale = columns.largest(b.detach().abs())
     scale = columns.rows(torch.where(scale > 0, scale, 1.0))
     right = b.detach() / scale
-    weight: Tensor | float = 1.0
-    if metric is not None:
-        metric = metric.detach().to(b)
-        weight = (metric / columns.rows(columns.largest(metric))).unsqueeze(2)
+    weight = None if metric is None else metric.detach().to(b).unsqueeze(2)
 
     def inner(u: Tensor, v: Tensor) -> Tensor:
-        return columns.inner(u if metric is None else weight * u, v)
+        return columns.inner(u if weight is None else weight * u, v)
 
     def improve(r: Tensor) -> Tensor:
         return r if preconditioner is None else preconditioner(r).detach()
 
     def goal(x: Tensor, error: float) -> Tensor:
         """Return the largest squared residual of a solution with this relative error."""
-        if least is None:
-            return error * error * start
-        bound = error * least
-        return bound * bound * inner(x, x)
+        return (error * least) ** 2 * inner(x, x)
 
     # Everything is detached, since an operator may hold the tangents of forward mode, which `no_grad` lets through.
     x = torch.zeros_like(right)
     residual = right.clone()
     improved = improve(residual)
     direction = improved.clone()
-    start = inner(residual, residual)
-    square = start
+    square = inner(residual, residual)
     slope = inner(residual, improved)
     converged = False
     for closer in solving(what, max_iter):
@@ -159,17 +151,15 @@ def conjugate_gradients(
         # Without a preconditioner the two are the same sum, which takes as long as an update.
         slope = square if improved is residual else inner(residual, improved)
         direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(improved)
-    if least is not None:
-        residual = right - operator(x).detach()
-        square = inner(residual, residual)
+    residual = right - operator(x).detach()
+    square = inner(residual, residual)
     if bool((square <= goal(x, allowed)).all()):
         return x * scale
     size = goal(x, 1.0)
     reached = torch.where(size > 0, square / size, square).max().sqrt().item()
-    kind = "residual" if least is None else "error"
     budget = f"the precision of {b.dtype}" if converged else f"max_iter={max_iter} iterations"
     raise ConvergenceError(
-        f"Conjugate gradients on {what} reached a relative {kind} of {reached:.3g} in {budget}; tol={tol:.3g} was "
+        f"Conjugate gradients on {what} reached a relative error of {reached:.3g} in {budget}; tol={tol:.3g} was "
         f"asked. Raise max_iter or tol, raise the leak (a better conditioned system), or use float64."
     )
 
