@@ -341,3 +341,15 @@ def test_a_function_that_training_spoiled_is_certified_no_more() -> None:
         "is no penalty on (0.0, inf): f rises from" in certificate.reason
         or "negative" in certificate.reason
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_simple_energy_along_a_step_is_a_quartic(seed: int) -> None:
+    """Theorem T7: its coefficients from moments, against the energy itself, at lengths over six decades."""
+    generator = torch.Generator().manual_seed(seed)
+    x, down = torch.randn(2, 9, 2, 4, generator=generator, dtype=torch.double)
+    p = dm.SimplePenalty().along(x / 10, down + 3)
+    powers = torch.arange(5)
+    for tau in torch.logspace(-3, 3, 13, dtype=torch.double):
+        direct = dm.SimplePenalty().total(x / 10 + tau * (down + 3))
+        assert abs((p * tau**powers).sum() - direct) <= 1e-13 * (p.abs() * tau**powers).sum()
