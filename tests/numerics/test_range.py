@@ -264,18 +264,6 @@ def test_gates_of_nodes_without_senders(
     )
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_closed_gates_in_half_precision(dtype: torch.dtype, generator: torch.Generator) -> None:
-    """A gate of σ(−40) is zero in float16, and 1/ε times the value that it would let through infinite."""
-    layer = GatedGCNConv(6, norm=None).to(dtype)
-    x = (46 * randn(17, 6, generator=generator)).to(dtype).requires_grad_()
-    edges = torch.randint(17, (2, 51), generator=generator)
-    layer(x, edges).float().sum().backward()
-    assert all(
-        leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None
-    )
-
-
 # Graphs of five nodes, one, none, seven, one, none and three.
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
 
@@ -349,40 +337,6 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
     torch.testing.assert_close(ones, torch.ones_like(ones))
     (grad,) = torch.autograd.grad(ones.sum(), x)
     assert grad.isfinite().all()
-
-
-LONG: dict[str, StateUpdate] = {
-    "implicit": ImplicitEuler(1e6),
-    "implicit-short": ImplicitEuler(1e-6),
-    "trapezoidal": CrankNicolson(1e6),
-    "trapezoidal-short": CrankNicolson(1e-6),
-    "equilibrium": Equilibrium(leak=1e-6),
-    "heat": HeatKernel(1e3),
-    "heat-short": HeatKernel(1e-6),
-}
-
-
-@pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize("edges", ["random", "isolated"])
-def test_long_and_short_steps_in_single_precision(
-    name: str, edges: str, generator: torch.Generator
-) -> None:
-    """The condition number is the inverse of the resolution of float32; states and gradients keep their digits."""
-    nodes = 60
-    x = randn(nodes, 3, generator=generator)
-    edge_index = torch.randint(nodes if edges == "random" else 20, (2, 150), generator=generator)
-    weight = randn(nodes, 3, generator=generator)
-    results = []
-    for state in (x.clone().requires_grad_(), x.double().requires_grad_()):
-        coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(
-            state, Graph(nodes, edge_index)
-        )
-        out = LONG[name](state, coupling)
-        (grad,) = torch.autograd.grad((out * weight).sum(), state)
-        assert out.dtype == grad.dtype == state.dtype
-        results.append((out.detach().double(), grad.double()))
-    for got, expected in zip(*results, strict=True):
-        assert (got - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_a_system_that_the_rounding_of_its_entries_decides_says_so(

@@ -52,31 +52,23 @@ UPDATES = [
 
 @every_problem
 def test_the_problems_solve_their_equations(problem: Problem) -> None:
-    assert torch.equal(problem.matrix, problem.matrix.T)
     torch.testing.assert_close(problem.coupling.to_dense()[0], problem.matrix)
     eigenvalues = torch.linalg.eigvalsh(problem.laplacian)
     assert abs(eigenvalues[0]) < 1e-12 < eigenvalues[1]  # connected
-    half = Problem("half", problem.matrix, problem.heat(0.5), problem.form)
-    torch.testing.assert_close(half.heat(0.5), problem.heat(1.0))
-    before = problem.heat(1.0 - 1e-4)
-    after = problem.heat(1.0 + 1e-4)
-    slope = -torch.einsum("ij,jhd->ihd", problem.laplacian, problem.heat(1.0))
-    torch.testing.assert_close((after - before) / 2e-4, slope, rtol=1e-5, atol=1e-5)
     low, high = spectral_interval(problem.coupling, problem.form)
     assert low <= eigenvalues[0] + 1e-12
     assert high >= eigenvalues[-1] - 1e-12
     source = problem.state.flip(0)
-    implicit = ImplicitEuler(2.0, problem.form, beta=0.4, leak=0.2)
-    steady = Equilibrium(problem.form, leak=0.2)
-    solved = (
-        problem.implicit_step(2.0, source, beta=0.4, leak=0.2),
-        problem.steady_state(source, leak=0.2),
-    )
-    updates = implicit, steady, HeatKernel(0.3, problem.form)
-    for got, update in zip((*solved, problem.heat(0.3)), updates, strict=True):
-        torch.testing.assert_close(
-            got, dense_update(update, problem.coupling, problem.state, source)
-        )
+    solutions = {
+        ImplicitEuler(2.0, problem.form, beta=0.4, leak=0.2): problem.implicit_step(
+            2.0, source, beta=0.4, leak=0.2
+        ),
+        Equilibrium(problem.form, leak=0.2): problem.steady_state(source, leak=0.2),
+        HeatKernel(0.3, problem.form): problem.heat(0.3),
+    }
+    for update, solution in solutions.items():
+        expected = dense_update(update, problem.coupling, problem.state, source)
+        torch.testing.assert_close(solution, expected)
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
