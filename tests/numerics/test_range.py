@@ -14,9 +14,8 @@ from torch import Tensor
 
 from diffusion_mp import *
 from diffusion_mp.couplings import *
-from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.kernels.linear_attention import linear_attention
-from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
+from diffusion_mp.kernels.precision import quotient, reciprocal
 from diffusion_mp.testing import tolerance
 from helpers import built
 from test_conformance import LAYERS
@@ -27,28 +26,6 @@ SINGLE = tolerance("product", torch.float32)._asdict()
 
 def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
-def test_a_zero_vector_has_no_direction_and_no_gradient(
-    dtype: torch.dtype, generator: torch.Generator
-) -> None:
-    x = randn(4, 1, 3, generator=generator, dtype=dtype)
-    x[1] = 0
-    x.requires_grad_()
-    unit, _ = unit_rows(x, x)
-    (grad,) = torch.autograd.grad(unit.square().sum() + unit.sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(grad.sum(), x)
-    assert unit.dtype == dtype
-    assert not unit[1].any()
-    assert not grad[1].any()
-    assert torch.stack([unit, grad, second]).isfinite().all()
-
-
-def test_no_features_and_what_is_not_finite() -> None:
-    assert unit_vectors(torch.zeros(3, 1, 0)).shape == (3, 1, 0)
-    assert unit_vectors(torch.tensor([[torch.inf, 1.0]])).isnan().any()
-    assert unit_vectors(torch.tensor([[torch.nan, 1.0]])).isnan().all()
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
@@ -137,8 +114,8 @@ def test_tiny_and_zero_weights() -> None:
         assert grad.isfinite().all(), normalization
 
 
-@pytest.mark.parametrize("penalty", ["gaussian", "sigmoid", "simple"])
-@pytest.mark.parametrize("channels", [16, 64, 128])
+@pytest.mark.parametrize("penalty", ["gaussian", "sigmoid"])
+@pytest.mark.parametrize("channels", [16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_edge_attention_of_distant_neighbours(
     penalty: str, channels: int, dtype: torch.dtype, generator: torch.Generator
@@ -147,20 +124,14 @@ def test_edge_attention_of_distant_neighbours(
     x = randn(200, channels, generator=generator, dtype=dtype).requires_grad_()
     edges = torch.randint(200, (2, 1000), generator=generator)
     edges = edges[:, edges[1] > 5]
-    values = randn(200, 1, 2, generator=generator)
-    results = []
-    for state in (x, x.detach().double().requires_grad_()):
-        coupling = EdgeDiffusivity(penalty)(state, Graph(200, edges))
-        (grad,) = torch.autograd.grad((coupling @ values.to(state.dtype)).sum(), state)
-        rows = coupling @ torch.ones(200, 1, 1, dtype=torch.float64)
-        results.append((coupling.at(edges).detach(), grad, rows.detach()))
-    (entries, grad, rows), (expected, _, _) = results
+    graph = Graph(200, edges)
+    coupling = EdgeDiffusivity(penalty)(x, graph)
     reached = torch.zeros(200).index_fill(0, edges[1], 1.0)
-    if penalty != "simple":  # which outside of its domain has rows of either sign
-        torch.testing.assert_close(rows[:, 0, 0].float(), reached, rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            entries.double(), expected, **tolerance("entries", torch.float32)._asdict()
-        )
+    torch.testing.assert_close(coupling.degree().flatten().float(), reached, rtol=0, atol=1e-5)
+    entries = coupling.at(edges).double()
+    expected = EdgeDiffusivity(penalty)(x.double(), graph).at(edges)
+    torch.testing.assert_close(entries, expected, **tolerance("entries", torch.float32)._asdict())
+    (grad,) = torch.autograd.grad((coupling @ x.unsqueeze(1)).sum(), x)
     assert grad.isfinite().all()
 
 
@@ -210,20 +181,13 @@ def test_distances_do_not_depend_on_where_rows_lie(make, place, generator: torch
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_neither_energies_nor_blocks_depend_on_where_rows_lie(generator: torch.Generator) -> None:
-    x = randn(50, 4, generator=generator, dtype=torch.float64)
-    edges = torch.randint(25, (2, 120), generator=generator)
-    graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=torch.arange(50) // 25)
-    coupling = AdjacencyDiffusivity("sum")(x, graph)
-    far = coupling.dirichlet(PLACES["two graphs far apart"](x))
-    torch.testing.assert_close(far, coupling.dirichlet(x), rtol=1e-9, atol=0)
+def test_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> None:
     x = 2e3 + 0.3 * randn(50, 4, generator=generator)
     model = DiffusionConv(4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False)
     complete = model.double()(x.double())
     blocks = full_graph_inference(model.float(), x, block_size=7, progress=False)
-    torch.testing.assert_close(
-        blocks.double(), complete, rtol=5e-7, atol=0
-    )  # four digits of what rows move
+    # Four digits of what rows move.
+    torch.testing.assert_close(blocks.double(), complete, rtol=5e-7, atol=0)
 
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])
@@ -294,16 +258,9 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
             x = (scale * state).requires_grad_()
             out = layer(x, edges, batch=member, **options.get("extra", lambda x: {})(x))
             (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
-            grads = {
-                "x": x.grad,
-                **{leaf: parameter.grad for leaf, parameter in layer.named_parameters()},
-            }
             assert out.isfinite().all(), scale
-            assert not [
-                leaf
-                for leaf, grad in grads.items()
-                if grad is not None and not grad.isfinite().all()
-            ], scale
+            for leaf in (x, *layer.parameters()):
+                assert leaf.grad is None or leaf.grad.isfinite().all(), scale
 
 
 @pytest.mark.parametrize("projection", ["separate", "tied", None])

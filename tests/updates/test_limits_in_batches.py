@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import to_undirected, unbatch
 
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.layers import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.fixed_point import iterate
-from helpers import built
+from helpers import built, randn
 
 DOUBLE = torch.float64
 
@@ -96,32 +98,25 @@ def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere", "nonnegative", None])
 def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
-    if constraint is None:
-        terms = [WeightedGraph(4)]
-    else:
-        terms = [WeightedGraph(4), RowAttention(4), TiedMLP(4, 5, 0.1)]
-    certified = built(
-        lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=2.0)
-    ).double()
-    sizes = [1, 3, 2, 5, 1, 4]
-    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    x = torch.randn(16, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
-    x = x * torch.logspace(-6, 3, 6, dtype=DOUBLE)[batch].unsqueeze(
-        1
-    )  # of very different sizes, too
-    node = torch.arange(15)
-    inside = batch[:-1] == batch[1:]
-    edges = torch.stack([node, node + 1])[:, inside]
-    edges = torch.cat([edges, edges.flip(0)], 1)
-    together = certified(x, edges, None, batch)
-    for graph in range(len(sizes)):
-        rows = (batch == graph).nonzero().flatten()
-        first = int(rows[0])
-        own = edges[:, batch[edges[0]] == graph] - first
-        alone = certified(x[rows], own)
-        torch.testing.assert_close(
-            together[rows], alone, rtol=1e-7, atol=1e-9 * float(alone.detach().abs().max())
-        )
+    """Of states of very different sizes, too."""
+    terms: list = [WeightedGraph(4)]
+    if constraint is not None:
+        terms += [RowAttention(4), TiedMLP(4, 5, 0.1)]
+    block = built(lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=9.0)).double()
+    together = Batch.from_data_list(
+        [
+            Data(
+                x=10.0**scale * randn(size, 4, seed=size),
+                edge_index=to_undirected(torch.arange(size).unfold(0, 2, 1).T),
+            )
+            for size, scale in zip([2, 3, 2, 5, 4], [-6, -4, -2, 0, 3], strict=True)
+        ]
+    )
+    limits = block(together.x, together.edge_index, None, together.batch)
+    for limit, data in zip(unbatch(limits, together.batch), together.to_data_list(), strict=True):
+        alone = block(data.x, data.edge_index).detach()
+        atol = 1e-9 * float(alone.abs().max())
+        torch.testing.assert_close(limit.detach(), alone, rtol=1e-7, atol=atol)
 
 
 def test_a_graph_that_does_not_arrive_is_an_error() -> None:
