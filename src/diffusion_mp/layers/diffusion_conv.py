@@ -140,6 +140,7 @@ class DiffusionConv(GraphLayer):
             self.value = FeatureLinear(
                 in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot"
             )
+        # One bias for the joined heads, added after the last step, so that it is not propagated.
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
     def _draw(self) -> None:
@@ -193,6 +194,7 @@ class DiffusionConv(GraphLayer):
         if features is not None or self.reads == "features":
             self._check_features(features, x)
             read = features
+        # A sparse x is read by W_V alone: everything else needs dense rows.
         elif self.reads == "values" or x.layout is not torch.strided:
             read = values.flatten(1)
         else:
@@ -265,9 +267,11 @@ class DiffusionConv(GraphLayer):
             errors.check_state(source, "source", channels, module=self)
             errors.check_device(source, "source", state.device, "x")
             source = self._by_head(source)
+        # The initial state is the usual source (Eq. 10), so a layer with β needs no further argument.
         elif self.update.beta:
             source = state
         for _ in range(self.steps):
+            # New noise for every step, and none in what the update keeps: a dropped entry would be gone for good.
             moving = values
             if self.dropout and self.training:
                 moving = dropout(values, self.dropout)

@@ -133,9 +133,11 @@ class LaplacianEncoder(Resettable):
                     f"{name} must have the shape {list(eigenvectors.shape)} of eigenvectors; got {list(other.shape)}."
                 )
         check_mask(mask, eigenvectors)
+        # φ(v) + φ(−v) has no sign to learn, whatever sign the solver chose.
         encoded = self.phi(torch.stack([eigenvectors, eigenvalues], -1))
         encoded = encoded + self.phi(torch.stack([-eigenvectors, eigenvalues], -1))
         if mask is not None:
+            # Not a product with the mask, which a NaN in the padding would survive.
             encoded = encoded.masked_fill(~mask.unsqueeze(-1), 0.0)
         return self.rho(encoded.sum(dim=1))
 

@@ -43,6 +43,7 @@ def _gcn_adjacency(
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
     check_flags(normalize=normalize)
+    # PyG's direction: degrees of the receiving ends, also where edges go one way.
     if normalize:
         return AdjacencyDiffusivity("sym", self_loops=self_loops or "remaining", direction="pyg")
     return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep", direction="pyg")
@@ -175,6 +176,7 @@ class GINConv(DiffusionConv):
         scale: float | nn.Parameter = 1.0 + eps
         if train_eps:
             scale = nn.Parameter(torch.tensor(scale))
+        # The state that is kept is part of the coupling, so that a learned ε is one of its parameters.
         diffusivity = scale * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
         update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, in_channels, diffusivity, update, transform=False, bias=False)
@@ -267,6 +269,7 @@ class GATConv(DiffusionConv):
         check_counts(out_channels=out_channels, heads=heads)
         check_flags(concat=concat, residual=residual)
         check_probability(value_dropout, "value_dropout")
+        # Attention reads the values W x of all heads, as in the paper, and drops entries itself, as in PyG.
         total = heads * out_channels
         attention = GATDiffusivity(
             total,
@@ -408,4 +411,5 @@ class GCNIIConv(DiffusionConv):
         glorot(self.weight)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
+        # ((1 − β) I + β W) in one pass over the state.
         return torch.addmm(out, out, self.weight, beta=1 - self.mapping, alpha=self.mapping)

@@ -130,6 +130,7 @@ class GatedGCNConv(EdgeLayer):
         gate = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
         if graph.edge_weight is not None:
             gate = gate * graph.weights(gate).unsqueeze(1)
+        # A coupling with one head per channel, so that ``return_coupling`` and the diagnostics see the gates.
         total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
         gates = ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
         change = self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2)
@@ -202,6 +203,7 @@ class GPSBlock(EdgeLayer):
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Coupling]:
         total = x.new_zeros(())
+        # Edge states pass through unless `local` moves them.
         edges = edge_attr
         coupling = cast("Coupling", None)
         # Without edges and attention, local runs all the same and raises the error about missing edges.

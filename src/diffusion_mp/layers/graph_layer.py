@@ -33,6 +33,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
         edge_attr: Tensor | None = None,
     ) -> Graph:
         """Check the inputs that all take, refuse ``others``, and return the graph."""
+        # What x may be depends on the channels, which the first call decides, so they come before the check of x.
         if others:
             refuse_inputs(self, others)
         if edge_attr is not None:

@@ -146,6 +146,7 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
         except UnknownOptionError as error:  # of a layer that was to be built with these options
             raise UnknownOptionError(type(self), error.name, options) from None
         except TypeError as error:
+            # Python's own sentence names the option; the options of all base classes are not known here.
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in ours:
                 raise
@@ -269,7 +270,7 @@ def between(
             raise ValueError(
                 f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
             )
-    # The nodes of both kinds in one run: senders first, receivers after them.
+    # A layer couples the rows of one state, so both kinds are numbered in one run: senders first, then receivers.
     first = senders.size(0)
     shift = edges.new_tensor([[0], [first]])
     results = forward(layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)

@@ -141,6 +141,7 @@ def _state_dict(case: LayerCase) -> None:
     """a state_dict carries the whole layer"""
     module = case.module()
     instance = case.instance()
+    # Built from another seed, so that whatever is not loaded differs.
     other = replace(case, seed=case.seed + 1).module()
     other.load_state_dict(module.state_dict())
     loaded = case.response(other, instance)

@@ -87,6 +87,7 @@ class Problem:
         errors.check_positive(leak, "leak", allow_zero=True)
         identity = torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         matrix = tau * self.laplacian + (mass + tau * leak) * identity
+        # A reference that lost its digits would blame the update.
         if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
             raise errors.SingularSystemError(
                 f"the system of leak={leak:g} and tau={tau:g} is singular to working precision, since the Laplacian "
@@ -194,6 +195,7 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
     errors.check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     chance, weight = torch.rand(2, num_nodes, num_nodes, dtype=torch.float64, generator=generator)
+    # The path connects the graph: an isolated part would be an eigenvalue zero of its own.
     linked = (chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)
     upper = (linked * (weight + 0.5)).triu(1)
     return problem_on_graph(f"random graph of {num_nodes}", upper + upper.T, form, seed=seed)
@@ -409,5 +411,6 @@ def _covered(certificate: Certificate) -> Certificate:
 def _graph_coupling(x: Tensor, generator: torch.Generator) -> Coupling:
     """Return a symmetric coupling with row sums below one, so that both Laplacians have eigenvalues in [0, 2)."""
     graph = random_instance(len(x), 1, generator).graph().to_undirected()
+    # Divided by the largest degree, so that no step size of a test has to know the graph.
     weight = graph.weights(x) / (1.01 * graph.degree(dtype=x.dtype).max())
     return SparseCoupling(Graph(len(x), graph.edges, weight), symmetric=True, nonnegative=True)

@@ -56,9 +56,12 @@ class StateUpdate(Resettable, ABC):
         **options: Any,
     ) -> Tensor:
         """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
+        # Everything that a step relies on is checked here, once and before any arithmetic, so that a `step` is its
+        # mathematics alone. What it gets is [N, H, D] on the device of the coupling.
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
+        # Layers pass the state as its own values, and one look is enough for both.
         if values is x:
             values = None
         flat = isinstance(x, Tensor) and x.dim() == 2
@@ -78,6 +81,7 @@ class StateUpdate(Resettable, ABC):
                     f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it "
                     f"out, or use ExplicitEuler, ImplicitEuler or Equilibrium."
                 )
+        # Without this a step with a source term would silently be one without, and drift to consensus.
         elif self.beta != 0.0:
             raise ValueError(
                 f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
@@ -184,6 +188,8 @@ class LaplacianUpdate(StateUpdate):
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
         """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
         resolution = torch.finfo(coupling.dtype).eps
+        # D̄ − S maps constants to zero in any precision, so the conservative form is not affected. I − S of rounded
+        # entries does so up to their resolution, which is an error of the answer in proportion to 1/rate.
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
             warnings.warn(
                 f"{self} resolves rates of {rate:.3g} in I − S, whose entries are rounded to {coupling.dtype}: where "
@@ -220,6 +226,7 @@ class Laplacian:
 
     def dense(self) -> Float[Tensor, "heads N N"]:
         """Return the matrices, by one product with the identity, which torch differentiates and exports."""
+        # One product in place of `to_dense`, which kernels compute in ways that torch.func and export do not follow.
         identity = torch.eye(self.coupling.num_nodes, dtype=self.dtype, device=self.coupling.device)
         matrix = self.coupling.matmul(identity.unsqueeze(1)).transpose(0, 1)
         if self.form == "residual":
@@ -230,6 +237,7 @@ class Laplacian:
         self, f: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
         """Return f(Δ) v, for an elementwise f, where the coupling knows the eigenvectors of Δ, else ``None``."""
+        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path.
         if self.form == "residual":
             return None
         return self.coupling.laplacian_function(lambda rate: f(rate + self.shift), v)
@@ -242,6 +250,8 @@ def dense_formula_runs(coupling: Coupling) -> bool:
 
 def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
     """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
+    # Half of the digits of a solution are lost to a condition number of 1e8, which long steps have. Double leaves the
+    # other half, as many as a state in single precision has.
     v = v.double()
     heads = max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -35,6 +35,7 @@ def formula_runs(entries: int) -> bool:
 
     An export has no choice, and sizes that may be symbols are not compared there.
     """
+    # Under torch.compile solves are calls outside of the graph, where none of the questions below is open.
     if torch.compiler.is_compiling():
         return exporting()
     return (transforms_active() or forward_mode_active()) and entries <= DENSE
@@ -144,6 +145,7 @@ def newton_step(equation: Operator, z: Tensor) -> Tensor:
 
 def with_derivatives_of(solution: Tensor, formula: Tensor) -> Tensor:
     """Return the value of a solution with the derivatives of a formula for it."""
+    # The formula's own value differs in rounding, and calls in and outside of a transform should not.
     return solution + (formula - formula.detach())
 
 

@@ -70,6 +70,7 @@ class ExplicitEuler(LaplacianUpdate):
     def step(
         self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
+        # A learned τ needs the velocity for its gradient, and is one pass more.
         if not isinstance(self.tau, float):
             return x + self.step_size * self.velocity(x, coupling, values, source)
         moved = coupling.matmul(values)
@@ -106,6 +107,7 @@ def teleport(alpha: float) -> ExplicitEuler:
     errors.check_number(
         alpha, "alpha", lambda share: 0 <= share < 1, "lie in [0, 1), nothing would propagate at 1"
     )
+    # τ = 1 − α and (1 − α)(1 + κ) = 1 leave nothing of the state itself, and τβ = α is the weight of the source.
     rate = alpha / (1 - alpha)
     return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
 
@@ -175,6 +177,7 @@ class MomentumStep(LaplacianUpdate):
             raise ValueError(
                 f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}."
             )
+        # A state at rest was at the same place before.
         state = values
         before = values if previous is None else previous
         for _ in range(self.steps):

@@ -242,6 +242,7 @@ class _History:
         self.valid = x.new_zeros(graphs, memory, dtype=torch.bool)
         self.last_image = x
         self.last_residual = x
+        # Flags, not branches: graphs of a batch are at different points of the iteration, and nothing waits for values.
         no = x.new_zeros(graphs, 1, dtype=torch.bool)
         self.has_last = no
         self.mixed = no
@@ -258,9 +259,11 @@ class _History:
         """Return the next state of every graph, from a state and its image."""
         residual = image - x
         self._measure(residual, image, tol)
+        # An aim that overflowed would let everything arrive.
         arrives = (self.size <= self.aim) & (self.aim < math.inf) & ~self.done
         self.result = self._where(arrives, image, self.result)
         self.done = self.done | arrives
+        # Only a mixed state can be rejected: T alone may well move further before it contracts.
         rejected = self.mixed & ~(self.size < self.best) & ~self.done
         accepted = ~(rejected | self.done)
         lost = accepted & ~self.size.isfinite()

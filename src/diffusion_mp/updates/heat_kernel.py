@@ -98,7 +98,9 @@ class HeatKernel(LaplacianUpdate):
             )
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
-        if -self.t * low > LOST:  # the bound is loose, or the state does grow
+        # A bound from row sums is free and usually good enough. Where it lies far below zero, either it is loose or the
+        # state does grow; only eigenvalues, by Lanczos, can tell.
+        if -self.t * low > LOST:
             low, high = laplacian_extremes(coupling, self.form)
         tol = self.tol
         if tol is None:
@@ -135,6 +137,7 @@ def chebyshev_weights(z: float, tol: float) -> list[float]:
     if z == 0.0:
         return [1.0]
     digits = math.log(1.0 / min(tol, 0.5)) + 5.0
+    # About √(2z log(1/tol)) orders count. More are computed, since they cost nothing, and cut off by their sum.
     orders = np.arange(math.ceil(2.0 * math.sqrt(z * digits) + 2.0 * digits))
     weights = 2.0 * ive(orders, z) * (-1.0) ** orders
     weights[0] /= 2.0

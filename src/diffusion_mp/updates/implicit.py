@@ -75,6 +75,7 @@ class SolvedUpdate(LaplacianUpdate):
 
     def solve(self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
+        # The warning names the update, and an export traces no repr.
         if not dense_formula_runs(coupling):
             self.warn_if_rounded(coupling, shift)
         return shifted_inverse(
@@ -121,6 +122,7 @@ def _iterated(
     coupling = system.coupling
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
     dominant = _is_dominant(system)
+    # A closed form solves an indefinite symmetric system without a word, so that one goes to conjugate gradients.
     if low_rank is not None and coupling.low_rank and (dominant or not coupling.reversible):
         return LowRankInverse(low_rank, system.diagonal).solve(b)
     metric = None if coupling.symmetric else coupling.metric

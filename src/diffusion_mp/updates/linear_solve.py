@@ -30,6 +30,7 @@ class Columns:
 
     def __init__(self, ptr: Tensor | None, num_rows: int, device: torch.device) -> None:
         self.graphs = 1
+        # One graph, which is the usual case, has plain sums and no index.
         self.graph: Tensor | None = None
         if ptr is not None and len(ptr) != 2:
             self.graphs = len(ptr) - 1
@@ -151,6 +152,7 @@ def conjugate_gradients(
         # Without a preconditioner the two are the same sum, which takes as long as an update.
         slope = square if improved is residual else inner(residual, improved)
         direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(improved)
+    # The residual above is updated from step to step, and drifts from the true one by rounding.
     residual = right - operator(x).detach()
     square = inner(residual, residual)
     if bool((square <= goal(x, allowed)).all()):
@@ -219,6 +221,7 @@ class LowRankInverse:
 
     def solve(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` where it misses b: singular or not finite."""
+        # LU factors of a singular matrix are no error of torch, so the solution is put to the test.
         x = self(b)
         with torch.no_grad():
             form = self.form
@@ -243,6 +246,7 @@ class _Block:
     """Graphs of one size: R (I − ÛK̂ᵀ)⁻¹ sR with R = |A|^-½, s the sign of A, Û = sRU and K̂ = RK, [b, H, n, …]."""
 
     def __init__(self, diagonal: Tensor, left: Tensor, right: Tensor) -> None:
+        # Divided symmetrically: degrees may be decades apart, and the core would be as badly scaled as they are.
         self.root = diagonal.abs().rsqrt()
         self.signed_root = self.root * diagonal.detach().sign()
         left = self.signed_root * left
@@ -286,6 +290,7 @@ def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     if not right.size(-1):
         return left, right
     with torch.no_grad():
+        # Columns may be decades apart, in which case the eigenvalues of their Gram matrix have no digit of the small.
         size = right.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
         values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
