@@ -91,6 +91,7 @@ def _unit_weights(case: LayerCase) -> None:
     part = case.instance()
     if part.edge_weight is None:
         return
+    # Kernels take another path without weights.
     ones = torch.ones_like(part.edge_weight)
     weighted, plain = (
         case.response(module, replace(part, edge_weight=weight)) for weight in (ones, None)
